@@ -1,0 +1,132 @@
+// Communicator: ranks that can talk. The tensor-level face of comm/.
+//
+// Contract
+// - Every rank of the communicator calls the same verbs in the same order with matching shapes, dtypes, ops and roots.
+//   Before data moves the signatures are compared; a mismatch is a CommError on every rank that says who called what.
+// - Verbs are synchronous unless `.async = true`; see work.h. Operations of one communicator complete in issue order;
+//   several communicators progress independently, so two may be used in opposite order on two ranks.
+// - Tensors must be contiguous and on the communicator's device; a non-contiguous one is an Error (copy it first), so
+//   no hidden copy is ever made. The data may be neither read nor written until an asynchronous Work is done.
+// - Reductions give every rank the same bits. On the local and shm backends the order is rank order, so results are
+//   also equal from run to run and between the two. 16-bit floats are accumulated in float32. `avg` divides once, after
+//   the sum; on integers it is refused.
+// - Every wait has a timeout; its error names group, op, sequence number, shape and the ranks that have not arrived.
+// - A Communicator is used by one thread at a time (its rank's). It may be destroyed only when its Works are done.
+//
+//   auto comm = ...;                       // from init_from_environment(), run_local_ranks(), or split()
+//   comm->all_reduce(loss, {.op = ReduceOp::avg});
+//   auto tp = comm->split(rank / 4, rank); // sub-communicator of the ranks with the same colour, ordered by key
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "phalanx/comm/types.h"
+#include "phalanx/comm/work.h"
+
+namespace phalanx {
+
+class Backend;
+
+struct ReduceOptions {
+  ReduceOp op = ReduceOp::sum;
+  bool async = false;
+};
+struct RootedReduceOptions {
+  int root = 0;
+  ReduceOp op = ReduceOp::sum;
+  bool async = false;
+};
+struct RootedOptions {
+  int root = 0;
+  bool async = false;
+};
+struct CommOptions {
+  bool async = false;
+};
+struct PeerOptions {
+  int tag = 0;  // operations between two ranks match by tag, then by order
+  bool async = false;
+};
+
+struct CommunicatorOptions {
+  std::string name = "world";                              // shown in errors and traces
+  std::chrono::milliseconds first_timeout{300'000};        // until mark_started() is called
+  std::chrono::milliseconds timeout{100'000};              // afterwards
+};
+
+class Communicator {
+ public:
+  Communicator(std::shared_ptr<Backend> backend, CommunicatorOptions options);
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  int rank() const noexcept;
+  int size() const noexcept;
+  const std::string& name() const noexcept;
+  std::string backend_name() const;  // "local", "shm", "gloo"
+
+  /// Copies root's tensor into every rank's.
+  Work broadcast(at::Tensor tensor, RootedOptions options = {});
+  /// Reduces in place; every rank gets the same bits.
+  Work all_reduce(at::Tensor tensor, ReduceOptions options = {});
+  /// Reduces into root's tensor; the others' tensors are unchanged.
+  Work reduce(at::Tensor tensor, RootedReduceOptions options = {});
+  /// output: numel = size() * input.numel(), rank r's input at element r * input.numel(). Input may be that slice
+  /// itself (in place: nothing is copied).
+  Work all_gather(at::Tensor output, at::Tensor input, CommOptions options = {});
+  /// Uneven form: counts[r] elements (axis-free, flat) come from rank r, one after the other.
+  Work all_gather_uneven(at::Tensor output, at::Tensor input, std::vector<std::int64_t> counts, CommOptions options = {});
+  /// input: numel = size() * output.numel(); rank r receives the reduction of slice r. Output may be that slice.
+  Work reduce_scatter(at::Tensor output, at::Tensor input, ReduceOptions options = {});
+  Work reduce_scatter_uneven(at::Tensor output, at::Tensor input, std::vector<std::int64_t> counts,
+                             ReduceOptions options = {});
+  /// output is used on root only (undefined elsewhere): numel = size() * input.numel().
+  Work gather(at::Tensor output, at::Tensor input, RootedOptions options = {});
+  /// input is used on root only (undefined elsewhere): numel = size() * output.numel().
+  Work scatter(at::Tensor output, at::Tensor input, RootedOptions options = {});
+  /// Slice j of rank i's input becomes slice i of rank j's output. Input and output must not overlap.
+  Work all_to_all(at::Tensor output, at::Tensor input, CommOptions options = {});
+  Work all_to_all_uneven(at::Tensor output, at::Tensor input, std::vector<std::int64_t> output_counts,
+                         std::vector<std::int64_t> input_counts, CommOptions options = {});
+  Work send(at::Tensor tensor, int destination, PeerOptions options = {});
+  Work recv(at::Tensor tensor, int source, PeerOptions options = {});
+  Work barrier(CommOptions options = {});
+
+  struct PeerOp {
+    bool is_send = true;
+    at::Tensor tensor;
+    int peer = 0;
+    int tag = 0;
+  };
+  /// All operations at once, in any order on either side: cannot deadlock among themselves.
+  Work batch_peer_to_peer(std::vector<PeerOp> operations, CommOptions options = {});
+
+  /// Byte objects of any length (host memory, synchronous). gather_bytes returns all ranks' on root, else an empty list.
+  std::string broadcast_bytes(std::string value, int root = 0);
+  std::vector<std::string> all_gather_bytes(const std::string& value);
+  std::vector<std::string> gather_bytes(const std::string& value, int root = 0);
+  std::string scatter_bytes(const std::vector<std::string>& values, int root = 0);
+
+  /// Ranks that pass the same colour form a new communicator, ordered by key, then rank. A negative colour takes part
+  /// in the call and gets nullptr. Collective. The new one's lifetime is independent of this one's.
+  std::shared_ptr<Communicator> split(int color, int key, std::string name = "");
+
+  /// The first training step is done: timeouts switch from first_timeout to timeout.
+  void mark_started();
+  /// Fails every pending and later operation on this rank, and soon on its peers, with this reason.
+  void abort(const std::string& reason);
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace phalanx

@@ -1,0 +1,24 @@
+// The local backend: N ranks as threads of one process. Most parallel logic is tested on it.
+//
+//   run_local_ranks(4, [](const std::shared_ptr<Communicator>& comm) {
+//     auto x = at::full({3}, comm->rank());
+//     comm->all_reduce(x);
+//     EXPECT_EQ(x[0].item<float>(), 6);
+//   });
+//
+// The body runs once per rank on a thread of its own with one intra-op thread and grad mode on. The first exception of
+// any rank aborts the others (they throw CommError) and is rethrown here, its message prefixed by "rank R: " when it
+// is a phalanx::Error, unchanged in type otherwise.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "phalanx/comm/communicator.h"
+
+namespace phalanx {
+
+void run_local_ranks(int world_size, const std::function<void(const std::shared_ptr<Communicator>&)>& body,
+                     CommunicatorOptions options = {});
+
+}  // namespace phalanx
