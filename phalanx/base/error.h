@@ -56,4 +56,15 @@ class DataError : public Error {
   const char* kind() const noexcept override { return "DataError"; }
 };
 
+/// A file operation that the system refused: disk full, no permission, no such file. code() is the errno value.
+class FileError : public Error {
+ public:
+  FileError(const std::string& message, int code) : Error(message), code_(code) {}
+  int code() const noexcept { return code_; }
+  const char* kind() const noexcept override { return "FileError"; }
+
+ private:
+  int code_;
+};
+
 }  // namespace phalanx

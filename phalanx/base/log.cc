@@ -79,6 +79,8 @@ void set_process_rank(int rank, int world_size) {
   process_rank = rank;
   process_world_size = world_size;
 }
-void set_thread_rank(int rank, int world_size) { thread_rank = std::make_unique<RankOfLog>(RankOfLog{rank, world_size}); }
+void set_thread_rank(int rank, int world_size) {
+  thread_rank = std::make_unique<RankOfLog>(RankOfLog{rank, world_size});
+}
 
 }  // namespace phalanx::log

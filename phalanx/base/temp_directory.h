@@ -1,0 +1,25 @@
+// A fresh private directory (mode 0700) under $TMPDIR or /tmp that goes, with all it holds, when the object does.
+//
+//   TempDirectory scratch("tokenize");
+//   write_file(scratch.path() / "part.bin", bytes);
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+namespace phalanx {
+
+class TempDirectory {
+ public:
+  explicit TempDirectory(const std::string& purpose = "tmp");  // part of the name: phalanx-<purpose>-XXXXXX
+  ~TempDirectory();
+  TempDirectory(const TempDirectory&) = delete;
+  TempDirectory& operator=(const TempDirectory&) = delete;
+
+  const std::filesystem::path& path() const noexcept { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+}  // namespace phalanx
