@@ -1,0 +1,133 @@
+// Backend: what lies below a Communicator. It only moves bytes; it knows no tensor, no timeout and no thread.
+//
+// The Communicator checks arguments, numbers operations, watches the clock and writes error texts. It (or the
+// process's progress thread, see progress.h) then drives each operation to its end:
+//
+//   std::unique_ptr<Operation> op = backend.start(description);
+//   while (op->advance() != Progress::done) { /* spin, then yield, then sleep on op->doorbell() */ }
+//
+// Rules for a backend
+// - start() and advance() never block. advance() does a bounded piece of work (about a chunk) and returns, so that one
+//   thread can keep many operations of many communicators going.
+// - A backend is driven by one thread at a time, but not always by the same one. start() is called in the same order on
+//   every rank for collectives; the next collective is started only after the one before is done. Point-to-point
+//   operations (send, recv, batch_p2p) may be under way several at a time, but never beside a collective.
+// - Before data moves the ranks' signatures are compared (signature.h); a mismatch is a CommError on every rank.
+// - After a throw, or abort(), every later start() and advance() throws; on the other ranks soon, too.
+// - The description and the buffers it points to outlive the operation.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "phalanx/comm/types.h"
+
+namespace phalanx {
+
+/// One message of send, recv or batch_p2p.
+struct Transfer {
+  bool is_send = true;
+  void* data = nullptr;  // read if is_send, else written
+  std::int64_t count = 0;
+  DataType dtype = DataType::f32;
+  int peer = 0;
+  int tag = 0;
+};
+
+/// What one rank asks for. Counts are in elements; all ranges are contiguous host memory.
+///   verb            input, input_count             output, output_count          counts
+///   broadcast       - (output on root is read)     n                             -
+///   all_reduce      - (in place)                   n                             -
+///   reduce          - (in place on root; others'   n                             -
+///                     output is only read)
+///   all_gather      own part                       all parts                     empty: even; else per rank
+///   reduce_scatter  all parts                      own part                      empty: even; else per rank
+///   gather          own part                       all parts (root), else null   -
+///   scatter         all parts (root), else null    own part                      -
+///   all_to_all      parts by destination           parts by source               empty: even; else input_counts and
+///                                                                                output_counts per rank
+///   send, recv, batch_p2p: transfers only.   barrier: nothing.
+/// The input of all_gather may be its own slice of the output, the output of reduce_scatter its own slice of the
+/// input, the input of gather (root) and the output of scatter (root) likewise; other overlaps do not occur.
+struct OperationDescription {
+  Verb verb = Verb::barrier;
+  DataType dtype = DataType::u8;
+  ReduceOp op = ReduceOp::sum;  // reductions only
+  int root = 0;                 // rooted verbs only
+  std::uint64_t sequence = 0;   // collectives: the same on every rank; point-to-point: this rank's own count
+  const void* input = nullptr;
+  std::int64_t input_count = 0;
+  void* output = nullptr;
+  std::int64_t output_count = 0;
+  std::vector<std::int64_t> counts;         // all_gather, reduce_scatter
+  std::vector<std::int64_t> input_counts;   // all_to_all
+  std::vector<std::int64_t> output_counts;  // all_to_all
+  std::vector<Transfer> transfers;          // send, recv, batch_p2p
+};
+
+enum class Progress : std::uint8_t {
+  blocked,  // nothing could be done: a peer has not got there
+  moved,    // something was done; call again
+  done
+};
+
+/// Where a blocked operation's driver may sleep: on a futex word that held `seen` when advance() found it wanting.
+/// The driver adds itself to `sleepers` (if any) before the futex call and leaves after it; whoever changes the word
+/// wakes only if sleepers is not zero. Sleeps are bounded (100 ms), so a missed wake costs time, never a hang.
+struct Doorbell {
+  std::atomic<std::uint32_t>* word = nullptr;
+  std::uint32_t seen = 0;
+  std::atomic<std::uint32_t>* sleepers = nullptr;
+  bool process_shared = false;
+};
+
+class Operation {
+ public:
+  virtual ~Operation() = default;
+  /// Does what can be done now. Throws CommError: mismatch, aborted by a peer, transport failure.
+  virtual Progress advance() = 0;
+  /// After advance() returned blocked. Nothing: the driver polls, at growing intervals.
+  virtual std::optional<Doorbell> doorbell() { return std::nullopt; }
+  /// Called about every 100 ms while blocked. Throws CommError if a rank waited for is dead, naming it.
+  virtual void check_peers() {}
+  /// The ranks this operation is waiting for, for error messages; empty if the backend cannot know.
+  virtual std::vector<int> missing_ranks() { return {}; }
+};
+
+struct BackendTraits {
+  std::string_view name;              // "local", "shm", "gloo"
+  bool rank_order_reduction = false;  // reductions sum in rank order: the same bits on every run and such backend
+  bool host_only = true;              // only host memory can be moved
+};
+
+/// The members of one new group, asked for by all ranks of the old one at the same time.
+struct SplitRequest {
+  std::vector<int> members;  // old ranks in the order of the new; empty: this rank joins no group but takes part
+  int rank = -1;             // this rank's place in members
+  std::string name;          // of the new communicator; the same on all members
+  std::uint64_t serial = 0;  // how many splits this group has made before: the same on every old rank
+  /// All-gathers byte strings over the old group; every old rank must call it the same number of times.
+  std::function<std::vector<std::string>(const std::string&)> exchange;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual int rank() const noexcept = 0;
+  virtual int size() const noexcept = 0;
+  virtual BackendTraits traits() const noexcept = 0;
+  virtual std::unique_ptr<Operation> start(const OperationDescription& description) = 0;
+  /// nullptr if request.members is empty.
+  virtual std::shared_ptr<Backend> split(const SplitRequest& request) = 0;
+  /// Any thread, any number of times; the first reason counts.
+  virtual void abort(const std::string& reason) noexcept = 0;
+};
+
+}  // namespace phalanx
