@@ -1,0 +1,100 @@
+// Store: the key-value rendezvous through which ranks find each other. Knows no tensor.
+//
+// Contract
+// - Thread-safe. Keys are 1 to 1,024 bytes, values 0 to 64 MiB; both may hold any bytes.
+// - get, get_all, wait and wait_any block until the keys exist; after the timeout (the call's, else the store's) they
+//   throw a CommError that names the missing keys. Every other call answers at once; over TCP it too is given up with a
+//   CommError after the store's timeout.
+// - add() makes an absent key 0 first; counters are stored as decimal text, so get() reads them too.
+// - set_when_lost(key, value) asks the store to set the key by itself when this process dies, is killed, or drops the
+//   store without cancel_when_lost(key): how peers learn of a death without asking. (An in-process store cannot lose
+//   its owner, so there it never happens.)
+//
+//   PrefixStore store(base, "rendezvous");
+//   store.set(fmt::format("address/{}", rank), address);
+//   auto all = store.get_all(keys, 30s);   // "... waited 30 s for 1 of 4 keys: rendezvous/address/3"
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace phalanx {
+
+class Store {
+ public:
+  using Milliseconds = std::chrono::milliseconds;
+  static constexpr std::size_t kMaxKeyBytes = 1024;
+  static constexpr std::size_t kMaxValueBytes = std::size_t{64} << 20;
+  static constexpr std::size_t kMaxKeysPerCall = 65'536;
+
+  virtual ~Store() = default;
+
+  void set(const std::string& key, const std::string& value);
+  std::string get(const std::string& key, std::optional<Milliseconds> timeout = {});
+  std::vector<std::string> get_all(const std::vector<std::string>& keys, std::optional<Milliseconds> timeout = {});
+  std::optional<std::string> try_get(const std::string& key);
+  /// Adds atomically and returns the new value.
+  std::int64_t add(const std::string& key, std::int64_t amount);
+  void wait(const std::vector<std::string>& keys, std::optional<Milliseconds> timeout = {});
+  /// The first of these keys that exists, in the order given.
+  std::string wait_any(const std::vector<std::string>& keys, std::optional<Milliseconds> timeout = {});
+  /// Sets the key to `desired` if it now holds `expected` (nullopt: if it does not exist). Returns what it then holds.
+  std::optional<std::string> compare_and_set(const std::string& key, const std::optional<std::string>& expected,
+                                             const std::string& desired);
+  /// True if the key existed.
+  bool delete_key(const std::string& key);
+
+  void set_when_lost(const std::string& key, const std::string& value);
+  void cancel_when_lost(const std::string& key);
+
+  Milliseconds timeout() const noexcept { return timeout_; }
+  void set_timeout(Milliseconds timeout) { timeout_ = timeout; }  // before the store is shared between threads
+  virtual std::string describe() const = 0;                       // "TCP store at 127.0.0.1:40123", for errors
+
+ protected:
+  explicit Store(Milliseconds timeout) : timeout_(timeout) {}
+  friend class PrefixStore;
+
+  enum class WaitFor { values, all, any };
+  // Keys and values are within bounds when these are called. do_wait returns the values of the keys; with WaitFor::all
+  // nothing; with WaitFor::any one string, the first existing key itself.
+  virtual void do_set(const std::string& key, const std::string& value) = 0;
+  virtual std::optional<std::string> do_try_get(const std::string& key) = 0;
+  virtual std::int64_t do_add(const std::string& key, std::int64_t amount) = 0;
+  virtual std::vector<std::string> do_wait(const std::vector<std::string>& keys, WaitFor mode,
+                                           Milliseconds timeout) = 0;
+  virtual std::optional<std::string> do_compare_and_set(const std::string& key,
+                                                        const std::optional<std::string>& expected,
+                                                        const std::string& desired) = 0;
+  virtual bool do_delete(const std::string& key) = 0;
+  virtual void do_set_when_lost(const std::string& key, const std::optional<std::string>& value) = 0;
+
+ private:
+  Milliseconds timeout_;
+};
+
+/// A part of another store: every key gets "prefix/" in front. Several users of one store cannot collide.
+class PrefixStore final : public Store {
+ public:
+  PrefixStore(std::shared_ptr<Store> base, std::string prefix);
+  std::string describe() const override { return base_->describe(); }
+
+ private:
+  void do_set(const std::string& key, const std::string& value) override;
+  std::optional<std::string> do_try_get(const std::string& key) override;
+  std::int64_t do_add(const std::string& key, std::int64_t amount) override;
+  std::vector<std::string> do_wait(const std::vector<std::string>& keys, WaitFor mode, Milliseconds timeout) override;
+  std::optional<std::string> do_compare_and_set(const std::string& key, const std::optional<std::string>& expected,
+                                                const std::string& desired) override;
+  bool do_delete(const std::string& key) override;
+  void do_set_when_lost(const std::string& key, const std::optional<std::string>& value) override;
+
+  std::shared_ptr<Store> base_;
+  std::string prefix_;
+};
+
+}  // namespace phalanx
