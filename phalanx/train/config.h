@@ -1,0 +1,139 @@
+// The configuration of a training run: a TOML file with torchtitan's sections and keys, plus overrides.
+//
+// Every key lives in one table (config_schema.h) that gives its type, default, range and help text; the reader, the
+// command line (`--section.key value`), `--print-config` and docs/configuration.md all follow from it. Errors are
+// ConfigErrors that name the file and line (or the flag), what was expected and found, and the nearest known name.
+// Knows no tensor: the front program checks a configuration without loading libtorch.
+//
+//   TrainConfig config = read_config("llama.toml", {"--training.steps", "100", "--checkpoint.no-enable"});
+//   BatchPlan plan = plan_batches(config, world_size);
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace phalanx::train {
+
+struct TrainConfig {
+  struct Job {
+    std::string dump_folder = "./outputs";
+    std::string description = "Phalanx training";
+  } job;
+
+  struct Model {
+    std::string name = "llama";
+    std::string flavor = "5M";
+    std::string hf_assets_path;
+    // 0: the flavor's value. read_config() leaves none at 0.
+    std::int64_t dim = 0;
+    std::int64_t n_layers = 0;
+    std::int64_t n_heads = 0;
+    std::int64_t n_kv_heads = 0;
+    std::int64_t ffn_hidden = 0;
+    std::int64_t vocab_size = 0;
+    double rope_theta = 0;
+    double norm_eps = 0;
+    std::optional<bool> tie_embeddings;
+  } model;
+
+  struct Optimizer {
+    std::string name = "AdamW";
+    double lr = 8e-4;
+    double beta1 = 0.9;
+    double beta2 = 0.95;
+    double eps = 1e-8;
+    double weight_decay = 0.1;
+    double momentum = 0.0;
+  } optimizer;
+
+  struct LrScheduler {
+    std::int64_t warmup_steps = 200;
+    std::optional<double> decay_ratio;
+    std::string decay_type = "linear";
+    double min_lr_factor = 0.0;
+  } lr_scheduler;
+
+  struct Training {
+    std::string dataset_path;
+    std::int64_t local_batch_size = 8;
+    std::int64_t global_batch_size = -1;
+    std::int64_t num_tokens_per_microbatch_per_dp_rank = -1;  // turned into local_batch_size by read_config()
+    std::int64_t num_tokens_per_train_step = -1;              // turned into global_batch_size by read_config()
+    std::int64_t seq_len = 2048;
+    double max_norm = 1.0;
+    std::int64_t steps = 10000;
+    bool shuffle = true;
+    std::string mixed_precision_param = "float32";
+  } training;
+
+  struct Parallelism {
+    std::int64_t data_parallel_replicate_degree = -1;
+  } parallelism;
+
+  struct Checkpoint {
+    bool enable = true;
+    std::string folder = "checkpoint";
+    std::int64_t interval = 500;
+    std::int64_t keep_latest_k = 10;
+    std::int64_t load_step = -1;
+    std::string initial_load_path;
+    bool initial_load_in_hf = false;
+    bool last_save_in_hf = false;
+  } checkpoint;
+
+  struct Metrics {
+    std::int64_t log_freq = 10;
+    bool enable_tensorboard = true;
+    std::string save_tb_folder = "tb";
+    bool enable_report = true;
+    std::string sample_prompt;
+    std::int64_t sample_tokens = 120;
+  } metrics;
+
+  struct Comm {
+    std::int64_t init_timeout_seconds = 300;
+    std::int64_t train_timeout_seconds = 100;
+    std::string backend = "auto";
+    std::string save_traces_folder = "comm_traces";
+  } comm;
+
+  struct Validation {
+    bool enable = false;
+    std::string dataset_path;
+    double fraction = 0.05;
+    std::int64_t local_batch_size = -1;  // -1: training.local_batch_size
+    std::int64_t freq = 10;
+    std::int64_t steps = -1;
+  } validation;
+
+  struct Debug {
+    std::int64_t seed = 0;
+    bool deterministic = false;
+  } debug;
+};
+
+/// Defaults, then the file, then the overrides, then checks that need no world size.
+TrainConfig read_config(const std::string& path, const std::vector<std::string>& overrides);
+/// The same from text; `source` stands for the file's name in errors.
+TrainConfig parse_config(std::string_view toml, const std::string& source, const std::vector<std::string>& overrides);
+
+/// The effective configuration as TOML; parse_config() of it gives the same configuration.
+std::string print_config(const TrainConfig& config);
+
+/// docs/configuration.md: every key with its type, default and meaning, and the keys that are refused.
+std::string config_reference();
+
+/// How one optimizer step is made of batches.
+struct BatchPlan {
+  std::int64_t world_size = 1;
+  std::int64_t local_batch_size = 1;    // sequences in one forward pass of one rank
+  std::int64_t accumulation_steps = 1;  // forward passes of one rank before a step
+  std::int64_t global_batch_size = 1;   // = local_batch_size * accumulation_steps * world_size
+};
+/// Throws a ConfigError with the equation and the nearest valid sizes when the global batch does not divide.
+BatchPlan plan_batches(const TrainConfig& config, std::int64_t world_size);
+
+}  // namespace phalanx::train

@@ -1,0 +1,370 @@
+#include "phalanx/train/config_schema.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+namespace phalanx::train {
+namespace {
+
+using C = TrainConfig;
+
+template <auto Section, auto Member>
+Slot at(TrainConfig& config) {
+  return &(config.*Section.*Member);
+}
+
+constexpr double kAny = std::numeric_limits<double>::infinity();
+
+}  // namespace
+
+const std::vector<Key>& known_keys() {
+  static const std::vector<Key> keys = {
+      {"job", "dump_folder", at<&C::job, &C::Job::dump_folder>,
+       "Folder of everything the run writes: checkpoints, metrics.jsonl, TensorBoard files, report.html."},
+      {"job", "description", at<&C::job, &C::Job::description>, "Title of the run in its report."},
+
+      {"model", "name", at<&C::model, &C::Model::name>, "Model family.", -kAny, kAny, {"llama"}},
+      {"model",
+       "flavor",
+       at<&C::model, &C::Model::flavor>,
+       "Named size; the explicit keys below change single numbers of it.",
+       -kAny,
+       kAny,
+       {"debugmodel", "5M", "50M", "1B", "3B", "8B"}},
+      {"model", "hf_assets_path", at<&C::model, &C::Model::hf_assets_path>,
+       "Folder with tokenizer.json; needed only for the sample at the end of the run."},
+      {"model", "dim", at<&C::model, &C::Model::dim>, "Width of the hidden states.", 1, kAny, {}, "the flavor's"},
+      {"model", "n_layers", at<&C::model, &C::Model::n_layers>, "Number of blocks.", 1, kAny, {}, "the flavor's"},
+      {"model", "n_heads", at<&C::model, &C::Model::n_heads>, "Query heads; divides dim.", 1, kAny, {}, "the flavor's"},
+      {"model",
+       "n_kv_heads",
+       at<&C::model, &C::Model::n_kv_heads>,
+       "Key and value heads; divides n_heads.",
+       1,
+       kAny,
+       {},
+       "the flavor's"},
+      {"model",
+       "ffn_hidden",
+       at<&C::model, &C::Model::ffn_hidden>,
+       "Width inside the feed-forward layers.",
+       1,
+       kAny,
+       {},
+       "the flavor's"},
+      {"model",
+       "vocab_size",
+       at<&C::model, &C::Model::vocab_size>,
+       "Number of token ids.",
+       1,
+       kAny,
+       {},
+       "the flavor's"},
+      {"model",
+       "rope_theta",
+       at<&C::model, &C::Model::rope_theta>,
+       "Base of the rotary embedding's wavelengths.",
+       1,
+       kAny,
+       {},
+       "the flavor's"},
+      {"model",
+       "norm_eps",
+       at<&C::model, &C::Model::norm_eps>,
+       "Added to the mean square in RMSNorm.",
+       0,
+       1,
+       {},
+       "the flavor's"},
+      {"model",
+       "tie_embeddings",
+       at<&C::model, &C::Model::tie_embeddings>,
+       "Use the embedding's weight for the output layer too.",
+       -kAny,
+       kAny,
+       {},
+       "the flavor's"},
+
+      {"optimizer", "name", at<&C::optimizer, &C::Optimizer::name>, "Optimizer.", -kAny, kAny, {"AdamW", "SGD"}},
+      {"optimizer", "lr", at<&C::optimizer, &C::Optimizer::lr>, "Peak learning rate.", 0, kAny},
+      {"optimizer", "beta1", at<&C::optimizer, &C::Optimizer::beta1>, "AdamW: decay of the mean of gradients.", 0, 1},
+      {"optimizer", "beta2", at<&C::optimizer, &C::Optimizer::beta2>, "AdamW: decay of the mean of squares.", 0, 1},
+      {"optimizer", "eps", at<&C::optimizer, &C::Optimizer::eps>, "AdamW: added to the denominator.", 0, 1},
+      {"optimizer", "weight_decay", at<&C::optimizer, &C::Optimizer::weight_decay>,
+       "Decoupled weight decay, on every parameter.", 0, kAny},
+      {"optimizer", "momentum", at<&C::optimizer, &C::Optimizer::momentum>, "SGD: momentum.", 0, 1},
+
+      {"lr_scheduler", "warmup_steps", at<&C::lr_scheduler, &C::LrScheduler::warmup_steps>,
+       "Steps of linear warm-up from 0.", 0, kAny},
+      {"lr_scheduler",
+       "decay_ratio",
+       at<&C::lr_scheduler, &C::LrScheduler::decay_ratio>,
+       "Share of all steps, at the end, over which the rate decays; constant before (warm-up, stable, decay). 0: "
+       "never. "
+       "Not set: the decay begins right after warm-up.",
+       0,
+       1,
+       {},
+       "not set"},
+      {"lr_scheduler",
+       "decay_type",
+       at<&C::lr_scheduler, &C::LrScheduler::decay_type>,
+       "Shape of the decay.",
+       -kAny,
+       kAny,
+       {"linear", "sqrt", "cosine"}},
+      {"lr_scheduler", "min_lr_factor", at<&C::lr_scheduler, &C::LrScheduler::min_lr_factor>,
+       "The last rate as a share of the peak.", 0, 1},
+
+      {"training", "dataset_path", at<&C::training, &C::Training::dataset_path>,
+       "Token file: made by `phalanx tokenize` (Megatron .bin with .idx), nanoGPT or llm.c .bin."},
+      {"training", "local_batch_size", at<&C::training, &C::Training::local_batch_size>,
+       "Sequences in one forward pass of one rank.", 1, kAny},
+      {"training", "global_batch_size", at<&C::training, &C::Training::global_batch_size>,
+       "Sequences in one optimizer step over all ranks; gradients are accumulated as needed. -1: local_batch_size x "
+       "ranks.",
+       -1, kAny},
+      {"training", "num_tokens_per_microbatch_per_dp_rank",
+       at<&C::training, &C::Training::num_tokens_per_microbatch_per_dp_rank>,
+       "Another way to give local_batch_size: tokens, a multiple of seq_len. -1: not used.", -1, kAny},
+      {"training", "num_tokens_per_train_step", at<&C::training, &C::Training::num_tokens_per_train_step>,
+       "Another way to give global_batch_size: tokens, a multiple of seq_len. -1: not used.", -1, kAny},
+      {"training", "seq_len", at<&C::training, &C::Training::seq_len>, "Tokens of a sequence.", 1, kAny},
+      {"training", "max_norm", at<&C::training, &C::Training::max_norm>,
+       "Gradients are scaled down to this global norm. 0: never.", 0, kAny},
+      {"training", "steps", at<&C::training, &C::Training::steps>, "Optimizer steps of the whole run.", 1, kAny},
+      {"training", "shuffle", at<&C::training, &C::Training::shuffle>,
+       "Take the sequences in an order drawn from debug.seed; off: in the file's order."},
+      {"training",
+       "mixed_precision_param",
+       at<&C::training, &C::Training::mixed_precision_param>,
+       "Type of the matrix products (autocast); weights, gradients and optimizer state stay float32.",
+       -kAny,
+       kAny,
+       {"float32", "bfloat16"}},
+
+      {"parallelism", "data_parallel_replicate_degree",
+       at<&C::parallelism, &C::Parallelism::data_parallel_replicate_degree>,
+       "Ranks that hold a whole model each (DDP). -1: all ranks.", -1, kAny},
+
+      {"checkpoint", "enable", at<&C::checkpoint, &C::Checkpoint::enable>,
+       "Save checkpoints and continue from the newest complete one."},
+      {"checkpoint", "folder", at<&C::checkpoint, &C::Checkpoint::folder>,
+       "Folder of the checkpoints, in job.dump_folder unless absolute."},
+      {"checkpoint", "interval", at<&C::checkpoint, &C::Checkpoint::interval>,
+       "Steps between checkpoints. One is also saved at the end and on SIGTERM or Ctrl-C.", 1, kAny},
+      {"checkpoint", "keep_latest_k", at<&C::checkpoint, &C::Checkpoint::keep_latest_k>,
+       "Older checkpoints than the latest k are removed. 0: keep all.", 0, kAny},
+      {"checkpoint", "load_step", at<&C::checkpoint, &C::Checkpoint::load_step>,
+       "Continue from this step's checkpoint. -1: from the newest complete one.", -1, kAny},
+      {"checkpoint", "initial_load_path", at<&C::checkpoint, &C::Checkpoint::initial_load_path>,
+       "Weights of a new run: a checkpoint's folder, or with initial_load_in_hf a safetensors file or a folder of "
+       "them. "
+       "Ignored when the run continues from a checkpoint of its own."},
+      {"checkpoint", "initial_load_in_hf", at<&C::checkpoint, &C::Checkpoint::initial_load_in_hf>,
+       "initial_load_path holds safetensors with Hugging Face's names."},
+      {"checkpoint", "last_save_in_hf", at<&C::checkpoint, &C::Checkpoint::last_save_in_hf>,
+       "At the end also write the weights to hf/model.safetensors in job.dump_folder, with Hugging Face's names."},
+
+      {"metrics", "log_freq", at<&C::metrics, &C::Metrics::log_freq>,
+       "Steps between log lines; the first step is always logged. metrics.jsonl has every step.", 1, kAny},
+      {"metrics", "enable_tensorboard", at<&C::metrics, &C::Metrics::enable_tensorboard>, "Write TensorBoard files."},
+      {"metrics", "save_tb_folder", at<&C::metrics, &C::Metrics::save_tb_folder>,
+       "Folder of the TensorBoard files, in job.dump_folder."},
+      {"metrics", "enable_report", at<&C::metrics, &C::Metrics::enable_report>,
+       "Write report.html at the end of the run (`phalanx report` writes it at any time)."},
+      {"metrics", "sample_prompt", at<&C::metrics, &C::Metrics::sample_prompt>,
+       "Text that the trained model continues at the end of the run, shown in the report. Empty: no sample."},
+      {"metrics", "sample_tokens", at<&C::metrics, &C::Metrics::sample_tokens>, "Length of that sample, in tokens.", 1,
+       kAny},
+
+      {"comm", "init_timeout_seconds", at<&C::comm, &C::Comm::init_timeout_seconds>,
+       "Longest wait for another rank until the first step is done.", 1, kAny},
+      {"comm", "train_timeout_seconds", at<&C::comm, &C::Comm::train_timeout_seconds>,
+       "Longest wait for another rank afterwards.", 1, kAny},
+      {"comm",
+       "backend",
+       at<&C::comm, &C::Comm::backend>,
+       "Transport between ranks. auto: shm where all ranks share memory, else gloo.",
+       -kAny,
+       kAny,
+       {"auto", "shm", "gloo"}},
+      {"comm", "save_traces_folder", at<&C::comm, &C::Comm::save_traces_folder>,
+       "Folder of the flight recorder's files, in job.dump_folder."},
+
+      {"validation", "enable", at<&C::validation, &C::Validation::enable>, "Measure the loss on held-out tokens."},
+      {"validation", "dataset_path", at<&C::validation, &C::Validation::dataset_path>,
+       "Token file to validate on. Empty: the last part of training.dataset_path, which is then not trained on."},
+      {"validation", "fraction", at<&C::validation, &C::Validation::fraction>,
+       "Share of training.dataset_path that is held out when there is no validation.dataset_path.", 0, 0.9},
+      {"validation", "local_batch_size", at<&C::validation, &C::Validation::local_batch_size>,
+       "Sequences in one forward pass of one rank. -1: training.local_batch_size.", -1, kAny},
+      {"validation", "freq", at<&C::validation, &C::Validation::freq>,
+       "Steps between validations. One is also done after the last step.", 1, kAny},
+      {"validation", "steps", at<&C::validation, &C::Validation::steps>,
+       "Batches of one validation. -1: all held-out tokens.", -1, kAny},
+
+      {"debug", "seed", at<&C::debug, &C::Debug::seed>,
+       "Seed of the initial weights and of the data order; independent of the number of ranks.", 0, kAny},
+      {"debug", "deterministic", at<&C::debug, &C::Debug::deterministic>,
+       "On CUDA: use only kernels that give the same bits on every run. On the CPU that is always so."},
+  };
+  return keys;
+}
+
+const std::vector<RefusedKey>& refused_keys() {
+  static const std::vector<RefusedKey> keys = {
+      {"compile", "*", "", "there is no compiler for C++ modules: fused kernels are chosen when the program is built"},
+      {"model", "converters", "[]", "weights are trained in float32: there is no float8 or quantised training"},
+      {"model", "tokenizer_path", "", "give the tokenizer's folder as model.hf_assets_path"},
+      {"model", "print_after_conversion", "false", "there are no model converters"},
+      {"float8", "*", "", "there is no float8 training"},
+      {"mx", "*", "", "there is no MX training"},
+      {"quantize", "*", "", "there is no quantised training"},
+      {"optimizer", "implementation", "\"fused\"", "the fused implementation is the only one"},
+      {"optimizer", "early_step_in_backward", "false", "the step needs the norm of all gradients first"},
+      {"training", "dataset", "\"\"",
+       "data sets are token files: make one with `phalanx tokenize` and give it as training.dataset_path"},
+      {"training", "dtype", "\"float32\"",
+       "weights are kept in float32; training.mixed_precision_param sets the type of the matrix products"},
+      {"training", "mixed_precision_reduce", "\"float32\"", "gradients are reduced in float32"},
+      {"training", "enable_cpu_offload", "false", "nothing is offloaded"},
+      {"training", "gc_freq", "", "there is no garbage collector to run"},
+      {"training", "gc_debug", "false", "there is no garbage collector to run"},
+      {"parallelism", "data_parallel_shard_degree", "1",
+       "sharded data parallelism (FSDP) is not part of this version; set it to 1: every rank then holds the whole "
+       "model"},
+      {"parallelism", "tensor_parallel_degree", "1", "tensor parallelism is not part of this version"},
+      {"parallelism", "enable_async_tensor_parallel", "false", "tensor parallelism is not part of this version"},
+      {"parallelism", "disable_loss_parallel", "", "tensor parallelism is not part of this version"},
+      {"parallelism", "pipeline_parallel_degree", "1", "pipeline parallelism is not part of this version"},
+      {"parallelism", "pipeline_parallel_schedule", "", "pipeline parallelism is not part of this version"},
+      {"parallelism", "pipeline_parallel_microbatch_size", "", "pipeline parallelism is not part of this version"},
+      {"parallelism", "pipeline_parallel_split_points", "[]", "pipeline parallelism is not part of this version"},
+      {"parallelism", "context_parallel_degree", "1", "context parallelism is not part of this version"},
+      {"parallelism", "context_parallel_rotate_method", "", "context parallelism is not part of this version"},
+      {"parallelism", "expert_parallel_degree", "1", "there are no mixture-of-experts models in this version"},
+      {"parallelism", "expert_tensor_parallel_degree", "1", "there are no mixture-of-experts models in this version"},
+      {"parallelism", "fsdp_reshard_after_forward", "", "sharded data parallelism (FSDP) is not part of this version"},
+      {"parallelism", "enable_compiled_autograd", "false", "there is no compiler for C++ modules"},
+      {"checkpoint", "async_mode", "\"disabled\"", "checkpoints are saved between two steps"},
+      {"checkpoint", "export_dtype", "\"float32\"", "weights are saved in float32"},
+      {"checkpoint", "last_save_model_only", "false",
+       "the last checkpoint is whole, so that a run can be prolonged; checkpoint.last_save_in_hf adds the bare "
+       "weights"},
+      {"checkpoint", "initial_load_model_only", "true", "a new run takes over nothing but weights"},
+      {"checkpoint", "exclude_from_loading", "[]", "a checkpoint is loaded whole"},
+      {"checkpoint", "create_seed_checkpoint", "false",
+       "initial weights are a function of debug.seed, whatever the layout: no seed checkpoint is needed"},
+      {"checkpoint", "enable_first_step_checkpoint", "false", "the first checkpoint is saved after `interval` steps"},
+      {"checkpoint", "load_only", "false", "checkpoint.enable both saves and loads"},
+      {"activation_checkpoint", "mode", "\"none\"", "activations are not recomputed in this version"},
+      {"activation_checkpoint", "*", "", "activations are not recomputed in this version"},
+      {"metrics", "enable_wandb", "false",
+       "nothing is sent over the network; metrics.enable_tensorboard writes local files"},
+      {"metrics", "save_for_all_ranks", "false", "rank 0 writes the metrics of all ranks"},
+      {"metrics", "disable_color_printing", "true", "log lines have no colours of their own"},
+      {"profiling", "enable_profiling", "false", "there is no profiler in this version"},
+      {"profiling", "enable_memory_snapshot", "false", "there is no memory snapshot in this version"},
+      {"profiling", "*", "", "there is no profiler in this version"},
+      {"comm", "trace_buf_size", "2048", "the flight recorder always holds the last 2048 operations"},
+      {"comm", "save_traces_file_prefix", "\"rank_\"", "the flight recorder's files are named rank_<rank>.json"},
+      {"comm", "mode", "\"default\"", "there are no simulated communication modes"},
+      {"validation", "dataset", "\"\"", "give a token file as validation.dataset_path"},
+      {"validation", "seq_len", "", "validation uses training.seq_len"},
+      {"memory_estimation", "*", "", "there is no memory estimation in this version"},
+      {"fault_tolerance", "enable", "false", "there is no torchft in this version"},
+      {"fault_tolerance", "*", "", "there is no torchft in this version"},
+      {"experimental", "*", "", "Python modules cannot be loaded"},
+      {"job", "config_file", "", "the configuration's path is the first argument of `phalanx train`"},
+      {"job", "print_config", "", "use `phalanx train cfg.toml --print-config`"},
+      {"job", "custom_config_module", "\"\"", "Python modules cannot be loaded"},
+  };
+  return keys;
+}
+
+const std::vector<KeyAlias>& key_aliases() {
+  static const std::vector<KeyAlias> aliases = {
+      {"training", "seed", "debug", "seed"},
+      {"training", "deterministic", "debug", "deterministic"},
+      {"training", "batch_size", "training", "local_batch_size"},
+      {"training", "data_parallel_replicate_degree", "parallelism", "data_parallel_replicate_degree"},
+      {"checkpoint", "enable_checkpoint", "checkpoint", "enable"},
+  };
+  return aliases;
+}
+
+std::string_view type_name(const Slot& slot) {
+  switch (slot.index()) {
+    case 0:
+    case 4:
+      return "boolean";
+    case 1:
+      return "integer";
+    case 2:
+    case 5:
+      return "number";
+    default:
+      return "string";
+  }
+}
+
+namespace {
+
+std::string number_text(double value) {
+  std::string text = fmt::format("{}", value);  // the shortest text that reads back as the same number
+  if (text.find_first_of(".e") == std::string::npos) text += ".0";
+  return text;
+}
+
+std::string quoted(const std::string& value) {
+  std::string text = "\"";
+  for (const char c : value) {
+    if (c == '"' || c == '\\') {
+      text += '\\';
+      text += c;
+    } else if (c == '\n') {
+      text += "\\n";
+    } else if (c == '\t') {
+      text += "\\t";
+    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+      text += fmt::format("\\u{:04X}", static_cast<unsigned>(static_cast<unsigned char>(c)));
+    } else {
+      text += c;
+    }
+  }
+  return text + '"';
+}
+
+struct ToToml {
+  std::string operator()(const bool* v) const { return *v ? "true" : "false"; }
+  std::string operator()(const std::int64_t* v) const { return fmt::format("{}", *v); }
+  std::string operator()(const double* v) const { return number_text(*v); }
+  std::string operator()(const std::string* v) const { return quoted(*v); }
+  std::string operator()(const std::optional<bool>* v) const { return *v ? (**v ? "true" : "false") : ""; }
+  std::string operator()(const std::optional<double>* v) const { return *v ? number_text(**v) : ""; }
+};
+
+}  // namespace
+
+std::string toml_value(const Slot& slot) { return std::visit(ToToml{}, slot); }
+
+std::string expectation(const Key& key, Slot slot) {
+  if (!key.choices.empty()) {
+    std::string text = "one of ";
+    for (std::size_t i = 0; i < key.choices.size(); ++i) text += fmt::format("{}\"{}\"", i ? ", " : "", key.choices[i]);
+    return key.choices.size() == 1 ? fmt::format("\"{}\"", key.choices[0]) : text;
+  }
+  const std::string_view type = type_name(slot);
+  if (type == "boolean") return "true or false";
+  if (type == "string") return "a string";
+  std::string text = type == "integer" ? "an integer" : "a number";
+  const bool has_least = std::isfinite(key.least);
+  const bool has_most = std::isfinite(key.most);
+  if (has_least && has_most) return text + fmt::format(" from {} to {}", key.least, key.most);
+  if (has_least) return text + fmt::format(", {} or more", key.least);
+  return text;
+}
+
+}  // namespace phalanx::train

@@ -1,0 +1,52 @@
+// The table of configuration keys: one row a key, from which reading, overriding, printing and the reference follow.
+#pragma once
+
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "phalanx/train/config.h"
+
+namespace phalanx::train {
+
+/// Where a key's value lives in a TrainConfig; the alternative is the key's type.
+using Slot = std::variant<bool*, std::int64_t*, double*, std::string*, std::optional<bool>*, std::optional<double>*>;
+
+struct Key {
+  std::string_view section;
+  std::string_view name;
+  Slot (*slot)(TrainConfig&);
+  std::string_view help;
+  double least = -std::numeric_limits<double>::infinity();
+  double most = std::numeric_limits<double>::infinity();
+  std::vector<std::string_view> choices = {};
+  std::string_view default_text = {};  // shown in the reference in place of the default value
+};
+
+/// In the order of sections and keys in which they are printed.
+const std::vector<Key>& known_keys();
+
+/// A torchtitan key that Phalanx knows and does not support: refused by name, except at the value that means "off".
+struct RefusedKey {
+  std::string_view section;
+  std::string_view name;      // "*": every key of the section
+  std::string_view accepted;  // the value, written as in TOML, that changes nothing; empty: none
+  std::string_view reason;
+};
+const std::vector<RefusedKey>& refused_keys();
+
+/// Keys of other torchtitan versions that mean the same as a known key.
+struct KeyAlias {
+  std::string_view section, name;
+  std::string_view known_section, known_name;
+};
+const std::vector<KeyAlias>& key_aliases();
+
+std::string_view type_name(const Slot& slot);        // "boolean", "integer", "number", "string"
+std::string toml_value(const Slot& slot);            // as it is written in a file; empty for an unset optional
+std::string expectation(const Key& key, Slot slot);  // "an integer, 1 or more"
+
+}  // namespace phalanx::train

@@ -1,0 +1,213 @@
+#include "phalanx/train/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "phalanx/base/error.h"
+#include "phalanx/train/config_schema.h"
+
+namespace phalanx::train {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+TrainConfig parse(std::string_view text, const std::vector<std::string>& overrides = {}) {
+  return parse_config(text, "run.toml", overrides);
+}
+
+template <class E = ConfigError>
+std::string refusal(std::string_view text, const std::vector<std::string>& overrides = {}) {
+  try {
+    parse(text, overrides);
+  } catch (const E& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+TEST(Config, ReadsKeysOfEveryType) {
+  const TrainConfig config = parse(R"(
+[model]
+flavor = "50M"
+tie_embeddings = true
+[training]
+steps = 12
+max_norm = 2
+shuffle = false
+[lr_scheduler]
+warmup_steps = 3
+decay_ratio = 0.25
+decay_type = "cosine"
+)");
+  EXPECT_EQ(config.model.flavor, "50M");
+  EXPECT_TRUE(*config.model.tie_embeddings);
+  EXPECT_EQ(config.training.steps, 12);
+  EXPECT_EQ(config.training.max_norm, 2.0);
+  EXPECT_FALSE(config.training.shuffle);
+  EXPECT_EQ(config.lr_scheduler.decay_ratio, 0.25);
+  EXPECT_EQ(config.lr_scheduler.decay_type, "cosine");
+}
+
+TEST(Config, FlavorFillsOnlyWhatIsNotGiven) {
+  const TrainConfig config = parse("[model]\nflavor = \"5M\"\nn_layers = 7\n");
+  EXPECT_EQ(config.model.dim, 256);
+  EXPECT_EQ(config.model.n_layers, 7);
+  EXPECT_EQ(config.model.vocab_size, 4096);
+}
+
+TEST(Config, OverridesOverruleTheFileInTheirOrder) {
+  const std::string file = "[training]\nsteps = 5\n[lr_scheduler]\nwarmup_steps = 0\n";
+  EXPECT_EQ(parse(file, {"--training.steps", "7"}).training.steps, 7);
+  EXPECT_EQ(parse(file, {"--training.steps=8"}).training.steps, 8);
+  EXPECT_EQ(parse(file, {"--training.steps=8", "--training.steps", "9"}).training.steps, 9);
+  EXPECT_EQ(parse(file, {"--training.global-batch-size", "-1"}).training.global_batch_size, -1);
+  EXPECT_EQ(parse(file, {"--optimizer.lr", "3e-4"}).optimizer.lr, 3e-4);
+  EXPECT_EQ(parse(file, {"--job.dump_folder="}).job.dump_folder, "");
+}
+
+TEST(Config, BooleansAreSwitchedByFlagAlone) {
+  EXPECT_TRUE(parse("", {"--validation.enable"}).validation.enable);
+  EXPECT_FALSE(parse("", {"--checkpoint.no-enable"}).checkpoint.enable);
+  EXPECT_FALSE(parse("", {"--checkpoint.enable", "false"}).checkpoint.enable);
+  EXPECT_FALSE(parse("", {"--checkpoint.enable=false", "--debug.seed", "3"}).checkpoint.enable);
+  EXPECT_TRUE(parse("", {"--validation.enable", "--debug.seed", "3"}).validation.enable);
+}
+
+TEST(Config, PrintedConfigurationReadsBackTheSame) {
+  const TrainConfig config = parse("[model]\nn_layers = 3\n[job]\ndescription = \"a \\\"b\\\"\\n\\u0001 \\\\ c\"\n",
+                                   {"--optimizer.lr", "0.1", "--lr_scheduler.decay_ratio", "0", "--debug.seed", "7",
+                                    "--training.num_tokens_per_train_step", "32768"});
+  const std::string printed = print_config(config);
+  const TrainConfig again = parse(printed);
+  EXPECT_EQ(print_config(again), printed);
+  EXPECT_EQ(again.job.description, "a \"b\"\n\x01 \\ c");
+  EXPECT_EQ(again.optimizer.lr, 0.1);
+  EXPECT_EQ(again.lr_scheduler.decay_ratio, 0.0);
+  EXPECT_EQ(again.training.global_batch_size, 16);
+}
+
+TEST(Config, UnknownKeysNameTheNearest) {
+  EXPECT_THAT(refusal("[training]\n\nstep = 3\n"),
+              AllOf(HasSubstr("run.toml:3:"), HasSubstr("[training] step"), HasSubstr("did you mean 'steps'?")));
+  EXPECT_THAT(refusal("[trainin]\nsteps = 3\n"),
+              AllOf(HasSubstr("run.toml:1:"), HasSubstr("did you mean 'training'?")));
+  EXPECT_THAT(refusal("[training]\nlr = 3\n"), HasSubstr("did you mean [optimizer] lr?"));
+  EXPECT_THAT(refusal("steps = 3\n"), HasSubstr("outside of any section"));
+  EXPECT_THAT(refusal("", {"--training.stepz", "3"}),
+              AllOf(HasSubstr("--training.stepz"), HasSubstr("did you mean 'steps'?")));
+  EXPECT_THAT(refusal("", {"--trainin.steps", "3"}), HasSubstr("did you mean 'training'?"));
+  EXPECT_THAT(refusal("", {"--training.stepz"}), HasSubstr("did you mean 'steps'?"));
+}
+
+TEST(Config, WrongTypesNamePlaceExpectedAndFound) {
+  EXPECT_THAT(
+      refusal("[training]\nsteps = \"ten\"\n"),
+      AllOf(HasSubstr("run.toml:2:"), HasSubstr("[training] steps is \"ten\""), HasSubstr("an integer, 1 or more")));
+  EXPECT_THAT(refusal("[training]\nsteps = 1.5\n"), HasSubstr("is 1.5: expected an integer"));
+  EXPECT_THAT(refusal("[training]\nsteps = 0\n"), HasSubstr("is 0: expected an integer, 1 or more"));
+  EXPECT_THAT(refusal("[training]\nsteps = [1]\n"), HasSubstr("is a list"));
+  EXPECT_THAT(refusal("[training]\nshuffle = 1\n"), HasSubstr("expected true or false"));
+  EXPECT_THAT(refusal("[job]\ndescription = 1\n"), HasSubstr("expected a string"));
+  EXPECT_THAT(refusal("[optimizer]\nlr = nan\n"), HasSubstr("expected a number, 0 or more"));
+  EXPECT_THAT(refusal("[optimizer]\nname = \"adam\"\n"), HasSubstr("one of \"AdamW\", \"SGD\" (did you mean"));
+  EXPECT_THAT(refusal("", {"--training.steps", "3x"}), HasSubstr("--training.steps: [training] steps is 3x"));
+  EXPECT_THAT(refusal("", {"--training.steps", "99999999999999999999"}), HasSubstr("expected an integer"));
+}
+
+TEST(Config, MalformedTomlNamesLineAndColumn) {
+  EXPECT_THAT(refusal("[training]\nsteps = \n"), AllOf(HasSubstr("run.toml:2:"), HasSubstr("not valid TOML")));
+  EXPECT_THAT(refusal("[training\n"), HasSubstr("not valid TOML"));
+}
+
+TEST(Config, KnownButUnsupportedKeysAreRefusedByNameWithTheReason) {
+  EXPECT_THAT(refusal("[compile]\nenable = true\n"), AllOf(HasSubstr("[compile] enable"), HasSubstr("not supported")));
+  EXPECT_THAT(refusal("[metrics]\nenable_wandb = true\n"), HasSubstr("[metrics] enable_wandb"));
+  EXPECT_THAT(refusal("[parallelism]\ntensor_parallel_degree = 2\n"), HasSubstr("set it to 1"));
+  EXPECT_THAT(refusal("[parallelism]\ndata_parallel_shard_degree = -1\n"), HasSubstr("FSDP"));
+  EXPECT_THAT(refusal("[activation_checkpoint]\nmode = \"full\"\n"), HasSubstr("activations"));
+  EXPECT_THAT(refusal("[checkpoint]\nasync_mode = \"async\"\n"), HasSubstr("async_mode"));
+  EXPECT_THAT(refusal("", {"--compile.enable"}), HasSubstr("[compile] enable"));
+  EXPECT_THAT(refusal("", {"--parallelism.tensor_parallel_degree", "2"}), HasSubstr("tensor"));
+}
+
+TEST(Config, UnsupportedKeysAtTheirOffValueAreAccepted) {
+  EXPECT_NO_THROW(
+      parse("[compile]\nenable = false\n[parallelism]\ntensor_parallel_degree = 1\n"
+            "[activation_checkpoint]\nmode = \"none\"\n[training]\ndtype = \"float32\"\n"
+            "[metrics]\nenable_wandb = false\n[model]\nconverters = []\n",
+            {"--checkpoint.async_mode", "disabled", "--compile.no-enable"}));
+}
+
+TEST(Config, OtherNamesOfAKeyMeanTheSame) {
+  EXPECT_EQ(parse("[training]\nseed = 5\n").debug.seed, 5);
+  EXPECT_THAT(refusal("[training]\nseed = 5\n[debug]\nseed = 6\n"), HasSubstr("[debug] seed again"));
+}
+
+TEST(Config, TokenBudgetsGiveBatchSizes) {
+  const TrainConfig config = parse(
+      "[training]\nseq_len = 128\nnum_tokens_per_microbatch_per_dp_rank = 512\nnum_tokens_per_train_step = 2048\n");
+  EXPECT_EQ(config.training.local_batch_size, 4);
+  EXPECT_EQ(config.training.global_batch_size, 16);
+  EXPECT_THAT(refusal("[training]\nseq_len = 128\nnum_tokens_per_train_step = 200\n"),
+              AllOf(HasSubstr("multiple of seq_len 128"), HasSubstr("such as 128")));
+}
+
+TEST(Config, ModelNumbersMustFit) {
+  EXPECT_THAT(refusal("[model]\ndim = 100\nn_heads = 3\n"), HasSubstr("dim 100 is not divisible by n_heads 3"));
+  EXPECT_THAT(refusal("[model]\nn_heads = 4\nn_kv_heads = 3\n"), HasSubstr("n_kv_heads 3"));
+  EXPECT_THAT(refusal("[model]\ndim = 12\nn_heads = 4\nn_kv_heads = 4\n"), HasSubstr("even width"));
+}
+
+TEST(Config, StrayArgumentsAreUsageErrors) {
+  EXPECT_THAT(refusal<UsageError>("", {"steps"}), HasSubstr("unexpected argument 'steps'"));
+  EXPECT_THAT(refusal<UsageError>("", {"--training.steps"}), HasSubstr("needs a value"));
+}
+
+TEST(Config, MissingFileIsOneClearError) {
+  try {
+    read_config("/nonexistent/run.toml", {});
+    FAIL();
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("/nonexistent/run.toml"), HasSubstr("No such file")));
+  }
+  EXPECT_THROW(read_config(::testing::TempDir(), {}), ConfigError);
+}
+
+TEST(BatchPlan, AccumulatesUpToTheGlobalBatch) {
+  TrainConfig config = parse("[training]\nlocal_batch_size = 4\nglobal_batch_size = 24\n");
+  EXPECT_EQ(plan_batches(config, 2).accumulation_steps, 3);
+  config.training.global_batch_size = -1;
+  EXPECT_EQ(plan_batches(config, 3).global_batch_size, 12);
+  EXPECT_EQ(plan_batches(config, 3).accumulation_steps, 1);
+}
+
+TEST(BatchPlan, IndivisibleBatchGivesEquationAndChoices) {
+  const TrainConfig config = parse("[training]\nlocal_batch_size = 4\nglobal_batch_size = 18\n");
+  try {
+    plan_batches(config, 2);
+    FAIL();
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(),
+                AllOf(HasSubstr("global_batch_size 18 is not a multiple of local_batch_size 4 x 2 ranks = 8"),
+                      HasSubstr("global_batch_size 16 or 24"), HasSubstr("local_batch_size 3")));
+  }
+  TrainConfig degree = config;
+  degree.parallelism.data_parallel_replicate_degree = 4;
+  EXPECT_THROW(plan_batches(degree, 2), ConfigError);
+}
+
+TEST(ConfigReference, HasEveryKey) {
+  const std::string page = config_reference();
+  for (const Key& key : known_keys()) {
+    EXPECT_THAT(page, HasSubstr("| `" + std::string(key.name) + "` |"));
+    EXPECT_FALSE(key.help.empty());
+  }
+  EXPECT_THAT(page, HasSubstr("`[metrics] enable_wandb`"));
+}
+
+}  // namespace
+}  // namespace phalanx::train

@@ -1,0 +1,36 @@
+// The lines of a training run's log, in torchtitan's format, and the numbers in them.
+//
+//   step: 10  loss:  4.13012  grad_norm:  0.8312  memory:  1.21GiB(5.00%)  tps: 6,667  tflops: 386.00  mfu: 39.03%
+//
+// tps is tokens per second of one device. tflops = tps x FLOPs per token (the model's formula) / 1e12; mfu = tflops /
+// the device's peak. memory is the most that this rank has held: on CUDA, reserved by the allocator, of the card's; on
+// the CPU, resident, of the machine's (or of the container's limit).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace phalanx::train {
+
+struct StepReport {
+  std::int64_t step = 0;
+  double loss = 0;
+  double grad_norm = 0;
+  double memory_gib = 0;
+  double memory_percent = 0;
+  double tokens_per_second = 0;
+  double tflops = 0;
+  std::optional<double> mfu_percent;  // not known for this device: N/A
+};
+
+std::string step_line(const StepReport& report);
+
+/// "validate step: 10  loss:  4.02113  memory:  1.21GiB(5.00%)  tps: 12,034"
+std::string validation_line(const StepReport& report);
+
+/// Dense bf16 peak of a GPU in TFLOP/s by its product name ("NVIDIA H100 80GB HBM3"); nothing for an unknown one.
+std::optional<double> gpu_peak_tflops(std::string_view device_name);
+
+}  // namespace phalanx::train
