@@ -1,0 +1,101 @@
+// TokenFile: a file of token ids, memory-mapped, read as one stream of int64.
+//
+// Three formats are read; which one a file has is found from its content and neighbours and told by description():
+//   megatron  PREFIX.bin (raw ids) with PREFIX.idx (magic MMIDIDX: dtype, lengths, documents). Name any of PREFIX,
+//             PREFIX.bin and PREFIX.idx.
+//   llmc      llm.c's .bin: 256 int32 of header (magic 20240520: uint16 ids, 20240801: uint32 ids), then the ids.
+//   raw       nanoGPT's: little-endian ids and nothing else; uint16, or uint32 where vocab_size is above 65536.
+//
+// Every size and offset is checked before it is used: a truncated file, a header that lies, a wrong magic or an empty
+// file is a DataError that names the file, what was expected and what was found. Where vocab_size is given, a file of
+// up to 16 Mi ids is checked whole on opening, a larger one in 256 blocks spread over it, and read() checks what it
+// returns: an id outside [0, vocab_size) is a DataError that names the id and its position.
+//
+// A TokenFile is immutable: any number of threads may read from it. Copies share the mapping.
+//
+//   TokenFile tokens("data/train.bin", {.vocab_size = 4096});
+//   std::vector<std::int64_t> ids(257);
+//   tokens.read(0, ids);
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+
+namespace phalanx::data {
+
+enum class TokenFormat { megatron, llmc, raw };
+
+const char* to_string(TokenFormat format);
+
+/// How an id is stored.
+enum class TokenType : std::uint8_t { u8, i8, i16, i32, i64, u16, u32 };
+
+const char* to_string(TokenType type);
+std::int64_t bytes_of(TokenType type);
+
+struct TokenFileOptions {
+  std::int64_t vocab_size = 0;        // 0: not known, then ids are not checked and raw files are uint16
+  std::optional<TokenFormat> format;  // where empty, found from the file
+};
+
+/// A half-open range of positions in a token file.
+struct TokenRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  std::int64_t size() const { return end - begin; }
+  friend bool operator==(const TokenRange&, const TokenRange&) = default;
+};
+
+class TokenFile {
+ public:
+  explicit TokenFile(const std::string& path, TokenFileOptions options = {});
+
+  std::int64_t size() const { return size_; }  // ids in the file
+  TokenFormat format() const { return format_; }
+  TokenType type() const { return type_; }
+  const std::string& path() const { return path_; }  // the file that holds the ids
+  std::int64_t vocab_size() const { return vocab_size_; }
+
+  /// Documents: Megatron's index has them, the other formats are one document.
+  std::int64_t document_count() const { return document_count_; }
+  TokenRange document(std::int64_t index) const;
+
+  /// Ids [begin, begin + out.size()) into `out`. Outside the file or the vocabulary: DataError.
+  void read(std::int64_t begin, std::span<std::int64_t> out) const;
+
+  /// For start-up lines: "data/train.bin: Megatron, uint16, 1,234,567 tokens, 89 documents".
+  std::string description() const;
+
+ private:
+  struct Mapping;
+  void open_megatron(const std::string& prefix);
+  void open_llmc();
+  void open_raw();
+  void check_vocabulary() const;
+
+  std::shared_ptr<const Mapping> mapping_;
+  std::string path_;
+  TokenFormat format_ = TokenFormat::raw;
+  TokenType type_ = TokenType::u16;
+  std::int64_t vocab_size_ = 0;
+  std::int64_t size_ = 0;
+  std::int64_t document_count_ = 1;
+  const std::byte* ids_ = nullptr;  // inside mapping_, as are the two below
+  const std::byte* lengths_ = nullptr;
+  const std::byte* pointers_ = nullptr;
+  const std::byte* documents_ = nullptr;
+};
+
+/// Cuts the last `fraction` of a stream off for validation. Training samples read no token of the validation range and
+/// the other way round. A fraction outside [0, 1), or one that leaves either side without a token, is a ConfigError.
+struct TrainValidationRanges {
+  TokenRange train;
+  TokenRange validation;
+};
+TrainValidationRanges split_validation(std::int64_t size, double fraction);
+
+}  // namespace phalanx::data

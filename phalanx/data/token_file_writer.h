@@ -1,0 +1,66 @@
+// TokenFileWriter: writes a Megatron token file, PREFIX.bin and PREFIX.idx, as a stream of documents.
+//
+// Ids are stored as uint16 where vocab_size is at most 65,500 (Megatron's own limit), else as int32. Both files are
+// written under temporary names beside the final ones and renamed by finish(), the index last; a writer destroyed
+// before finish() leaves nothing behind, so a run that is killed never leaves a half file under the final name.
+// An empty document is kept (Megatron allows it). Full disk, no permission and ids outside the vocabulary are
+// DataErrors.
+//
+//   TokenFileWriter writer("data/train", {.vocab_size = 4096});
+//   for (const std::string& text : texts) writer.add_document(tokenizer.encode(text));
+//   writer.finish();
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "phalanx/data/token_file.h"
+
+namespace phalanx::data {
+
+struct TokenFileWriterOptions {
+  std::int64_t vocab_size = 0;  // required
+};
+
+class TokenFileWriter {
+ public:
+  TokenFileWriter(const std::string& prefix, TokenFileWriterOptions options);
+  ~TokenFileWriter();
+  TokenFileWriter(const TokenFileWriter&) = delete;
+  TokenFileWriter& operator=(const TokenFileWriter&) = delete;
+
+  /// Appends ids to the current document. A document may come in any number of pieces.
+  void append(std::span<const std::int32_t> ids);
+  void end_document();
+  void add_document(std::span<const std::int32_t> ids) {
+    append(ids);
+    end_document();
+  }
+
+  /// Ends the current document if it has tokens, writes the index and moves both files into place.
+  void finish();
+
+  std::int64_t size() const { return size_; }
+  std::int64_t document_count() const { return static_cast<std::int64_t>(lengths_.size()); }
+  TokenType type() const { return type_; }
+  std::string bin_path() const { return prefix_ + ".bin"; }
+  std::string idx_path() const { return prefix_ + ".idx"; }
+
+ private:
+  struct File;
+  std::string prefix_;
+  std::int64_t vocab_size_;
+  TokenType type_;
+  std::unique_ptr<File> bin_;
+  std::vector<std::uint16_t> narrow_;  // scratch of append()
+  std::vector<std::int32_t> lengths_;  // one entry a document
+  std::int64_t open_document_ = 0;
+  std::int64_t size_ = 0;
+  bool finished_ = false;
+};
+
+}  // namespace phalanx::data
