@@ -1,0 +1,35 @@
+// AdamW: Adam with decoupled weight decay, one fused pass over parameter, gradient and both moments.
+//
+//   p    <- p - lr * weight_decay * p
+//   m    <- beta1 m + (1 - beta1) g
+//   v    <- beta2 v + (1 - beta2) g^2
+//   p    <- p - lr * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
+//
+// State per parameter: exp_avg (m), exp_avg_sq (v) and step (t, a 0-dim float32 on the parameter's device).
+// See optimizer.h for the contract.
+#pragma once
+
+#include "phalanx/optim/optimizer.h"
+
+namespace phalanx {
+
+struct AdamWOptions {
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double weight_decay = 0.1;
+};
+
+class AdamW final : public Optimizer {
+ public:
+  explicit AdamW(std::vector<NamedTensor> parameters, AdamWOptions options = {});
+  void step(double lr) override;
+  void collect_state(TrainState& state) const override;
+  const AdamWOptions& options() const noexcept { return options_; }
+
+ private:
+  AdamWOptions options_;
+  std::vector<at::Tensor> exp_avg_, exp_avg_sq_, steps_;
+};
+
+}  // namespace phalanx

@@ -1,0 +1,192 @@
+#include "phalanx/optim/optimizer.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/tensor.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "phalanx/base/error.h"
+#include "phalanx/optim/adamw.h"
+#include "phalanx/optim/sgd.h"
+
+namespace phalanx {
+namespace {
+
+const nlohmann::json& optimizer_golden() {
+  static const nlohmann::json golden =
+      nlohmann::json::parse(std::ifstream(std::string(PHALANX_OPTIM_TESTDATA) + "/optim_golden.json"));
+  return golden;
+}
+
+at::Tensor golden_tensor(const nlohmann::json& values, const nlohmann::json& shape) {
+  return at::tensor(values.get<std::vector<float>>()).view(shape.get<std::vector<std::int64_t>>());
+}
+
+std::vector<NamedTensor> golden_parameters() {
+  std::vector<NamedTensor> parameters;
+  for (const auto& [name, shape] : optimizer_golden().at("shapes").items()) {
+    parameters.push_back({name, golden_tensor(optimizer_golden().at("start").at(name), shape).requires_grad_()});
+  }
+  return parameters;
+}
+
+void set_golden_gradients(const std::vector<NamedTensor>& parameters, std::size_t step) {
+  for (const auto& [name, tensor] : parameters) {
+    tensor.mutable_grad() =
+        golden_tensor(optimizer_golden().at("gradients").at(step).at(name), optimizer_golden().at("shapes").at(name));
+  }
+}
+
+using MakeOptimizer = std::function<std::unique_ptr<Optimizer>(std::vector<NamedTensor>)>;
+
+void expect_same_as_torch(const std::string& run, const MakeOptimizer& make) {
+  SCOPED_TRACE(run);
+  auto parameters = golden_parameters();
+  const auto optimizer = make(parameters);
+  const auto rates = optimizer_golden().at(run).at("learning_rates").get<std::vector<double>>();
+  for (std::size_t step = 0; step < rates.size(); ++step) {
+    set_golden_gradients(parameters, step);
+    optimizer->step(rates[step]);
+  }
+  for (const auto& [name, tensor] : parameters) {
+    const auto expected =
+        golden_tensor(optimizer_golden().at(run).at("parameters").at(name), optimizer_golden().at("shapes").at(name));
+    EXPECT_TRUE(at::allclose(tensor.detach(), expected, /*rtol=*/1e-6, /*atol=*/2e-7)) << name;
+  }
+}
+
+template <class T, class Options>
+MakeOptimizer maker(Options options) {
+  return [options](std::vector<NamedTensor> parameters) { return std::make_unique<T>(std::move(parameters), options); };
+}
+
+TEST(Optimizer, AdamWFollowsTorch) {
+  expect_same_as_torch("adamw", maker<AdamW>(AdamWOptions{}));
+  expect_same_as_torch("adamw_no_decay",
+                       maker<AdamW>(AdamWOptions{.beta1 = 0.8, .beta2 = 0.999, .eps = 1e-6, .weight_decay = 0}));
+}
+
+TEST(Optimizer, SgdFollowsTorch) {
+  expect_same_as_torch("sgd", maker<Sgd>(SgdOptions{}));
+  expect_same_as_torch("sgd_momentum", maker<Sgd>(SgdOptions{.momentum = 0.9, .weight_decay = 0.05}));
+  expect_same_as_torch("sgd_nesterov", maker<Sgd>(SgdOptions{.momentum = 0.9, .nesterov = true}));
+}
+
+// Runs three steps, moves the state into a fresh optimizer through TrainState, runs three more in both.
+void expect_resumes_bitwise(const MakeOptimizer& make, std::size_t state_tensors_per_parameter) {
+  auto parameters = golden_parameters();
+  const auto optimizer = make(parameters);
+  for (std::size_t step = 0; step < 3; ++step) {
+    set_golden_gradients(parameters, step);
+    optimizer->step(0.01);
+  }
+  auto resumed_parameters = golden_parameters();
+  const auto resumed = make(resumed_parameters);
+  TrainState saved, loaded;
+  optimizer->collect_state(saved);
+  resumed->collect_state(loaded);
+  ASSERT_EQ(saved.tensors.size(), state_tensors_per_parameter * parameters.size());
+  ASSERT_EQ(loaded.tensors.size(), saved.tensors.size());
+  {
+    const at::NoGradGuard no_grad;
+    for (std::size_t i = 0; i < saved.tensors.size(); ++i) {
+      EXPECT_EQ(saved.tensors[i].name, loaded.tensors[i].name);
+      loaded.tensors[i].tensor.copy_(saved.tensors[i].tensor);
+    }
+    for (std::size_t i = 0; i < parameters.size(); ++i) resumed_parameters[i].tensor.copy_(parameters[i].tensor);
+  }
+  for (std::size_t step = 3; step < 6; ++step) {
+    set_golden_gradients(parameters, step);
+    set_golden_gradients(resumed_parameters, step);
+    optimizer->step(0.01);
+    resumed->step(0.01);
+  }
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    EXPECT_TRUE(at::equal(parameters[i].tensor, resumed_parameters[i].tensor)) << parameters[i].name;
+  }
+}
+
+TEST(Optimizer, StateRoundTripsBitwise) {
+  expect_resumes_bitwise(maker<AdamW>(AdamWOptions{}), 3);
+  expect_resumes_bitwise(maker<Sgd>(SgdOptions{.momentum = 0.9}), 1);
+  expect_resumes_bitwise(maker<Sgd>(SgdOptions{}), 0);
+}
+
+TEST(Optimizer, StateIsNamedByParameter) {
+  AdamW optimizer({{"layers.0.weight", at::ones({2}).requires_grad_()}});
+  TrainState state;
+  optimizer.collect_state(state);
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : state.tensors) names.push_back(name);
+  EXPECT_THAT(names, ::testing::ElementsAre("optimizer.layers.0.weight.exp_avg", "optimizer.layers.0.weight.exp_avg_sq",
+                                            "optimizer.layers.0.weight.step"));
+}
+
+TEST(Optimizer, ParametersWithoutGradientStayAsTheyAre) {
+  const auto used = at::ones({3}).requires_grad_(), unused = at::ones({3}).requires_grad_();
+  AdamW optimizer({{"used", used}, {"unused", unused}});
+  used.mutable_grad() = at::ones({3});
+  optimizer.step(0.1);
+  EXPECT_TRUE(at::equal(unused, at::ones({3})));  // no decay either
+  EXPECT_FALSE(at::equal(used, at::ones({3})));
+  TrainState state;
+  optimizer.collect_state(state);
+  EXPECT_EQ(state.tensors[4].tensor.item<float>(), 1);  // steps are counted per parameter
+  EXPECT_EQ(state.tensors[5].tensor.item<float>(), 0);
+}
+
+TEST(Optimizer, ZeroGradMakesGradientsUndefined) {
+  const auto p = at::ones({3}).requires_grad_();
+  Sgd optimizer({{"p", p}});
+  p.mutable_grad() = at::ones({3});
+  optimizer.zero_grad();
+  EXPECT_FALSE(p.grad().defined());
+}
+
+TEST(Optimizer, MixesDtypes) {
+  const auto p = at::ones({3}).requires_grad_(), q = at::ones({3}, at::kDouble).requires_grad_();
+  Sgd optimizer({{"p", p}, {"q", q}});
+  p.mutable_grad() = at::ones({3});
+  q.mutable_grad() = at::ones({3}, at::kDouble);
+  optimizer.step(0.25);
+  EXPECT_TRUE(at::equal(p.detach(), at::full({3}, 0.75)));
+  EXPECT_TRUE(at::equal(q.detach(), at::full({3}, 0.75, at::kDouble)));
+}
+
+template <class Body>
+void expect_optimizer_error(const std::string& part, Body&& body) {
+  try {
+    body();
+    ADD_FAILURE() << "expected an error about " << part;
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr(part));
+  }
+}
+
+TEST(Optimizer, RefusesWrongParametersAndOptions) {
+  const auto p = at::ones({3}).requires_grad_();
+  expect_optimizer_error("no parameters", [] { AdamW optimizer({}); });
+  expect_optimizer_error("'a' is an undefined tensor", [] { AdamW optimizer({{"a", at::Tensor()}}); });
+  expect_optimizer_error("'a' has dtype Long", [] { AdamW optimizer({{"a", at::ones({2}, at::kLong)}}); });
+  expect_optimizer_error("two parameters are named 'a'", [&] { AdamW optimizer({{"a", p}, {"a", at::ones({2})}}); });
+  expect_optimizer_error("'a' and 'b' are one tensor", [&] { AdamW optimizer({{"a", p}, {"b", p}}); });
+  expect_optimizer_error("beta1 is 1", [&] { AdamW optimizer({{"a", p}}, {.beta1 = 1.0}); });
+  expect_optimizer_error("beta2 is -1", [&] { AdamW optimizer({{"a", p}}, {.beta2 = -1.0}); });
+  expect_optimizer_error("eps is 0", [&] { AdamW optimizer({{"a", p}}, {.eps = 0}); });
+  expect_optimizer_error("weight_decay is -0.1", [&] { AdamW optimizer({{"a", p}}, {.weight_decay = -0.1}); });
+  expect_optimizer_error("momentum is 1", [&] { Sgd optimizer({{"a", p}}, {.momentum = 1}); });
+  expect_optimizer_error("weight_decay is -0.1", [&] { Sgd optimizer({{"a", p}}, {.weight_decay = -0.1}); });
+  expect_optimizer_error("nesterov needs a momentum", [&] { Sgd optimizer({{"a", p}}, {.nesterov = true}); });
+}
+
+}  // namespace
+}  // namespace phalanx

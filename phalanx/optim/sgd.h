@@ -1,0 +1,32 @@
+// SGD with optional momentum, Nesterov momentum and (coupled) weight decay, fused.
+//
+//   g <- g + weight_decay * p
+//   b <- momentum * b + g            (b starts at zero, so the first step is a plain one)
+//   p <- p - lr * (nesterov ? g + momentum * b : b)
+//
+// State per parameter: momentum_buffer (b), only where momentum > 0. See optimizer.h for the contract.
+#pragma once
+
+#include "phalanx/optim/optimizer.h"
+
+namespace phalanx {
+
+struct SgdOptions {
+  double momentum = 0.0;
+  double weight_decay = 0.0;
+  bool nesterov = false;
+};
+
+class Sgd final : public Optimizer {
+ public:
+  explicit Sgd(std::vector<NamedTensor> parameters, SgdOptions options = {});
+  void step(double lr) override;
+  void collect_state(TrainState& state) const override;
+  const SgdOptions& options() const noexcept { return options_; }
+
+ private:
+  SgdOptions options_;
+  std::vector<at::Tensor> momentum_buffer_;
+};
+
+}  // namespace phalanx

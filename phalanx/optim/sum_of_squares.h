@@ -1,0 +1,16 @@
+// Sum of squares of float32 values in float64, in an order that depends on `count` alone.
+//
+// The product of two float32 values is exact in float64, so fused and separate multiply-add agree and every
+// instruction set gives the same bits.
+#pragma once
+
+#include <cstddef>
+
+namespace phalanx {
+
+/// Callers that use several threads split at multiples of this many elements and add the parts in order.
+inline constexpr std::size_t kSumOfSquaresBlock = 32768;
+
+double sum_of_squares(const float* values, std::size_t count);
+
+}  // namespace phalanx
