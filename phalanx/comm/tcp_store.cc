@@ -1,0 +1,221 @@
+#include "phalanx/comm/tcp_store.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "phalanx/base/error.h"
+#include "phalanx/comm/store_table.h"
+#include "phalanx/comm/tcp_store_wire.h"
+
+namespace phalanx {
+namespace {
+
+using store_wire::Operation;
+using store_wire::Reader;
+using store_wire::Status;
+using store_wire::Writer;
+using StoreClock = std::chrono::steady_clock;
+
+// The server answers a wait at its deadline; this much later a client stops believing that it will.
+constexpr std::chrono::milliseconds kAnswerGrace{5'000};
+
+enum class IoResult { done, closed, late };
+
+IoResult wait_ready(int fd, short events, StoreClock::time_point deadline) {
+  for (;;) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - StoreClock::now()).count();
+    if (left <= 0) return IoResult::late;
+    pollfd poll_fd{fd, events, 0};
+    const int ready = poll(&poll_fd, 1, static_cast<int>(std::min<std::int64_t>(left, 60'000)));
+    if (ready > 0) return IoResult::done;
+    if (ready < 0 && errno != EINTR) return IoResult::closed;
+  }
+}
+
+IoResult send_all(int fd, std::string_view bytes, StoreClock::time_point deadline) {
+  while (!bytes.empty()) {
+    const ssize_t sent = send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    if (sent > 0) {
+      bytes.remove_prefix(static_cast<std::size_t>(sent));
+    } else if (sent < 0 && (errno == EAGAIN || errno == EINTR)) {
+      if (const auto result = wait_ready(fd, POLLOUT, deadline); result != IoResult::done) return result;
+    } else {
+      return IoResult::closed;
+    }
+  }
+  return IoResult::done;
+}
+
+IoResult receive_all(int fd, char* data, std::size_t size, StoreClock::time_point deadline) {
+  while (size > 0) {
+    const ssize_t got = recv(fd, data, size, 0);
+    if (got > 0) {
+      data += got;
+      size -= static_cast<std::size_t>(got);
+    } else if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
+      if (const auto result = wait_ready(fd, POLLIN, deadline); result != IoResult::done) return result;
+    } else {
+      return IoResult::closed;
+    }
+  }
+  return IoResult::done;
+}
+
+}  // namespace
+
+TcpStore::TcpStore(HostPort server, TcpStoreOptions options)
+    : Store(options.timeout), server_(std::move(server)), options_(options) {
+  idle_.push_back(connect(options_.connect_timeout));
+}
+
+TcpStore::~TcpStore() = default;
+
+std::string TcpStore::describe() const { return fmt::format("store at {}", server_.text()); }
+
+UniqueFd TcpStore::connect(std::chrono::milliseconds timeout) const {
+  UniqueFd fd = connect_to(server_, timeout, "the store");
+  const auto deadline = StoreClock::now() + std::max(timeout, kAnswerGrace);
+  std::string hello(store_wire::kMagic);
+  const std::uint16_t version = store_wire::kVersion, flags = 0;
+  hello.append(reinterpret_cast<const char*>(&version), 2).append(reinterpret_cast<const char*>(&flags), 2);
+  char answer[store_wire::kHelloBytes];
+  IoResult result = send_all(fd.get(), hello, deadline);
+  if (result == IoResult::done) result = receive_all(fd.get(), answer, sizeof answer, deadline);
+  if (result != IoResult::done)
+    throw CommError(fmt::format("{}: the connection was {} during the greeting: is it a Phalanx store?", describe(),
+                                result == IoResult::late ? "silent" : "closed"));
+  if (std::memcmp(answer, store_wire::kMagic.data(), store_wire::kMagic.size()) != 0)
+    throw CommError(fmt::format("{}: what listens there is not a Phalanx store", describe()));
+  std::uint16_t server_version = 0;
+  std::memcpy(&server_version, answer + 8, 2);
+  if (answer[10] != 0)
+    throw CommError(
+        fmt::format("{}: it speaks protocol version {}, this program {}: run the same Phalanx on every node",
+                    describe(), server_version, version));
+  if (answer[11] != 0)
+    throw CommError(fmt::format("{}: it asks for an authentication that this program does not know", describe()));
+  return fd;
+}
+
+std::string TcpStore::ask_on(int fd, const std::string& frame, Milliseconds timeout, const std::string& what) const {
+  const auto deadline = StoreClock::now() + std::min(timeout, Milliseconds(store_wire::kMaxTimeoutMs)) + kAnswerGrace;
+  std::string payload;
+  IoResult result = send_all(fd, frame, deadline);
+  if (result == IoResult::done) {
+    std::uint32_t length = 0;
+    result = receive_all(fd, reinterpret_cast<char*>(&length), sizeof length, deadline);
+    if (result == IoResult::done) {
+      if (length == 0 || length > store_wire::kMaxFrame)
+        throw CommError(fmt::format("{}: {}: malformed answer of {} bytes", describe(), what, length));
+      payload.resize(length);
+      result = receive_all(fd, payload.data(), length, deadline);
+    }
+  }
+  if (result == IoResult::closed)
+    throw CommError(
+        fmt::format("{}: {}: the connection broke; the process that hosts the store has ended or is "
+                    "unreachable",
+                    describe(), what));
+  if (result == IoResult::late)
+    throw CommError(fmt::format("{}: {}: no answer within {} ms; the process that hosts the store is stuck or stopped",
+                                describe(), what, timeout.count()));
+  return payload;
+}
+
+std::string TcpStore::ask(const std::string& frame, Milliseconds timeout, const std::string& what) {
+  UniqueFd fd;
+  {
+    std::lock_guard lock(mutex_);
+    if (!idle_.empty()) {
+      fd = std::move(idle_.back());
+      idle_.pop_back();
+    }
+  }
+  if (!fd) fd = connect(std::min(timeout, options_.connect_timeout));
+  std::string payload = ask_on(fd.get(), frame, timeout, what);  // a broken connection is closed with fd
+  {
+    std::lock_guard lock(mutex_);
+    idle_.push_back(std::move(fd));
+  }
+  Reader reader(payload);
+  if (static_cast<Status>(reader.u8()) == Status::error)
+    throw CommError(fmt::format("{}: {}", describe(), reader.value()));
+  return payload;
+}
+
+void TcpStore::do_set(const std::string& key, const std::string& value) {
+  Writer writer;
+  writer.u8(static_cast<std::uint8_t>(Operation::set)).string(key).string(value);
+  ask(writer.take(), timeout(), fmt::format("set of key '{}'", key));
+}
+
+std::optional<std::string> TcpStore::do_try_get(const std::string& key) {
+  Writer writer;
+  writer.u8(static_cast<std::uint8_t>(Operation::try_get)).string(key);
+  const std::string payload = ask(writer.take(), timeout(), fmt::format("get of key '{}'", key));
+  Reader reader(std::string_view(payload).substr(1));
+  return reader.optional();
+}
+
+std::int64_t TcpStore::do_add(const std::string& key, std::int64_t amount) {
+  Writer writer;
+  writer.u8(static_cast<std::uint8_t>(Operation::add)).string(key).u64(static_cast<std::uint64_t>(amount));
+  const std::string payload = ask(writer.take(), timeout(), fmt::format("add to key '{}'", key));
+  return static_cast<std::int64_t>(Reader(std::string_view(payload).substr(1)).u64());
+}
+
+std::vector<std::string> TcpStore::do_wait(const std::vector<std::string>& keys, WaitFor mode, Milliseconds timeout) {
+  const auto operation = mode == WaitFor::values ? Operation::wait_values
+                         : mode == WaitFor::all  ? Operation::wait_all
+                                                 : Operation::wait_any;
+  Writer writer;
+  writer.u8(static_cast<std::uint8_t>(operation));
+  writer.u64(static_cast<std::uint64_t>(
+      std::clamp<std::int64_t>(timeout.count(), 0, static_cast<std::int64_t>(store_wire::kMaxTimeoutMs))));
+  writer.u32(static_cast<std::uint32_t>(keys.size()));
+  for (const auto& key : keys) writer.string(key);
+  const std::string payload =
+      ask(writer.take(), timeout,
+          keys.size() == 1 ? fmt::format("waiting for key '{}'", keys.front())
+                           : fmt::format("waiting for {} keys, '{}' first", keys.size(), keys.front()));
+  Reader reader(payload);
+  const auto status = static_cast<Status>(reader.u8());
+  std::vector<std::string> strings(std::min<std::size_t>(reader.u32(), kMaxKeysPerCall));
+  for (auto& string : strings) string = reader.value();
+  if (!reader.finished()) throw CommError(fmt::format("{}: malformed answer", describe()));
+  if (status == Status::timed_out)
+    throw CommError(store_detail::timeout_message(describe(), timeout, keys.size(), strings, mode == WaitFor::any));
+  return strings;
+}
+
+std::optional<std::string> TcpStore::do_compare_and_set(const std::string& key,
+                                                        const std::optional<std::string>& expected,
+                                                        const std::string& desired) {
+  Writer writer;
+  writer.u8(static_cast<std::uint8_t>(Operation::compare_and_set)).string(key).optional(expected).string(desired);
+  const std::string payload = ask(writer.take(), timeout(), fmt::format("compare and set of key '{}'", key));
+  return Reader(std::string_view(payload).substr(1)).optional();
+}
+
+bool TcpStore::do_delete(const std::string& key) {
+  Writer writer;
+  writer.u8(static_cast<std::uint8_t>(Operation::erase)).string(key);
+  const std::string payload = ask(writer.take(), timeout(), fmt::format("deletion of key '{}'", key));
+  return Reader(std::string_view(payload).substr(1)).u8() != 0;
+}
+
+void TcpStore::do_set_when_lost(const std::string& key, const std::optional<std::string>& value) {
+  std::lock_guard lock(lost_mutex_);
+  if (!lost_connection_) lost_connection_ = connect(std::min(timeout(), options_.connect_timeout));
+  Writer writer;
+  writer.u8(static_cast<std::uint8_t>(Operation::set_when_lost)).string(key).optional(value);
+  ask_on(lost_connection_.get(), writer.take(), timeout(), fmt::format("set_when_lost of key '{}'", key));
+}
+
+}  // namespace phalanx

@@ -1,0 +1,180 @@
+#include "phalanx/comm/tcp_store_socket.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <memory>
+#include <thread>
+
+#include "phalanx/base/error.h"
+
+namespace phalanx {
+namespace {
+
+using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+using SocketClock = std::chrono::steady_clock;
+
+AddressList resolve_host(const HostPort& address, bool passive) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV | (passive ? AI_PASSIVE : 0);
+  const char* node = passive && address.host == "*" ? nullptr : address.host.c_str();
+  addrinfo* list = nullptr;
+  const int status = getaddrinfo(node, std::to_string(address.port).c_str(), &hints, &list);
+  if (status != 0)
+    throw CommError(fmt::format("the host name '{}' does not resolve: {}", address.host,
+                                status == EAI_SYSTEM ? std::strerror(errno) : gai_strerror(status)));
+  return {list, &freeaddrinfo};
+}
+
+void set_no_delay(int fd) {
+  const int on = 1;
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+}
+
+// 0 when connected, else the errno; ETIMEDOUT at the deadline.
+int connect_once(const addrinfo& address, SocketClock::time_point deadline, UniqueFd& result) {
+  UniqueFd fd(socket(address.ai_family, address.ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, address.ai_protocol));
+  if (!fd) return errno;
+  if (connect(fd.get(), address.ai_addr, address.ai_addrlen) != 0) {
+    if (errno != EINPROGRESS) return errno;
+    pollfd poll_fd{fd.get(), POLLOUT, 0};
+    for (;;) {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - SocketClock::now()).count();
+      if (left <= 0) return ETIMEDOUT;
+      const int ready = poll(&poll_fd, 1, static_cast<int>(std::min<std::int64_t>(left, 60'000)));
+      if (ready > 0) break;
+      if (ready < 0 && errno != EINTR) return errno;
+    }
+    int error = 0;
+    socklen_t size = sizeof error;
+    getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size);
+    if (error != 0) return error;
+  }
+  // A connect to a free port of this machine's ephemeral range may meet itself (TCP simultaneous open): that is nobody.
+  sockaddr_storage mine{}, theirs{};
+  socklen_t mine_size = sizeof mine, theirs_size = sizeof theirs;
+  if (getsockname(fd.get(), reinterpret_cast<sockaddr*>(&mine), &mine_size) == 0 &&
+      getpeername(fd.get(), reinterpret_cast<sockaddr*>(&theirs), &theirs_size) == 0 && mine_size == theirs_size &&
+      std::memcmp(&mine, &theirs, mine_size) == 0)
+    return ECONNREFUSED;
+  set_no_delay(fd.get());
+  result = std::move(fd);
+  return 0;
+}
+
+}  // namespace
+
+void UniqueFd::reset(int fd) noexcept {
+  if (fd_ >= 0) close(fd_);
+  fd_ = fd;
+}
+
+std::string HostPort::text() const {
+  return host.find(':') == std::string::npos ? fmt::format("{}:{}", host, port) : fmt::format("[{}]:{}", host, port);
+}
+
+HostPort parse_host_port(const std::string& text, const std::string& what) {
+  const auto colon = text.rfind(':');
+  HostPort result;
+  bool good = colon != std::string::npos && colon > 0;
+  if (good) {
+    result.host = text.substr(0, colon);
+    const char *begin = text.data() + colon + 1, *end = text.data() + text.size();
+    const auto parsed = std::from_chars(begin, end, result.port);
+    good = parsed.ec == std::errc{} && parsed.ptr == end && begin != end;
+    if (result.host.front() == '[' && result.host.back() == ']')
+      result.host = result.host.substr(1, result.host.size() - 2);
+    else if (result.host.find(':') != std::string::npos)
+      good = false;
+    good = good && !result.host.empty();
+  }
+  if (!good) throw ConfigError(fmt::format("{} is '{}': expected host:port with a port from 0 to 65535", what, text));
+  return result;
+}
+
+UniqueFd listen_on(const HostPort& address) {
+  const auto list = resolve_host(address, /*passive=*/true);
+  int error = 0;
+  for (const addrinfo* entry = list.get(); entry != nullptr; entry = entry->ai_next) {
+    UniqueFd fd(socket(entry->ai_family, entry->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, entry->ai_protocol));
+    if (!fd) {
+      error = errno;
+      continue;
+    }
+    // A port whose last user has just ended may be taken again at once; one that is being listened on may not.
+    const int on = 1;
+    setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (bind(fd.get(), entry->ai_addr, entry->ai_addrlen) == 0 && listen(fd.get(), SOMAXCONN) == 0) return fd;
+    error = errno;
+  }
+  if (error == EADDRINUSE)
+    throw CommError(
+        fmt::format("cannot listen on {}: the port is in use by another program; choose another one, or 0 "
+                    "for any free port",
+                    address.text()));
+  if (error == EADDRNOTAVAIL)
+    throw CommError(fmt::format("cannot listen on {}: it is not an address of this machine", address.text()));
+  throw CommError(fmt::format("cannot listen on {}: {}", address.text(), std::strerror(error)));
+}
+
+std::uint16_t local_port(int fd) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof address;
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0)
+    throw CommError(fmt::format("getsockname: {}", std::strerror(errno)));
+  return ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(address).sin6_port
+                                             : reinterpret_cast<sockaddr_in&>(address).sin_port);
+}
+
+UniqueFd connect_to(const HostPort& address, std::chrono::milliseconds timeout, const std::string& what) {
+  const auto deadline = SocketClock::now() + timeout;
+  const auto list = resolve_host(address, /*passive=*/false);
+  auto pause = std::chrono::milliseconds(2);
+  for (int attempts = 1;; ++attempts) {
+    int error = 0;
+    for (const addrinfo* entry = list.get(); entry != nullptr; entry = entry->ai_next) {
+      UniqueFd fd;
+      error = connect_once(*entry, deadline, fd);
+      if (error == 0) return fd;
+    }
+    // These pass when the server comes up; anything else (no route, no permission) does not.
+    const bool may_pass = error == ECONNREFUSED || error == ECONNRESET || error == ECONNABORTED || error == EAGAIN;
+    if (!may_pass || SocketClock::now() + pause >= deadline) {
+      const std::string reason =
+          error == ECONNREFUSED ? "connection refused: nothing listens there" : std::strerror(error);
+      throw CommError(fmt::format("cannot reach {} at {} after {} attempt{} in {} ms: {}", what, address.text(),
+                                  attempts, attempts == 1 ? "" : "s", timeout.count(), reason));
+    }
+    std::this_thread::sleep_for(pause);
+    pause = std::min(pause * 2, std::chrono::milliseconds(200));
+  }
+}
+
+bool is_loopback(const std::string& host) {
+  const auto list = resolve_host({host, 0}, /*passive=*/false);
+  for (const addrinfo* entry = list.get(); entry != nullptr; entry = entry->ai_next) {
+    if (entry->ai_family == AF_INET) {
+      const auto& v4 = reinterpret_cast<const sockaddr_in&>(*entry->ai_addr);
+      if ((ntohl(v4.sin_addr.s_addr) >> 24) == 127) return true;
+    } else if (entry->ai_family == AF_INET6) {
+      const auto& v6 = reinterpret_cast<const sockaddr_in6&>(*entry->ai_addr);
+      if (IN6_IS_ADDR_LOOPBACK(&v6.sin6_addr)) return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace phalanx

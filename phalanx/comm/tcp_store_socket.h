@@ -1,0 +1,52 @@
+// Stream sockets as comm/ and launch/ use them: resolve, listen, connect with retries. Errors say which address.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+namespace phalanx {
+
+/// A file descriptor that is closed with its owner.
+class UniqueFd {
+ public:
+  UniqueFd() = default;
+  explicit UniqueFd(int fd) : fd_(fd) {}
+  UniqueFd(UniqueFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  UniqueFd& operator=(UniqueFd&& other) noexcept {
+    if (this != &other) reset(std::exchange(other.fd_, -1));
+    return *this;
+  }
+  ~UniqueFd() { reset(); }
+  int get() const noexcept { return fd_; }
+  int release() noexcept { return std::exchange(fd_, -1); }
+  void reset(int fd = -1) noexcept;
+  explicit operator bool() const noexcept { return fd_ >= 0; }
+
+ private:
+  int fd_ = -1;
+};
+
+struct HostPort {
+  std::string host;
+  std::uint16_t port = 0;
+  std::string text() const;  // "host:port", "[::1]:port"
+};
+
+/// Parses "host:port" or "[v6]:port"; throws ConfigError naming `what`.
+HostPort parse_host_port(const std::string& text, const std::string& what);
+
+/// A listening socket. host: a name or an address of this machine, or "*" for every interface; port 0: any free one.
+/// Throws CommError: does not resolve, not an address of this machine, port in use.
+UniqueFd listen_on(const HostPort& address);
+std::uint16_t local_port(int fd);
+
+/// Connects, trying again with short, growing pauses while the connection is refused: the server may just be starting.
+/// Throws CommError after the timeout, at once if the name does not resolve. `what` names the server in errors.
+UniqueFd connect_to(const HostPort& address, std::chrono::milliseconds timeout, const std::string& what);
+
+/// True if the host's name resolves to an address in 127/8 or to ::1.
+bool is_loopback(const std::string& host);
+
+}  // namespace phalanx
