@@ -279,51 +279,6 @@ class Reader {
   std::map<const Key*, std::string> given_;
 };
 
-struct Flavor {
-  std::string_view name;
-  std::int64_t dim, n_layers, n_heads, n_kv_heads, ffn_hidden, vocab_size;
-  double rope_theta;
-  bool tie_embeddings;
-};
-constexpr Flavor kFlavors[] = {
-    {"debugmodel", 64, 2, 4, 2, 172, 512, 10000, false}, {"5M", 256, 4, 4, 2, 688, 4096, 10000, false},
-    {"50M", 512, 8, 8, 4, 2048, 16384, 10000, false},    {"1B", 2048, 16, 32, 8, 8192, 128256, 500000, true},
-    {"3B", 3072, 28, 24, 8, 8192, 128256, 500000, true}, {"8B", 4096, 32, 32, 8, 14336, 128256, 500000, false},
-};
-
-void apply_flavor(TrainConfig::Model& model) {
-  const Flavor& flavor = *std::find_if(std::begin(kFlavors), std::end(kFlavors),
-                                       [&](const Flavor& candidate) { return candidate.name == model.flavor; });
-  const auto fill = [](auto& value, auto standard) {
-    if (value == 0) value = standard;
-  };
-  fill(model.dim, flavor.dim);
-  fill(model.n_layers, flavor.n_layers);
-  fill(model.n_heads, flavor.n_heads);
-  fill(model.n_kv_heads, flavor.n_kv_heads);
-  fill(model.ffn_hidden, flavor.ffn_hidden);
-  fill(model.vocab_size, flavor.vocab_size);
-  fill(model.rope_theta, flavor.rope_theta);
-  fill(model.norm_eps, 1e-5);
-  if (!model.tie_embeddings) model.tie_embeddings = flavor.tie_embeddings;
-}
-
-void check_model(const TrainConfig::Model& model) {
-  if (model.dim % model.n_heads != 0) {
-    throw ConfigError(fmt::format("[model] dim {} is not divisible by n_heads {}", model.dim, model.n_heads));
-  }
-  if ((model.dim / model.n_heads) % 2 != 0) {
-    throw ConfigError(
-        fmt::format("[model] dim {} / n_heads {} gives heads of width {}: rotary embedding needs an even "
-                    "width",
-                    model.dim, model.n_heads, model.dim / model.n_heads));
-  }
-  if (model.n_heads % model.n_kv_heads != 0) {
-    throw ConfigError(
-        fmt::format("[model] n_heads {} is not divisible by n_kv_heads {}", model.n_heads, model.n_kv_heads));
-  }
-}
-
 void take_token_budget(std::string_view tokens_name, std::int64_t& tokens, std::int64_t& sequences,
                        std::int64_t seq_len) {
   if (tokens == -1) return;
@@ -342,8 +297,6 @@ void refuse_zero(std::string_view section, std::string_view name, std::int64_t v
 }
 
 void resolve(TrainConfig& config) {
-  apply_flavor(config.model);
-  check_model(config.model);
   auto& training = config.training;
   take_token_budget("num_tokens_per_microbatch_per_dp_rank", training.num_tokens_per_microbatch_per_dp_rank,
                     training.local_batch_size, training.seq_len);
@@ -405,9 +358,11 @@ std::string print_config(const TrainConfig& config) {
     }
     const Slot slot = key.slot(copy);
     const std::string value = toml_value(slot);
-    const bool converted = key.name.rfind("num_tokens_", 0) == 0 && value == "-1";
+    const bool converted = key.name.starts_with("num_tokens_") && value == "-1";
     if (converted) continue;
-    text += value.empty() ? fmt::format("# {} is not set\n", key.name) : fmt::format("{} = {}\n", key.name, value);
+    const bool is_flavors = key.default_text == kFromFlavor && (value == "0" || value == "0.0");
+    text += value.empty() || is_flavors ? fmt::format("# {} is not set\n", key.name)
+                                        : fmt::format("{} = {}\n", key.name, value);
   }
   return text;
 }

@@ -27,7 +27,7 @@ struct TrainConfig {
     std::string name = "llama";
     std::string flavor = "5M";
     std::string hf_assets_path;
-    // 0: the flavor's value. read_config() leaves none at 0.
+    // 0: the flavor's value (model_config.h).
     std::int64_t dim = 0;
     std::int64_t n_layers = 0;
     std::int64_t n_heads = 0;

@@ -15,6 +15,9 @@ namespace phalanx::train {
 /// Where a key's value lives in a TrainConfig; the alternative is the key's type.
 using Slot = std::variant<bool*, std::int64_t*, double*, std::string*, std::optional<bool>*, std::optional<double>*>;
 
+/// default_text of a model number that the flavor gives.
+inline constexpr std::string_view kFromFlavor = "the flavor's";
+
 struct Key {
   std::string_view section;
   std::string_view name;

@@ -52,13 +52,6 @@ decay_type = "cosine"
   EXPECT_EQ(config.lr_scheduler.decay_type, "cosine");
 }
 
-TEST(Config, FlavorFillsOnlyWhatIsNotGiven) {
-  const TrainConfig config = parse("[model]\nflavor = \"5M\"\nn_layers = 7\n");
-  EXPECT_EQ(config.model.dim, 256);
-  EXPECT_EQ(config.model.n_layers, 7);
-  EXPECT_EQ(config.model.vocab_size, 4096);
-}
-
 TEST(Config, OverridesOverruleTheFileInTheirOrder) {
   const std::string file = "[training]\nsteps = 5\n[lr_scheduler]\nwarmup_steps = 0\n";
   EXPECT_EQ(parse(file, {"--training.steps", "7"}).training.steps, 7);
@@ -154,12 +147,6 @@ TEST(Config, TokenBudgetsGiveBatchSizes) {
   EXPECT_EQ(config.training.global_batch_size, 16);
   EXPECT_THAT(refusal("[training]\nseq_len = 128\nnum_tokens_per_train_step = 200\n"),
               AllOf(HasSubstr("multiple of seq_len 128"), HasSubstr("such as 128")));
-}
-
-TEST(Config, ModelNumbersMustFit) {
-  EXPECT_THAT(refusal("[model]\ndim = 100\nn_heads = 3\n"), HasSubstr("dim 100 is not divisible by n_heads 3"));
-  EXPECT_THAT(refusal("[model]\nn_heads = 4\nn_kv_heads = 3\n"), HasSubstr("n_kv_heads 3"));
-  EXPECT_THAT(refusal("[model]\ndim = 12\nn_heads = 4\nn_kv_heads = 4\n"), HasSubstr("even width"));
 }
 
 TEST(Config, StrayArgumentsAreUsageErrors) {
