@@ -1,18 +1,14 @@
 #include "phalanx/data/token_file.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
-#include <system_error>
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/mapped_file.h"
 
 namespace phalanx::data {
 namespace {
@@ -65,50 +61,11 @@ void widen(TokenType type, const std::byte* from, std::span<std::int64_t> out) {
   }
 }
 
-/// A file mapped for reading; empty files map to nothing.
-class Mapped {
- public:
-  explicit Mapped(const std::string& path) {
-    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (fd < 0) throw DataError(fmt::format("{}: cannot open: {}", path, std::strerror(errno)));
-    struct stat status {};
-    if (::fstat(fd, &status) != 0 || !S_ISREG(status.st_mode)) {
-      ::close(fd);
-      throw DataError(
-          fmt::format("{}: expected a file of token ids, found something that is not a regular file", path));
-    }
-    size_ = status.st_size;
-    if (size_ > 0) {
-      void* at = ::mmap(nullptr, static_cast<std::size_t>(size_), PROT_READ, MAP_SHARED, fd, 0);
-      const int error = errno;
-      ::close(fd);
-      if (at == MAP_FAILED) throw DataError(fmt::format("{}: cannot map: {}", path, std::strerror(error)));
-      data_ = static_cast<const std::byte*>(at);
-    } else {
-      ::close(fd);
-    }
-  }
-  ~Mapped() {
-    if (data_) ::munmap(const_cast<std::byte*>(data_), static_cast<std::size_t>(size_));
-  }
-  Mapped(const Mapped&) = delete;
-  Mapped& operator=(const Mapped&) = delete;
-  const std::byte* data() const { return data_; }
-  std::int64_t size() const { return size_; }
-
- private:
-  const std::byte* data_ = nullptr;
-  std::int64_t size_ = 0;
-};
-
 }  // namespace
 
 struct TokenFile::Mapping {
-  explicit Mapping(const std::string& path) : ids(path) {}
-  Mapping(const std::string& path, const std::string& index_path)
-      : ids(path), index(std::make_unique<Mapped>(index_path)) {}
-  Mapped ids;
-  std::unique_ptr<Mapped> index;
+  MappedFile ids;
+  MappedFile index;  // Megatron's .idx
 };
 
 const char* to_string(TokenFormat format) {
@@ -176,7 +133,7 @@ TokenFile::TokenFile(const std::string& path, TokenFileOptions options) : vocab_
                       path));
     }
     path_ = path;
-    mapping_ = std::make_shared<const Mapping>(path);
+    mapping_ = std::make_shared<const Mapping>(Mapping{MappedFile(path), {}});
     if (mapping_->ids.size() == 0) throw DataError(fmt::format("{}: the file is empty: expected token ids", path));
     std::int32_t magic = 0;
     if (mapping_->ids.size() >= 4) magic = load_le<std::int32_t>(mapping_->ids.data());
@@ -197,9 +154,9 @@ void TokenFile::open_megatron(const std::string& prefix) {
   if (!is_file(path_)) {
     throw DataError(fmt::format("{}: no such file: a Megatron index needs its ids beside it", path_));
   }
-  mapping_ = std::make_shared<const Mapping>(path_, index_path);
-  const std::byte* at = mapping_->index->data();
-  const std::int64_t bytes = mapping_->index->size();
+  mapping_ = std::make_shared<const Mapping>(Mapping{MappedFile(path_), MappedFile(index_path)});
+  const std::byte* at = mapping_->index.data();
+  const auto bytes = static_cast<std::int64_t>(mapping_->index.size());
   if (bytes < kMegatronHeaderBytes) {
     throw DataError(fmt::format("{}: truncated: expected a header of {} bytes, found {} bytes", index_path,
                                 kMegatronHeaderBytes, bytes));
@@ -240,7 +197,7 @@ void TokenFile::open_megatron(const std::string& prefix) {
   documents_ = pointers_ + sequences * 8;
 
   const std::int64_t width = data::bytes_of(type_);
-  const std::int64_t bin_bytes = mapping_->ids.size();
+  const auto bin_bytes = static_cast<std::int64_t>(mapping_->ids.size());
   std::int64_t expected = 0;  // byte at which the next sequence must begin
   for (std::uint64_t i = 0; i < sequences; ++i) {
     const auto length = load_le<std::int32_t>(lengths_ + i * 4);
@@ -283,7 +240,7 @@ void TokenFile::open_megatron(const std::string& prefix) {
 void TokenFile::open_llmc() {
   format_ = TokenFormat::llmc;
   const std::byte* at = mapping_->ids.data();
-  const std::int64_t bytes = mapping_->ids.size();
+  const auto bytes = static_cast<std::int64_t>(mapping_->ids.size());
   if (bytes < kLlmcHeaderBytes) {
     throw DataError(fmt::format("{}: truncated: expected llm.c's header of {} bytes, found {} bytes", path_,
                                 kLlmcHeaderBytes, bytes));
@@ -319,7 +276,7 @@ void TokenFile::open_llmc() {
 void TokenFile::open_raw() {
   format_ = TokenFormat::raw;
   type_ = vocab_size_ > 65536 ? TokenType::u32 : TokenType::u16;
-  const std::int64_t bytes = mapping_->ids.size();
+  const auto bytes = static_cast<std::int64_t>(mapping_->ids.size());
   if (bytes >= 9 && std::memcmp(mapping_->ids.data(), kMegatronMagic, sizeof kMegatronMagic) == 0) {
     throw DataError(
         fmt::format("{}: this is a Megatron index: expected its name to end in .idx, with the ids in a "

@@ -1,14 +1,9 @@
 #include "phalanx/data/token_file_writer.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
+#include <exception>
+#include <filesystem>
 #include <limits>
 #include <string>
 
@@ -16,67 +11,59 @@
 
 namespace phalanx::data {
 
-/// A file under a temporary name beside its final one; removed by the destructor unless it was moved into place.
-struct TokenFileWriter::File {
-  explicit File(const std::string& final_path) : path(final_path), temporary(final_path + ".tmp-XXXXXX") {
-    const int fd = ::mkstemp(temporary.data());
-    if (fd < 0) fail("cannot create it", errno);
-    // mkstemp's 0600 is for secrets: give the file what the umask allows, as open() would.
-    const mode_t mask = ::umask(0);
-    ::umask(mask);
-    ::fchmod(fd, 0666 & ~mask);
-    stream = ::fdopen(fd, "wb");
-    if (!stream) {
-      const int error = errno;
-      ::close(fd);
-      ::unlink(temporary.c_str());
-      fail("cannot open it", error);
-    }
-  }
-  ~File() {
-    if (stream) std::fclose(stream);
-    if (!moved) ::unlink(temporary.c_str());
-  }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
+namespace {
 
-  [[noreturn]] void fail(const char* what, int error) const {
-    throw DataError(fmt::format("{}: {}: {}", path, what, std::strerror(error)));
-  }
-  void write(const void* data, std::size_t bytes) {
-    if (bytes && std::fwrite(data, 1, bytes, stream) != bytes) fail("write failed", errno);
-  }
-  template <typename T>
-  void write_value(T value) {
-    write(&value, sizeof value);
-  }
-  void close() {
-    if (std::fflush(stream) != 0 || ::fsync(::fileno(stream)) != 0) fail("write failed", errno);
-    std::FILE* closing = stream;
-    stream = nullptr;
-    if (std::fclose(closing) != 0) fail("write failed", errno);
-  }
-  void move_into_place() {
-    if (::rename(temporary.c_str(), path.c_str()) != 0) fail("cannot replace it", errno);
-    moved = true;
-  }
+constexpr std::size_t kBufferBytes = std::size_t{1} << 20;
 
-  std::string path;
-  std::string temporary;
-  std::FILE* stream = nullptr;
-  bool moved = false;
-};
+template <typename T>
+void put(std::string& out, const T* values, std::size_t count) {
+  out.append(reinterpret_cast<const char*>(values), count * sizeof(T));
+}
+
+template <typename T>
+void put(std::string& out, T value) {
+  put(out, &value, 1);
+}
+
+}  // namespace
 
 TokenFileWriter::TokenFileWriter(const std::string& prefix, TokenFileWriterOptions options)
-    : prefix_(prefix), vocab_size_(options.vocab_size) {
+    : prefix_(prefix),
+      vocab_size_(options.vocab_size),
+      file_system_(options.file_system ? *options.file_system : posix_file_system()) {
   if (vocab_size_ < 1 || vocab_size_ > std::numeric_limits<std::int32_t>::max()) {
     throw ConfigError(fmt::format("{}: vocab_size is {}: expected 1 to 2147483647", prefix, vocab_size_));
   }
   type_ = vocab_size_ <= 65500 ? TokenType::u16 : TokenType::i32;
-  bin_ = std::make_unique<File>(bin_path());
+  buffer_.reserve(kBufferBytes);
+  bin_ = file_system_.create(bin_path() + ".tmp");
 }
 
-TokenFileWriter::~TokenFileWriter() = default;
+TokenFileWriter::~TokenFileWriter() {
+  if (!bin_) return;
+  bin_.reset();
+  for (const std::string& path : {bin_path() + ".tmp", idx_path() + ".tmp"}) {
+    try {
+      file_system_.remove_all(path);
+    } catch (const std::exception&) {
+      // The error that brought us here, a full disk say, is the one to report.
+    }
+  }
+}
+
+void TokenFileWriter::store(std::span<const std::byte> bytes) {
+  if (buffer_.size() + bytes.size() > kBufferBytes) flush();
+  if (bytes.size() > kBufferBytes) {
+    bin_->write(bytes);
+  } else {
+    buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());
+  }
+}
+
+void TokenFileWriter::flush() {
+  if (!buffer_.empty()) bin_->write(std::span<const std::byte>(buffer_));
+  buffer_.clear();
+}
 
 void TokenFileWriter::append(std::span<const std::int32_t> ids) {
   if (finished_) throw DataError(fmt::format("{}: written to after finish()", bin_path()));
@@ -93,9 +80,9 @@ void TokenFileWriter::append(std::span<const std::int32_t> ids) {
   }
   if (type_ == TokenType::u16) {
     narrow_.assign(ids.begin(), ids.end());
-    bin_->write(narrow_.data(), narrow_.size() * sizeof(std::uint16_t));
+    store(std::as_bytes(std::span(narrow_)));
   } else {
-    bin_->write(ids.data(), ids.size_bytes());
+    store(std::as_bytes(ids));
   }
   open_document_ += count;
   size_ += count;
@@ -111,25 +98,32 @@ void TokenFileWriter::finish() {
   if (open_document_ > 0) end_document();
   finished_ = true;
 
-  File index(idx_path());
-  index.write("MMIDIDX\0\0", 9);
-  index.write_value<std::uint64_t>(1);
-  index.write_value<std::uint8_t>(type_ == TokenType::u16 ? 8 : 4);
-  index.write_value<std::uint64_t>(lengths_.size());
-  index.write_value<std::uint64_t>(lengths_.size() + 1);
-  index.write(lengths_.data(), lengths_.size() * sizeof(std::int32_t));
+  std::string index("MMIDIDX\0\0", 9);
+  put<std::uint64_t>(index, 1);
+  put<std::uint8_t>(index, type_ == TokenType::u16 ? 8 : 4);
+  put<std::uint64_t>(index, lengths_.size());
+  put<std::uint64_t>(index, lengths_.size() + 1);
+  put(index, lengths_.data(), lengths_.size());
   std::int64_t pointer = 0;
   for (const std::int32_t length : lengths_) {
-    index.write_value(pointer);
+    put(index, pointer);
     pointer += length * data::bytes_of(type_);
   }
   for (std::size_t document = 0; document <= lengths_.size(); ++document) {
-    index.write_value(static_cast<std::int64_t>(document));
+    put(index, static_cast<std::int64_t>(document));
   }
-  index.close();
+  std::unique_ptr<WritableFile> idx = file_system_.create(idx_path() + ".tmp");
+  idx->write(index);
+  idx->sync();
+  idx->close();
+  flush();
+  bin_->sync();
   bin_->close();
-  bin_->move_into_place();
-  index.move_into_place();
+  file_system_.rename(bin_path() + ".tmp", bin_path());
+  file_system_.rename(idx_path() + ".tmp", idx_path());
+  bin_.reset();
+  const auto directory = std::filesystem::path(bin_path()).parent_path();
+  file_system_.sync_directory(directory.empty() ? "." : directory);
 }
 
 }  // namespace phalanx::data

@@ -1,8 +1,9 @@
 // TokenFileWriter: writes a Megatron token file, PREFIX.bin and PREFIX.idx, as a stream of documents.
 //
 // Ids are stored as uint16 where vocab_size is at most 65,500 (Megatron's own limit), else as int32. Both files are
-// written under temporary names beside the final ones and renamed by finish(), the index last; a writer destroyed
-// before finish() leaves nothing behind, so a run that is killed never leaves a half file under the final name.
+// written as PREFIX.bin.tmp and PREFIX.idx.tmp and renamed by finish(), the index last; a writer destroyed
+// before finish() leaves nothing behind, so a run that fails never leaves a half file under a final name. A crash in
+// the instant between the two renames leaves a pair that does not match, which TokenFile refuses.
 // An empty document is kept (Megatron allows it). Full disk, no permission and ids outside the vocabulary are
 // DataErrors.
 //
@@ -12,18 +13,19 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdio>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "phalanx/base/file.h"
 #include "phalanx/data/token_file.h"
 
 namespace phalanx::data {
 
 struct TokenFileWriterOptions {
-  std::int64_t vocab_size = 0;  // required
+  std::int64_t vocab_size = 0;        // required
+  FileSystem* file_system = nullptr;  // the real one where null
 };
 
 class TokenFileWriter {
@@ -51,11 +53,14 @@ class TokenFileWriter {
   std::string idx_path() const { return prefix_ + ".idx"; }
 
  private:
-  struct File;
+  void store(std::span<const std::byte> bytes);
+  void flush();
   std::string prefix_;
   std::int64_t vocab_size_;
   TokenType type_;
-  std::unique_ptr<File> bin_;
+  FileSystem& file_system_;
+  std::unique_ptr<WritableFile> bin_;
+  std::vector<std::byte> buffer_;      // waiting to be written
   std::vector<std::uint16_t> narrow_;  // scratch of append()
   std::vector<std::int32_t> lengths_;  // one entry a document
   std::int64_t open_document_ = 0;
