@@ -4,10 +4,13 @@
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <unistd.h>
+
 #include <atomic>
-#include <cstdlib>
 #include <memory>
 #include <string>
+
+#include "phalanx/base/env.h"
 
 namespace phalanx::log {
 namespace {
@@ -26,14 +29,15 @@ RankOfLog current_rank() {
 }
 
 spdlog::level::level_enum level_from_environment() {
-  const char* text = std::getenv("PHALANX_LOG_LEVEL");
-  return text ? spdlog::level::from_str(text) : spdlog::level::info;
+  return spdlog::level::from_str(env_choice("PHALANX_LOG_LEVEL", {"debug", "info", "warn", "error"}).value_or("info"));
 }
 
 spdlog::logger& logger() {
   static const std::shared_ptr<spdlog::logger> instance = [] {
     auto made = std::make_shared<spdlog::logger>("phalanx", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
-    made->set_pattern("[phalanx] %Y-%m-%d %H:%M:%S - %^%l%$ - %v");
+    // On a terminal a line first clears what a progress bar has left on it.
+    const std::string clear = isatty(STDERR_FILENO) != 0 ? "\r\x1b[K" : "";
+    made->set_pattern(clear + "[phalanx] %Y-%m-%d %H:%M:%S - %^%l%$ - %v");
     made->set_level(level_from_environment());
     return made;
   }();

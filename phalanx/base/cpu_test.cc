@@ -1,0 +1,74 @@
+#include "phalanx/base/cpu.h"
+
+#include <gtest/gtest.h>
+#include <sched.h>
+
+#include <string>
+
+#include "phalanx/base/file.h"
+#include "phalanx/base/temp_directory.h"
+
+namespace phalanx {
+namespace {
+
+class CpuLimitsTest : public ::testing::Test {
+ protected:
+  void put(const std::string& path, const std::string& contents) {
+    const std::filesystem::path full = root_.path() / path;
+    std::filesystem::create_directories(full.parent_path());
+    write_file(full, contents);
+  }
+  std::optional<double> quota() { return cpu_limits(root_.path()).quota; }
+
+  TempDirectory root_{"cpu"};
+};
+
+TEST(Cpu, AffinityMaskCounts) {
+  EXPECT_GE(usable_cores(), 1);
+  EXPECT_LE(usable_cores(), cpu_limits().affinity);
+  cpu_set_t before;
+  ASSERT_EQ(sched_getaffinity(0, sizeof before, &before), 0);
+  int first = 0;
+  while (!CPU_ISSET(first, &before)) ++first;
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(first, &one);
+  ASSERT_EQ(sched_setaffinity(0, sizeof one, &one), 0);
+  EXPECT_EQ(cpu_limits().affinity, 1);
+  EXPECT_EQ(usable_cores(), 1);
+  sched_setaffinity(0, sizeof before, &before);
+}
+
+TEST_F(CpuLimitsTest, NoCgroupNoQuota) { EXPECT_EQ(quota(), std::nullopt); }
+
+TEST_F(CpuLimitsTest, Version2TakesTheSmallestOfTheGroupAndItsParents) {
+  put("proc/self/cgroup", "0::/jobs/job1/step\n");
+  put("proc/self/mountinfo", "29 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n");
+  put("sys/fs/cgroup/jobs/job1/step/cpu.max", "max 100000\n");
+  EXPECT_EQ(quota(), std::nullopt);
+  put("sys/fs/cgroup/jobs/job1/cpu.max", "150000 100000\n");
+  EXPECT_EQ(quota(), 1.5);
+  put("sys/fs/cgroup/jobs/cpu.max", "50000 100000\n");
+  EXPECT_EQ(quota(), 0.5);
+  EXPECT_EQ(cpu_limits(root_.path()).usable, 1);
+}
+
+TEST_F(CpuLimitsTest, ContainerThatSeesOnlyItsOwnGroup) {
+  put("proc/self/cgroup", "0::/\n");
+  put("proc/self/mountinfo", "29 23 0:26 / /sys/fs/cgroup ro - cgroup2 cgroup rw\n");
+  put("sys/fs/cgroup/cpu.max", "250000 100000\n");
+  EXPECT_EQ(quota(), 2.5);
+}
+
+TEST_F(CpuLimitsTest, Version1) {
+  put("proc/self/cgroup", "5:memory:/docker/abc\n4:cpu,cpuacct:/docker/abc\n0::/\n");
+  put("proc/self/mountinfo", "33 32 0:29 /docker/abc /sys/fs/cgroup/cpu,cpuacct ro - cgroup cgroup rw,cpu,cpuacct\n");
+  put("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "-1\n");
+  put("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us", "100000\n");
+  EXPECT_EQ(quota(), std::nullopt);
+  put("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "75000\n");
+  EXPECT_EQ(quota(), 0.75);
+}
+
+}  // namespace
+}  // namespace phalanx
