@@ -1,4 +1,5 @@
-// A fresh private directory (mode 0700) under $TMPDIR or /tmp that goes, with all it holds, when the object does.
+// A fresh private directory (mode 0700) under $TMPDIR or /tmp that goes, with
+// all it holds, when the object does.
 //
 //   TempDirectory scratch("tokenize");
 //   write_file(scratch.path() / "part.bin", bytes);
@@ -10,16 +11,18 @@
 namespace phalanx {
 
 class TempDirectory {
- public:
-  explicit TempDirectory(const std::string& purpose = "tmp");  // part of the name: phalanx-<purpose>-XXXXXX
+public:
+  explicit TempDirectory(
+      const std::string &purpose =
+          "tmp"); // part of the name: phalanx-<purpose>-XXXXXX
   ~TempDirectory();
-  TempDirectory(const TempDirectory&) = delete;
-  TempDirectory& operator=(const TempDirectory&) = delete;
+  TempDirectory(const TempDirectory &) = delete;
+  TempDirectory &operator=(const TempDirectory &) = delete;
 
-  const std::filesystem::path& path() const noexcept { return path_; }
+  const std::filesystem::path &path() const noexcept { return path_; }
 
- private:
+private:
   std::filesystem::path path_;
 };
 
-}  // namespace phalanx
+} // namespace phalanx

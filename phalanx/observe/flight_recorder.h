@@ -1,0 +1,88 @@
+// The flight recorder: the last operations of one communicator, for the moment
+// something hangs or fails.
+//
+// Always on. A ring of fixed size (2,048 operations by default); recording
+// costs one lock that is rarely contended and no allocation. It is written as
+// JSON on an error, on a timeout and on request, so that the dumps of all ranks
+// can be laid side by side: the first sequence number at which they differ, or
+// that some rank lacks, is the culprit.
+//
+// Thread-safe. A sequence number is given by the caller (the communicator's
+// own) and must grow. Updates of an operation that has already left the ring
+// are ignored.
+//
+//   FlightRecorder recorder({.group = "dp", .rank = 1, .size = 4});
+//   recorder.issued({.seq = 17, .verb = "all_reduce", .dtype = "float32",
+//   .count = 4096, .op = "sum"}); recorder.started(17); recorder.finished(17);
+//   write_file("flight-rank1-dp.json", recorder.to_json());
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace phalanx {
+
+struct FlightRecorderOptions {
+  std::string group; // the communicator's name
+  int rank = 0;
+  int size = 1;
+  std::size_t capacity = 2048;
+};
+
+enum class FlightState : std::uint8_t { issued, started, finished, failed };
+
+struct FlightEntry {
+  static constexpr int kNone = -1;
+
+  std::uint64_t seq = 0;
+  std::string_view verb; // verb, dtype and op point to text of static duration,
+                         // e.g. name_of(Verb)
+  std::string_view dtype;
+  std::int64_t count = 0; // elements
+  std::string_view op;    // reductions only
+  int root = kNone;       // rooted verbs only
+  int peer = kNone;       // send and recv only
+  int tag = kNone;
+
+  // Filled in by the recorder; times are microseconds since the epoch, 0 where
+  // not reached.
+  FlightState state = FlightState::issued;
+  std::int64_t issued_us = 0;
+  std::int64_t started_us = 0;
+  std::int64_t ended_us = 0;
+};
+
+class FlightRecorder {
+public:
+  explicit FlightRecorder(FlightRecorderOptions options);
+
+  void issued(FlightEntry entry);
+  void started(std::uint64_t seq);
+  void finished(std::uint64_t seq);
+  void failed(std::uint64_t seq);
+
+  std::vector<FlightEntry> snapshot() const; // the oldest first
+  std::vector<FlightEntry>
+  unfinished() const; // of those, the ones neither finished nor failed
+  std::uint64_t recorded() const; // since the start, overwritten ones included
+
+  /// {"group", "rank", "size", "recorded", "entries": [{"seq", "verb", "dtype",
+  /// "count", "op", "root", "peer", "tag", "state", "issued_us", "started_us",
+  /// "ended_us"}]}; what does not apply to a verb is left out.
+  std::string to_json() const;
+
+private:
+  FlightEntry *find(std::uint64_t seq);
+  void end(std::uint64_t seq, FlightState state);
+
+  const FlightRecorderOptions options_;
+  mutable std::mutex mutex_;
+  std::vector<FlightEntry> ring_;
+  std::uint64_t recorded_ = 0;
+};
+
+} // namespace phalanx
