@@ -10,15 +10,21 @@
 //
 // Parameters are made by make_parameter() and hold no meaningful values until initialise() (nn/init.h) or a checkpoint
 // fills them: constructors never initialise, so that a parameter may also be born without storage and filled by shard.
+// What a parameter starts from is the layer's own statement, made with the parameter and read by initialise(); a model
+// that wants another start for one of its layers says so with set_init().
 #pragma once
 
 #include <torch/nn/module.h>
 
+#include <concepts>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "phalanx/tensor/init.h"
 
 namespace phalanx::nn {
 
@@ -36,6 +42,10 @@ class Module : public torch::nn::Module {
 
   void add_pre_forward_hook(PreHook hook) { pre_hooks_.push_back(std::move(hook)); }
   void add_post_forward_hook(PostHook hook) { post_hooks_.push_back(std::move(hook)); }
+  /// The starting values of this module's own parameter `name`; throws Error where there is no such parameter.
+  const Init& init_of(const std::string& name) const;
+  void set_init(const std::string& name, const Init& init);
+
   bool has_forward_hooks() const noexcept { return !pre_hooks_.empty() || !post_hooks_.empty(); }
 
   void run_pre_forward_hooks() {
@@ -47,16 +57,18 @@ class Module : public torch::nn::Module {
   }
 
  protected:
-  /// Registers an uninitialised parameter of this shape; requires grad.
-  at::Tensor make_parameter(const std::string& name, at::IntArrayRef shape, TensorOptionsOfModule options = {});
+  /// Registers an uninitialised parameter of this shape, with its statement of starting values; requires grad.
+  at::Tensor make_parameter(const std::string& name, at::IntArrayRef shape, TensorOptionsOfModule options = {},
+                            const Init& init = Init::normal(0.0, 0.02));
 
  private:
   std::vector<PreHook> pre_hooks_;
   std::vector<PostHook> post_hooks_;
+  std::map<std::string, Init> inits_;
 };
 
 /// The one way to run a module: hooks, forward, hooks.
-template <class M, class... Inputs>
+template <std::derived_from<Module> M, class... Inputs>
 at::Tensor call(M& module, Inputs&&... inputs) {
   if (!module.has_forward_hooks()) return module.forward(std::forward<Inputs>(inputs)...);
   module.run_pre_forward_hooks();

@@ -1,0 +1,15 @@
+// Mean next-token cross entropy of a language model's head, differentiable.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace phalanx::kernels {
+
+/// mean over all tokens of -log softmax(x weight^T)[label]; x [..., dim], weight [vocab, dim], labels int64 [...].
+/// A scalar in fp32. Every label counts and must lie in 0 .. vocab - 1 (an Error names the first that does not).
+at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& labels);
+
+/// The same from logits [..., vocab].
+at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels);
+
+}  // namespace phalanx::kernels

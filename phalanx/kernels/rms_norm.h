@@ -1,0 +1,14 @@
+// Root-mean-square normalisation over the last dimension, differentiable.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace phalanx::kernels {
+
+/// x / sqrt(mean(x^2, -1) + eps) * weight; x [..., dim], weight [dim]. Computed in fp32, returned in x's dtype.
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+
+/// The same by ATen ops: any dtype and device, and the reference of the tests.
+at::Tensor rms_norm_reference(const at::Tensor& x, const at::Tensor& weight, double eps);
+
+}  // namespace phalanx::kernels

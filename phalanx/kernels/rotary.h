@@ -1,0 +1,11 @@
+// Turns pairs (i, i + head_dim / 2) of the last dimension by the given angles, differentiable.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace phalanx::kernels {
+
+/// x [batch, heads, seq, head_dim]; cos, sin [seq, head_dim / 2] or [batch, seq, head_dim / 2], in fp32.
+at::Tensor apply_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
+
+}  // namespace phalanx::kernels

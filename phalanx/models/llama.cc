@@ -1,0 +1,138 @@
+#include "phalanx/models/llama.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/tensor.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "phalanx/base/error.h"
+#include "phalanx/kernels/linear_cross_entropy.h"
+
+namespace phalanx::models {
+namespace {
+
+/// A list of layers, named by their numbers.
+class Layers : public nn::Module {
+ public:
+  Layers() : nn::Module("Layers") {}
+  void add(const std::shared_ptr<nn::TransformerBlock>& layer) {
+    register_module(std::to_string(children().size()), layer);
+  }
+};
+
+}  // namespace
+
+Llama::Llama(const LlamaConfig& config, nn::TensorOptionsOfModule tensor) : nn::Module("Llama"), config_(config) {
+  config.validate();
+  tok_embeddings = register_module(
+      "tok_embeddings", std::make_shared<nn::Embedding>(nn::EmbeddingOptions{config.vocab_size, config.dim}, tensor));
+  const auto list = register_module("layers", std::make_shared<Layers>());
+  const nn::TransformerBlockOptions block = {
+      .attention = {config.dim, config.n_heads, config.n_kv_heads, config.head_dim()},
+      .ffn_hidden = config.ffn_hidden,
+      .norm_eps = config.norm_eps};
+  const double residual_std = 0.02 / std::sqrt(2.0 * static_cast<double>(config.n_layers));
+  for (std::int64_t i = 0; i < config.n_layers; ++i) {
+    layers.push_back(std::make_shared<nn::TransformerBlock>(block, tensor));
+    if (config.depth_scaled_init) {
+      layers.back()->attention->wo->set_init("weight", Init::normal(0.0, residual_std));
+      layers.back()->feed_forward->w2->set_init("weight", Init::normal(0.0, residual_std));
+    }
+    list->add(layers.back());
+  }
+  norm = register_module("norm", std::make_shared<nn::RMSNorm>(config.dim, config.norm_eps, tensor));
+  if (!config.tie_embeddings) {
+    output = register_module("output",
+                             std::make_shared<nn::Linear>(nn::LinearOptions{config.dim, config.vocab_size}, tensor));
+  }
+}
+
+const nn::RotaryTables& Llama::rope(std::int64_t positions, at::Device device) {
+  // A cache may be longer than the sequences of training.
+  if (!rope_.cos.defined() || rope_.cos.device() != device || rope_.cos.size(0) < positions) {
+    rope_ = nn::rotary_tables(config_.head_dim(), std::max(positions, config_.max_seq_len), config_.rope_theta, device);
+  }
+  return rope_;
+}
+
+void Llama::check_tokens(const at::Tensor& tokens) const {
+  if (tokens.dim() != 2 || tokens.scalar_type() != at::kLong || tokens.numel() == 0) {
+    throw Error(fmt::format("Llama: expected tokens of shape [batch, seq] and type int64, found {} of {} dimensions",
+                            c10::toString(tokens.scalar_type()), tokens.dim()));
+  }
+}
+
+at::Tensor Llama::hidden(const at::Tensor& tokens) {
+  check_tokens(tokens);
+  const std::int64_t seq = tokens.size(1);
+  if (seq > config_.max_seq_len) {
+    throw Error(fmt::format("Llama: sequences of {} tokens, but max_seq_len is {}", seq, config_.max_seq_len));
+  }
+  const nn::RotaryTables tables = rope(seq, tokens.device()).narrow(0, seq);
+  at::Tensor x = call(tok_embeddings, tokens);  // [batch, seq, dim]
+  for (const auto& layer : layers) x = call(layer, x, tables);
+  return call(norm, x);
+}
+
+at::Tensor Llama::logits(const at::Tensor& hidden) {
+  return output ? call(output, hidden) : at::linear(hidden, tok_embeddings->weight);
+}
+
+at::Tensor Llama::forward(const at::Tensor& tokens) { return logits(hidden(tokens)); }
+
+at::Tensor Llama::loss(const at::Tensor& tokens, const at::Tensor& labels) {
+  if (labels.sizes() != tokens.sizes() || labels.scalar_type() != at::kLong) {
+    throw Error("Llama: labels must be int64 and of the tokens' shape: one next token for each token");
+  }
+  const at::Tensor h = hidden(tokens);
+  // A hook on the output layer must see its call, so the layer is not fused with the loss then.
+  if (output && output->has_forward_hooks()) return kernels::cross_entropy(call(output, h), labels);
+  return kernels::linear_cross_entropy(h, output ? output->weight : tok_embeddings->weight, labels);
+}
+
+nn::KvCache Llama::make_cache(std::int64_t batch, std::int64_t max_len) const {
+  return nn::KvCache({.layers = config_.n_layers,
+                      .batch = batch,
+                      .kv_heads = config_.n_kv_heads,
+                      .max_len = max_len,
+                      .head_dim = config_.head_dim(),
+                      .dtype = tok_embeddings->weight.scalar_type(),
+                      .device = tok_embeddings->weight.device()});
+}
+
+at::Tensor Llama::forward(const at::Tensor& tokens, nn::KvCache& cache, std::vector<std::int64_t> counts) {
+  const at::NoGradGuard no_grad;
+  check_tokens(tokens);
+  const std::int64_t batch = tokens.size(0), count = tokens.size(1);
+  if (batch != cache.options().batch || cache.options().layers != config_.n_layers) {
+    throw Error(fmt::format("Llama: {} rows and {} layers do not fit a cache made for {} rows and {} layers", batch,
+                            config_.n_layers, cache.options().batch, cache.options().layers));
+  }
+  const bool padded = !counts.empty();
+  at::Tensor last;  // each row's last real token of this pass
+  if (padded) {
+    std::vector<std::int64_t> at_rows(counts);
+    for (auto& n : at_rows) n = std::max<std::int64_t>(n - 1, 0);
+    last = at::tensor(at_rows, at::TensorOptions(at::kLong)).to(tokens.device());
+  }
+  cache.begin(count, std::move(counts));
+  const nn::RotaryTables& all = rope(cache.options().max_len, tokens.device());
+  const nn::RotaryTables tables =
+      cache.positions().defined() ? all.at_positions(cache.positions()) : all.narrow(cache.longest(), count);
+
+  at::Tensor x = call(tok_embeddings, tokens);  // [batch, n, dim]
+  std::int64_t index = 0;
+  for (const auto& layer : layers) x = call(layer, x, tables, cache, index++);
+  cache.finish();
+
+  const at::TensorOptions integers = last.defined() ? last.options() : at::TensorOptions(at::kLong);
+  x = padded ? x.index({at::arange(batch, integers), last}) : x.select(1, count - 1);  // [batch, dim]
+  return logits(call(norm, x));
+}
+
+}  // namespace phalanx::models

@@ -1,0 +1,65 @@
+// The Llama family: pre-norm decoder with RMSNorm, rotary embedding, grouped-query attention and SwiGLU, no biases.
+//
+// Parameter names are torchtitan's (tok_embeddings.weight, layers.N.attention.{wq,wk,wv,wo}.weight,
+// layers.N.feed_forward.{w1,w2,w3}.weight, layers.N.{attention_norm,ffn_norm}.weight, norm.weight, output.weight).
+// Hugging Face weights load by renaming alone (llama_hf_name, llama_fqn_from_hf in llama_config.h).
+// The constructor leaves the parameters without values: nn::initialise(*model, seed) or a checkpoint fills them.
+//
+//   auto model = std::make_shared<models::Llama>(config);
+//   nn::initialise(*model, seed);
+//   at::Tensor loss = model->loss(tokens, labels);     // training
+//   loss.backward();
+//
+//   nn::KvCache cache = model->make_cache(batch, max_len);
+//   at::Tensor logits = model->forward(prompts, cache, {17, 9});   // inference: [batch, vocab]
+//
+// Tokens and labels are int64 [batch, seq] on the parameters' device, seq at most max_seq_len (Error otherwise).
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "phalanx/models/llama_config.h"
+#include "phalanx/nn/embedding.h"
+#include "phalanx/nn/kv_cache.h"
+#include "phalanx/nn/transformer_block.h"
+
+namespace phalanx::models {
+
+class Llama : public nn::Module {
+ public:
+  explicit Llama(const LlamaConfig& config, nn::TensorOptionsOfModule tensor = {});
+
+  /// Logits [batch, seq, vocab].
+  at::Tensor forward(const at::Tensor& tokens);
+
+  /// Mean cross entropy over the batch * seq tokens given, an fp32 scalar; the logits are never held as a whole.
+  /// Ranks with equal shares of a global batch average their losses and gradients to get the global batch's.
+  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& labels);
+
+  /// Inference: tokens [batch, n] follow those in the cache, counts[r] of them real in row r (right padding; empty:
+  /// all). Returns the logits [batch, vocab] after each row's last real token. Records no gradient.
+  at::Tensor forward(const at::Tensor& tokens, nn::KvCache& cache, std::vector<std::int64_t> counts = {});
+  nn::KvCache make_cache(std::int64_t batch, std::int64_t max_len) const;
+
+  const LlamaConfig& config() const noexcept { return config_; }
+  std::int64_t parameter_count() const noexcept { return config_.parameter_count(); }
+  double flops_per_token(std::int64_t seq) const noexcept { return config_.flops_per_token(seq); }
+
+  std::shared_ptr<nn::Embedding> tok_embeddings;
+  std::vector<std::shared_ptr<nn::TransformerBlock>> layers;
+  std::shared_ptr<nn::RMSNorm> norm;
+  std::shared_ptr<nn::Linear> output;  // null where the embeddings are tied
+
+ private:
+  at::Tensor hidden(const at::Tensor& tokens);  // after the final norm: [batch, seq, dim]
+  at::Tensor logits(const at::Tensor& hidden);
+  const nn::RotaryTables& rope(std::int64_t positions, at::Device device);
+  void check_tokens(const at::Tensor& tokens) const;
+
+  LlamaConfig config_;
+  nn::RotaryTables rope_;  // made at first use, on the device in use
+};
+
+}  // namespace phalanx::models

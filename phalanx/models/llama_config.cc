@@ -1,0 +1,173 @@
+#include "phalanx/models/llama_config.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <array>
+#include <utility>
+
+#include "phalanx/base/error.h"
+#include "phalanx/base/nearest.h"
+
+namespace phalanx::models {
+namespace {
+
+const std::vector<std::pair<std::string, LlamaConfig>>& flavors() {
+  static const std::vector<std::pair<std::string, LlamaConfig>> table = {
+      // For tests and first steps.
+      {"debug", {.dim = 64, .n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .ffn_hidden = 176, .vocab_size = 512}},
+      {"5M", {}},
+      {"50M", {.dim = 512, .n_layers = 8, .n_heads = 8, .n_kv_heads = 4, .ffn_hidden = 2048, .vocab_size = 16384}},
+      {"llama3_1b",
+       {.dim = 2048,
+        .n_layers = 16,
+        .n_heads = 32,
+        .n_kv_heads = 8,
+        .ffn_hidden = 8192,
+        .vocab_size = 128256,
+        .max_seq_len = 8192,
+        .rope_theta = 500000.0,
+        .tie_embeddings = true}},
+      {"llama3_8b",
+       {.dim = 4096,
+        .n_layers = 32,
+        .n_heads = 32,
+        .n_kv_heads = 8,
+        .ffn_hidden = 14336,
+        .vocab_size = 128256,
+        .max_seq_len = 8192,
+        .rope_theta = 500000.0}},
+      {"llama3_70b",
+       {.dim = 8192,
+        .n_layers = 80,
+        .n_heads = 64,
+        .n_kv_heads = 8,
+        .ffn_hidden = 28672,
+        .vocab_size = 128256,
+        .max_seq_len = 8192,
+        .rope_theta = 500000.0}},
+  };
+  return table;
+}
+
+/// The divisor of `number` nearest to `wanted`.
+std::int64_t nearest_divisor(std::int64_t number, std::int64_t wanted) {
+  for (std::int64_t distance = 0;; ++distance) {
+    if (wanted > distance && number % (wanted - distance) == 0) return wanted - distance;
+    if (number % (wanted + distance) == 0) return wanted + distance;
+  }
+}
+
+constexpr std::array<std::pair<const char*, const char*>, 3> kOutside = {{
+    {"tok_embeddings.weight", "model.embed_tokens.weight"},
+    {"norm.weight", "model.norm.weight"},
+    {"output.weight", "lm_head.weight"},
+}};
+constexpr std::array<std::pair<const char*, const char*>, 9> kInLayer = {{
+    {"attention.wq.weight", "self_attn.q_proj.weight"},
+    {"attention.wk.weight", "self_attn.k_proj.weight"},
+    {"attention.wv.weight", "self_attn.v_proj.weight"},
+    {"attention.wo.weight", "self_attn.o_proj.weight"},
+    {"feed_forward.w1.weight", "mlp.gate_proj.weight"},
+    {"feed_forward.w2.weight", "mlp.down_proj.weight"},
+    {"feed_forward.w3.weight", "mlp.up_proj.weight"},
+    {"attention_norm.weight", "input_layernorm.weight"},
+    {"ffn_norm.weight", "post_attention_layernorm.weight"},
+}};
+
+/// "<prefix><digits>.<rest>" into digits and rest; empty strings where the name has another form.
+std::pair<std::string, std::string> split_layer(const std::string& name, const std::string& prefix) {
+  if (!name.starts_with(prefix)) return {};
+  const std::size_t dot = name.find('.', prefix.size());
+  if (dot == std::string::npos || dot == prefix.size()) return {};
+  const std::string digits = name.substr(prefix.size(), dot - prefix.size());
+  if (digits.find_first_not_of("0123456789") != std::string::npos) return {};
+  return {digits, name.substr(dot + 1)};
+}
+
+}  // namespace
+
+void LlamaConfig::validate() const {
+  const std::pair<const char*, std::int64_t> sizes[] = {
+      {"dim", dim},
+      {"n_layers", n_layers},
+      {"n_heads", n_heads},
+      {"n_kv_heads", n_kv_heads},
+      {"ffn_hidden", ffn_hidden},
+      {"vocab_size", vocab_size},
+      {"max_seq_len", max_seq_len},
+  };
+  for (const auto& [key, value] : sizes) {
+    if (value < 1) throw ConfigError(fmt::format("model: {} = {}: expected a positive number", key, value));
+  }
+  if (dim % n_heads != 0) {
+    throw ConfigError(
+        fmt::format("model: head_dim = dim / n_heads must be whole, but dim = {} and n_heads = {}; "
+                    "nearest: n_heads = {}",
+                    dim, n_heads, nearest_divisor(dim, n_heads)));
+  }
+  if (head_dim() % 2 != 0) {
+    throw ConfigError(
+        fmt::format("model: the rotary embedding turns pairs, so head_dim = dim / n_heads = {} / {} = {} "
+                    "must be even; nearest: dim = {}",
+                    dim, n_heads, head_dim(), (head_dim() + 1) * n_heads));
+  }
+  if (n_heads % n_kv_heads != 0) {
+    throw ConfigError(
+        fmt::format("model: n_heads / n_kv_heads query heads share a key head, but {} / {} is not whole; "
+                    "nearest: n_kv_heads = {}",
+                    n_heads, n_kv_heads, nearest_divisor(n_heads, n_kv_heads)));
+  }
+  if (!(rope_theta > 0.0)) throw ConfigError(fmt::format("model: rope_theta = {}: expected above 0", rope_theta));
+  if (!(norm_eps >= 0.0)) throw ConfigError(fmt::format("model: norm_eps = {}: expected 0 or above", norm_eps));
+}
+
+std::int64_t LlamaConfig::parameter_count() const noexcept {
+  const std::int64_t kv_dim = n_kv_heads * head_dim();
+  const std::int64_t layer = 2 * dim * dim + 2 * dim * kv_dim + 3 * dim * ffn_hidden + 2 * dim;
+  return n_layers * layer + dim + vocab_size * dim * (tie_embeddings ? 1 : 2);
+}
+
+double LlamaConfig::flops_per_token(std::int64_t seq) const noexcept {
+  const std::int64_t in_products = parameter_count() - (tie_embeddings ? 0 : vocab_size * dim);
+  return 6.0 * static_cast<double>(in_products) +
+         12.0 * static_cast<double>(n_layers) * static_cast<double>(dim) * static_cast<double>(seq);
+}
+
+LlamaConfig llama_flavor(const std::string& name) {
+  for (const auto& [known, config] : flavors()) {
+    if (known == name) return config;
+  }
+  throw ConfigError(fmt::format("unknown model flavor '{}'{}; known: {}", name,
+                                did_you_mean(name, llama_flavor_names()), fmt::join(llama_flavor_names(), ", ")));
+}
+
+std::vector<std::string> llama_flavor_names() {
+  std::vector<std::string> names;
+  for (const auto& flavor : flavors()) names.push_back(flavor.first);
+  return names;
+}
+
+std::string llama_hf_name(const std::string& fqn) {
+  for (const auto& [ours, theirs] : kOutside) {
+    if (fqn == ours) return theirs;
+  }
+  const auto [layer, rest] = split_layer(fqn, "layers.");
+  for (const auto& [ours, theirs] : kInLayer) {
+    if (rest == ours) return fmt::format("model.layers.{}.{}", layer, theirs);
+  }
+  throw Error(fmt::format("'{}' is not a parameter of a Llama model", fqn));
+}
+
+std::string llama_fqn_from_hf(const std::string& hf_name) {
+  for (const auto& [ours, theirs] : kOutside) {
+    if (hf_name == theirs) return ours;
+  }
+  const auto [layer, rest] = split_layer(hf_name, "model.layers.");
+  for (const auto& [ours, theirs] : kInLayer) {
+    if (rest == theirs) return fmt::format("layers.{}.{}", layer, ours);
+  }
+  throw Error(fmt::format("'{}' is not a parameter of Hugging Face's LlamaForCausalLM", hf_name));
+}
+
+}  // namespace phalanx::models

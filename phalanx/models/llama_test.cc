@@ -1,0 +1,261 @@
+#include "phalanx/models/llama.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/remainder.h>
+#include <c10/core/GradMode.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "phalanx/base/error.h"
+#include "phalanx/nn/init.h"
+
+namespace {
+
+using phalanx::models::Llama;
+using phalanx::models::llama_flavor;
+using phalanx::models::llama_fqn_from_hf;
+using phalanx::models::llama_hf_name;
+using phalanx::models::LlamaConfig;
+using testing::HasSubstr;
+
+const at::TensorOptions kIds = at::TensorOptions(at::kLong);
+
+nlohmann::json golden() {
+  std::ifstream file(std::string(PHALANX_MODELS_TESTDATA) + "/llama_golden.json");
+  return nlohmann::json::parse(file);
+}
+
+/// The formula of scripts/make_llama_golden.py.
+void set_golden_weight(const std::string& name, const at::Tensor& parameter) {
+  std::uint32_t crc = 0xFFFFFFFFu;
+  for (const char c : name) {
+    crc ^= static_cast<unsigned char>(c);
+    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ (0xEDB88320u & (0u - (crc & 1u)));
+  }
+  crc = ~crc;
+  const at::NoGradGuard no_grad;
+  auto* out = parameter.mutable_data_ptr<float>();
+  const double shift = name.find("norm") == std::string::npos ? 0.0 : 1.0;
+  for (std::int64_t i = 0; i < parameter.numel(); ++i) {
+    const auto x = static_cast<std::uint32_t>(static_cast<std::uint64_t>(i) * 2654435761u + crc);
+    out[i] = static_cast<float>((x / 4294967296.0 - 0.5) * 0.4 + shift);
+  }
+}
+
+LlamaConfig golden_config(const nlohmann::json& data, bool tied) {
+  const auto& c = data["config"];
+  return {.dim = c["dim"],
+          .n_layers = c["n_layers"],
+          .n_heads = c["n_heads"],
+          .n_kv_heads = c["n_kv_heads"],
+          .ffn_hidden = c["ffn_hidden"],
+          .vocab_size = c["vocab_size"],
+          .max_seq_len = c["max_seq_len"],
+          .rope_theta = c["rope_theta"],
+          .norm_eps = c["norm_eps"],
+          .tie_embeddings = tied};
+}
+
+at::Tensor golden_tokens(const nlohmann::json& data, std::int64_t offset) {
+  const std::int64_t batch = data["batch"], seq = data["seq"], vocab = data["config"]["vocab_size"];
+  const at::Tensor i = at::arange(batch * seq, kIds);
+  return at::remainder(i * i * 7 + i * 3 + offset, vocab).view({batch, seq});
+}
+
+class LlamaGolden : public testing::TestWithParam<bool> {};
+
+TEST_P(LlamaGolden, LossLogitsAndGradientsEqualPyTorchs) {
+  const auto data = golden();
+  const auto& expected = data[GetParam() ? "tied" : "untied"];
+  Llama model(golden_config(data, GetParam()));
+  for (const auto& p : model.named_parameters()) set_golden_weight(p.key(), p.value());
+
+  const at::Tensor tokens = golden_tokens(data, 0), labels = golden_tokens(data, 5);
+  const at::Tensor loss = model.loss(tokens, labels);
+  EXPECT_NEAR(loss.item<double>(), expected["loss"].get<double>(), 2e-6);
+  loss.backward();
+  ASSERT_EQ(model.named_parameters().size(), expected["grads"].size());
+  for (const auto& p : model.named_parameters()) {
+    const auto& g = expected["grads"][p.key()];
+    const double norm = g["norm"];
+    EXPECT_NEAR(p.value().grad().norm().item<double>(), norm, 1e-5 * norm) << p.key();
+    const at::Tensor first = p.value().grad().flatten();
+    for (int i = 0; i < 3; ++i)
+      EXPECT_NEAR(first[i].item<double>(), g["first"][i].get<double>(), 1e-5 * norm) << p.key();
+  }
+  const at::NoGradGuard no_grad;
+  const at::Tensor logits = model.forward(tokens);
+  const at::Tensor last = logits[-1][-1];
+  for (std::int64_t i = 0; i < last.numel(); ++i)
+    EXPECT_NEAR(last[i].item<double>(), expected["logits"][i].get<double>(), 5e-6);
+  EXPECT_NEAR(at::cross_entropy_loss(logits.flatten(0, 1), labels.flatten()).item<double>(), loss.item<double>(), 1e-6);
+}
+
+INSTANTIATE_TEST_SUITE_P(Embeddings, LlamaGolden, testing::Bool(),
+                         [](const auto& info) { return info.param ? "Tied" : "Untied"; });
+
+std::shared_ptr<Llama> debug_model() {
+  auto model = std::make_shared<Llama>(llama_flavor("debug"));
+  phalanx::nn::initialise(*model, 3);
+  return model;
+}
+
+TEST(Llama, CachedDecodingEqualsTheFullForward) {
+  const auto model = debug_model();
+  const at::NoGradGuard no_grad;
+  const at::Tensor tokens = at::randint(512, {2, 12}, kIds);
+  const at::Tensor full = model->forward(tokens);
+  auto cache = model->make_cache(2, 16);
+  // A prompt, one token, then several at once.
+  std::int64_t seen = 0;
+  for (const std::int64_t n : {5, 1, 4, 1, 1}) {
+    const at::Tensor logits = model->forward(tokens.narrow(1, seen, n), cache);
+    seen += n;
+    EXPECT_TRUE(at::allclose(logits, full.select(1, seen - 1), 1e-4, 1e-5)) << seen;
+  }
+  cache.truncate(7);
+  EXPECT_TRUE(at::allclose(model->forward(tokens.narrow(1, 7, 3), cache), full.select(1, 9), 1e-4, 1e-5));
+}
+
+TEST(Llama, UnequalPromptsGiveWhatEachRowAloneGives) {
+  const auto model = debug_model();
+  const at::NoGradGuard no_grad;
+  const at::Tensor tokens = at::randint(512, {3, 7}, kIds), next = at::randint(512, {3, 2}, kIds);
+  const std::vector<std::int64_t> counts = {7, 2, 4};
+  auto cache = model->make_cache(3, 16);
+  const at::Tensor first = model->forward(tokens, cache, counts);
+  const at::Tensor second = model->forward(next.narrow(1, 0, 1), cache);
+  const at::Tensor third = model->forward(next.narrow(1, 1, 1), cache);
+  EXPECT_THAT(cache.lengths(), testing::ElementsAre(9, 4, 6));
+  for (std::int64_t r = 0; r < 3; ++r) {
+    const std::int64_t n = counts[static_cast<std::size_t>(r)];
+    const at::Tensor alone = at::cat({tokens[r].narrow(0, 0, n), next[r]}).unsqueeze(0);
+    const at::Tensor full = model->forward(alone)[0];
+    EXPECT_TRUE(at::allclose(first[r], full[n - 1], 1e-4, 1e-5)) << r;
+    EXPECT_TRUE(at::allclose(second[r], full[n], 1e-4, 1e-5)) << r;
+    EXPECT_TRUE(at::allclose(third[r], full[n + 1], 1e-4, 1e-5)) << r;
+  }
+}
+
+TEST(Llama, AFullCacheIsAnErrorThatNamesRowAndNumbers) {
+  const auto model = debug_model();
+  auto cache = model->make_cache(2, 4);
+  const at::Tensor tokens = at::randint(512, {2, 3}, kIds);
+  model->forward(tokens, cache, {3, 1});
+  try {
+    model->forward(tokens.narrow(1, 0, 2), cache);
+    FAIL() << "no error";
+  } catch (const phalanx::Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("row 0 holds 3 tokens and 2 more do not fit its 4 positions"));
+  }
+  EXPECT_THAT(cache.lengths(), testing::ElementsAre(3, 1));  // as it was
+}
+
+TEST(Llama, TwoRunsAreBitwiseEqual) {
+  const at::Tensor tokens = at::randint(512, {2, 33}, kIds), labels = at::randint(512, {2, 33}, kIds);
+  const auto a = debug_model(), b = debug_model();
+  const at::Tensor loss_a = a->loss(tokens, labels), loss_b = b->loss(tokens, labels);
+  EXPECT_TRUE(at::equal(loss_a, loss_b));
+  loss_a.backward();
+  loss_b.backward();
+  const auto pa = a->parameters(), pb = b->parameters();
+  for (std::size_t i = 0; i < pa.size(); ++i) EXPECT_TRUE(at::equal(pa[i].grad(), pb[i].grad()));
+}
+
+TEST(Llama, GradientsAccumulateOverBackwards) {
+  const at::Tensor tokens = at::randint(512, {2, 9}, kIds);
+  const auto once = debug_model(), twice = debug_model();
+  once->loss(tokens, tokens).backward();
+  twice->loss(tokens, tokens).backward();
+  twice->loss(tokens, tokens).backward();
+  const auto a = once->parameters(), b = twice->parameters();
+  for (std::size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(at::allclose(b[i].grad(), a[i].grad() * 2.0));
+}
+
+TEST(Llama, InitialValuesDependOnNameAndSeedAlone) {
+  const auto model = debug_model();
+  auto config = llama_flavor("debug");
+  config.n_layers = 1;  // another model around the same parameters
+  config.tie_embeddings = true;
+  config.depth_scaled_init = false;
+  Llama smaller(config);
+  phalanx::nn::initialise(smaller, 3);
+  const auto full = model->named_parameters(), part = smaller.named_parameters();
+  EXPECT_TRUE(at::equal(full["layers.0.attention.wq.weight"], part["layers.0.attention.wq.weight"]));
+  EXPECT_TRUE(at::equal(full["tok_embeddings.weight"], part["tok_embeddings.weight"]));
+  EXPECT_FALSE(at::equal(full["layers.0.attention.wq.weight"], full["layers.1.attention.wq.weight"]));
+  EXPECT_NEAR(full["layers.0.attention.wq.weight"].std().item<double>(), 0.02, 0.001);
+  EXPECT_NEAR(full["layers.0.attention.wo.weight"].std().item<double>(), 0.01, 0.0005);  // 0.02 / sqrt(2 * 2)
+  EXPECT_NEAR(part["layers.0.attention.wo.weight"].std().item<double>(), 0.02, 0.001);
+  EXPECT_TRUE(at::equal(full["norm.weight"], at::empty({64}, at::TensorOptions(at::kFloat)).fill_(1.0)));
+}
+
+TEST(Llama, CountsParametersAndOperations) {
+  const auto config = llama_flavor("5M");
+  EXPECT_EQ(config.parameter_count(), 4999424);
+  EXPECT_EQ(config.flops_per_token(256), 6.0 * (4999424 - 4096 * 256) + 12.0 * 4 * 256 * 256);
+  EXPECT_EQ(llama_flavor("llama3_8b").parameter_count(), 8030261248);
+  EXPECT_EQ(llama_flavor("llama3_1b").parameter_count(), 1235814400);
+  for (const bool tied : {false, true}) {
+    auto small = llama_flavor("debug");
+    small.tie_embeddings = tied;
+    const Llama model(small);
+    std::int64_t elements = 0;
+    for (const auto& p : model.parameters()) elements += p.numel();
+    EXPECT_EQ(elements, model.parameter_count());
+  }
+}
+
+TEST(Llama, HuggingFaceNamesMapBothWays) {
+  EXPECT_EQ(llama_hf_name("layers.11.feed_forward.w2.weight"), "model.layers.11.mlp.down_proj.weight");
+  EXPECT_EQ(llama_fqn_from_hf("model.layers.3.self_attn.o_proj.weight"), "layers.3.attention.wo.weight");
+  for (const auto& p : debug_model()->named_parameters()) EXPECT_EQ(llama_fqn_from_hf(llama_hf_name(p.key())), p.key());
+  EXPECT_THROW(llama_fqn_from_hf("model.layers.x.self_attn.o_proj.weight"), phalanx::Error);
+  EXPECT_THROW(llama_fqn_from_hf("transformer.wte.weight"), phalanx::Error);
+  EXPECT_THROW(llama_hf_name("layers.0.attention.wz.weight"), phalanx::Error);
+}
+
+TEST(Llama, ConfigurationErrorsGiveEquationNumbersAndNearestChoice) {
+  const auto message = [](LlamaConfig config) -> std::string {
+    try {
+      config.validate();
+    } catch (const phalanx::ConfigError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(message({}), "");
+  EXPECT_THAT(message({.dim = 256, .n_heads = 6}), HasSubstr("dim = 256 and n_heads = 6; nearest: n_heads = 4"));
+  EXPECT_THAT(message({.dim = 20, .n_heads = 4, .n_kv_heads = 4}),
+              HasSubstr("20 / 4 = 5 must be even; nearest: dim = 24"));
+  EXPECT_THAT(message({.dim = 256, .n_heads = 8, .n_kv_heads = 3}),
+              HasSubstr("8 / 3 is not whole; nearest: n_kv_heads = 2"));
+  EXPECT_THAT(message({.n_layers = 0}), HasSubstr("n_layers = 0: expected a positive number"));
+  EXPECT_THAT(message({.rope_theta = std::nan("")}), HasSubstr("rope_theta"));
+  try {
+    llama_flavor("llama3_8B");
+    FAIL() << "no error";
+  } catch (const phalanx::ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("did you mean 'llama3_8b'?"));
+  }
+}
+
+TEST(Llama, RefusesSequencesBeyondItsLengthAndOtherTypes) {
+  const auto model = debug_model();
+  EXPECT_THROW(model->forward(at::randint(512, {1, 257}, kIds)), phalanx::Error);
+  EXPECT_THROW(model->forward(at::randint(512, {7}, kIds)), phalanx::Error);
+  EXPECT_THROW(model->loss(at::randint(512, {1, 7}, kIds), at::randint(512, {1, 6}, kIds)), phalanx::Error);
+}
+
+}  // namespace

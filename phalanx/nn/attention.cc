@@ -1,0 +1,47 @@
+#include "phalanx/nn/attention.h"
+
+#include <ATen/ops/scaled_dot_product_attention.h>
+
+#include "phalanx/kernels/rotary.h"
+
+namespace phalanx::nn {
+
+Attention::Attention(const AttentionOptions& options, TensorOptionsOfModule tensor)
+    : Module("Attention"), options_(options) {
+  const std::int64_t q_dim = options.n_heads * options.head_dim, kv_dim = options.n_kv_heads * options.head_dim;
+  wq = register_module("wq", std::make_shared<Linear>(LinearOptions{options.dim, q_dim}, tensor));
+  wk = register_module("wk", std::make_shared<Linear>(LinearOptions{options.dim, kv_dim}, tensor));
+  wv = register_module("wv", std::make_shared<Linear>(LinearOptions{options.dim, kv_dim}, tensor));
+  wo = register_module("wo", std::make_shared<Linear>(LinearOptions{q_dim, options.dim}, tensor));
+}
+
+Attention::Heads Attention::heads(const at::Tensor& x, const RotaryTables& rope) {
+  // The head counts are inferred: under tensor parallelism a rank holds only some of them.
+  const auto split = [&](const at::Tensor& y) {
+    return y.view({x.size(0), x.size(1), -1, options_.head_dim}).transpose(1, 2);
+  };
+  return {kernels::apply_rotary(split(call(wq, x)), rope.cos, rope.sin),
+          kernels::apply_rotary(split(call(wk, x)), rope.cos, rope.sin), split(call(wv, x))};
+}
+
+at::Tensor Attention::project(const at::Tensor& y) {
+  return call(wo, y.transpose(1, 2).reshape({y.size(0), y.size(2), -1}));
+}
+
+at::Tensor Attention::forward(const at::Tensor& x, const RotaryTables& rope) {
+  const auto [q, k, v] = heads(x, rope);
+  return project(at::scaled_dot_product_attention(q, k, v, /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true,
+                                                  /*scale=*/std::nullopt, /*enable_gqa=*/q.size(1) != k.size(1)));
+}
+
+at::Tensor Attention::forward(const at::Tensor& x, const RotaryTables& rope, KvCache& cache, std::int64_t layer) {
+  const auto [q, k, v] = heads(x, rope);
+  const auto [keys, values] = cache.append(layer, k, v);
+  const bool causal = !cache.mask().defined() && q.size(2) > 1;  // an empty cache: queries and keys are the same tokens
+  return project(at::scaled_dot_product_attention(q, keys, values,
+                                                  cache.mask().defined() ? std::optional(cache.mask()) : std::nullopt,
+                                                  /*dropout_p=*/0.0, causal, /*scale=*/std::nullopt,
+                                                  /*enable_gqa=*/q.size(1) != keys.size(1)));
+}
+
+}  // namespace phalanx::nn

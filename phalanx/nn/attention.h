@@ -1,0 +1,44 @@
+// Causal self-attention with grouped queries: n_heads query heads share n_kv_heads key and value heads.
+//
+//   q, k, v = wq x, wk x, wv x            split into heads, q and k turned by the rotary tables
+//   y = wo softmax(q k^T / sqrt(head_dim) + causal mask) v
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "phalanx/nn/kv_cache.h"
+#include "phalanx/nn/linear.h"
+#include "phalanx/nn/rotary.h"
+
+namespace phalanx::nn {
+
+struct AttentionOptions {
+  std::int64_t dim = 0;
+  std::int64_t n_heads = 0;
+  std::int64_t n_kv_heads = 0;
+  std::int64_t head_dim = 0;
+};
+
+class Attention : public Module {
+ public:
+  explicit Attention(const AttentionOptions& options, TensorOptionsOfModule tensor = {});
+
+  /// x [batch, seq, dim] -> [batch, seq, dim]; `rope` holds the tables of these seq positions.
+  at::Tensor forward(const at::Tensor& x, const RotaryTables& rope);
+  /// Inference: x's tokens follow those of `cache`, whose pass the caller has begun; `rope` is at their positions.
+  at::Tensor forward(const at::Tensor& x, const RotaryTables& rope, KvCache& cache, std::int64_t layer);
+
+  std::shared_ptr<Linear> wq, wk, wv, wo;
+
+ private:
+  struct Heads {
+    at::Tensor q, k, v;  // [batch, heads, seq, head_dim]
+  };
+  Heads heads(const at::Tensor& x, const RotaryTables& rope);
+  at::Tensor project(const at::Tensor& y);
+
+  AttentionOptions options_;
+};
+
+}  // namespace phalanx::nn

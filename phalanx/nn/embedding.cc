@@ -1,0 +1,13 @@
+#include "phalanx/nn/embedding.h"
+
+#include <ATen/ops/embedding.h>
+
+namespace phalanx::nn {
+
+Embedding::Embedding(const EmbeddingOptions& options, TensorOptionsOfModule tensor) : Module("Embedding") {
+  weight = make_parameter("weight", {options.count, options.dim}, tensor);
+}
+
+at::Tensor Embedding::forward(const at::Tensor& ids) { return at::embedding(weight, ids); }
+
+}  // namespace phalanx::nn

@@ -1,0 +1,14 @@
+#include "phalanx/nn/linear.h"
+
+#include <ATen/ops/linear.h>
+
+namespace phalanx::nn {
+
+Linear::Linear(const LinearOptions& options, TensorOptionsOfModule tensor) : Module("Linear"), options_(options) {
+  weight = make_parameter("weight", {options.out_features, options.in_features}, tensor);
+  if (options.bias) bias = make_parameter("bias", {options.out_features}, tensor, Init::constant(0.0));
+}
+
+at::Tensor Linear::forward(const at::Tensor& x) { return at::linear(x, weight, bias); }
+
+}  // namespace phalanx::nn

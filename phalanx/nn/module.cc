@@ -1,0 +1,29 @@
+#include "phalanx/nn/module.h"
+
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include "phalanx/base/error.h"
+
+namespace phalanx::nn {
+
+at::Tensor Module::make_parameter(const std::string& name, at::IntArrayRef shape, TensorOptionsOfModule options,
+                                  const Init& init) {
+  inits_[name] = init;
+  return register_parameter(name, at::empty(shape, at::TensorOptions(options.dtype).device(options.device)));
+}
+
+const Init& Module::init_of(const std::string& parameter) const {
+  const auto found = inits_.find(parameter);
+  if (found == inits_.end()) {
+    throw Error(fmt::format("module '{}' has no parameter '{}' made by make_parameter()", name(), parameter));
+  }
+  return found->second;
+}
+
+void Module::set_init(const std::string& parameter, const Init& init) {
+  init_of(parameter);  // throws where there is none
+  inits_[parameter] = init;
+}
+
+}  // namespace phalanx::nn

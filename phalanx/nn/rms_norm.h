@@ -1,0 +1,24 @@
+// x / sqrt(mean(x^2) + eps) * weight over the last dimension, computed in fp32 whatever the dtype of x.
+#pragma once
+
+#include <cstdint>
+
+#include "phalanx/nn/module.h"
+
+namespace phalanx::nn {
+
+class RMSNorm : public Module {
+ public:
+  explicit RMSNorm(std::int64_t dim, double eps = 1e-5, TensorOptionsOfModule tensor = {});
+
+  at::Tensor forward(const at::Tensor& x);  // [..., dim]
+
+  double eps() const noexcept { return eps_; }
+
+  at::Tensor weight;  // [dim]
+
+ private:
+  double eps_;
+};
+
+}  // namespace phalanx::nn
