@@ -1,0 +1,52 @@
+// The one event grad_ready(parameter): a backward pass has finished accumulating into parameter.grad().
+//
+// Everything that acts on finished gradients (data parallelism, sharding, an optimizer inside backward) listens to
+// this event and to nothing else, so that it does not matter who produced the gradient. It is fired
+// - by autograd, once per backward pass and parameter, after all uses of the parameter have been added up;
+// - by fire_grad_ready(), from whoever computes a weight gradient outside autograd (a queue of deferred gradients).
+//
+// Contract
+// - Any number of listeners may subscribe to one parameter; they are called in the order of subscription. A hook that
+//   somebody else put on the tensor before is kept and runs first.
+// - A listener runs on the thread that runs the backward pass (on CUDA an engine thread, on that device's stream) with
+//   grad mode as in the backward pass. It may replace parameter.mutable_grad(). What it throws ends the backward pass
+//   and reaches the caller of backward(). It must carry its state in captures: thread-locals are not set there.
+// - torch::autograd::grad() does not accumulate and so does not fire the event.
+// - Every backward pass fires, also the early micro-batches of an accumulation: it is the listener who knows which one
+//   is the last (see DistributedDataParallel::no_sync).
+// - Subscribing and unsubscribing must not run beside a backward pass; a listener may end its own subscription.
+//
+//   GradReadySubscription s = on_grad_ready(weight, [&](const at::Tensor& w) { reduce(w.grad()); });
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+
+namespace phalanx {
+
+using GradReadyListener = std::function<void(const at::Tensor& parameter)>;
+
+/// Ends the subscription when destroyed. May outlive the parameter.
+class [[nodiscard]] GradReadySubscription {
+ public:
+  struct Registry;
+  GradReadySubscription() = default;
+  GradReadySubscription(std::shared_ptr<Registry> registry, std::shared_ptr<GradReadyListener> listener);
+  GradReadySubscription(GradReadySubscription&&) noexcept = default;
+  GradReadySubscription& operator=(GradReadySubscription&& other) noexcept;
+  ~GradReadySubscription();
+
+ private:
+  std::shared_ptr<Registry> registry_;
+  std::shared_ptr<GradReadyListener> listener_;
+};
+
+/// The parameter must be a leaf that requires grad.
+GradReadySubscription on_grad_ready(const at::Tensor& parameter, GradReadyListener listener);
+
+/// Calls the parameter's listeners now; nothing if there are none.
+void fire_grad_ready(const at::Tensor& parameter);
+
+}  // namespace phalanx
