@@ -1,0 +1,143 @@
+#include "phalanx/data/split.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <string>
+#include <vector>
+
+#include "phalanx/base/error.h"
+#include "phalanx/data/byte_level.h"
+#include "phalanx/data/unicode.h"
+
+namespace phalanx::data {
+namespace {
+
+std::vector<std::string> by_hand(std::string_view text) {
+  std::vector<std::string> pieces;
+  while (!text.empty()) {
+    const std::size_t length = gpt2_piece(text);
+    pieces.emplace_back(text.substr(0, length));
+    text.remove_prefix(length);
+  }
+  return pieces;
+}
+
+std::vector<std::string> by_regex(std::string_view text, std::string_view pattern) {
+  const SplitRegex regex{std::string(pattern)};
+  const auto scratch = regex.make_scratch();
+  std::vector<std::string> pieces;
+  regex.split(text, *scratch, [&](std::string_view piece) { pieces.emplace_back(piece); });
+  return pieces;
+}
+
+TEST(SplitTest, HandWrittenMatcherIsTheRegularExpression) {
+  std::mt19937 rng(11);
+  // Characters that old Unicode tables know, so that any PCRE2 agrees; classes and borders of all kinds.
+  const std::vector<std::string> characters = {
+      " ",      " ",       "  ",     "\n",     "\t",     "\r\n",   "\v",     "\f",
+      "\u00a0", "\u2003",  "\u3000", "\u0085", "\u2028", "'",      "'s",     "'t",
+      "'re",    "'ve",     "'m",     "'ll",    "'d",     "'S",     "'r",     "'l",
+      "'v",     "a",       "Z",      "e",      "l",      "r",      "v",      "ß",
+      "é",      "Ω",       "ж",      "漢",     "カ",     "한",     "א",      "ع",
+      "ह",      "a\u0301", "𝔘",      "0",      "9",      "½",      "²",      "٣",
+      "४",      "Ⅷ",       "𝟙",      ".",      "_",      "-",      "!",      "(",
+      "€",      "→",       "😀",      "\u200d", "\u0301", "\ufe0f", "\u200b", std::string(1, '\0'),
+      "\x7f",   "\x1c"};
+  int pieces = 0;
+  for (int i = 0; i < 4000; ++i) {
+    std::string text;
+    const std::size_t few = 1 + rng() % characters.size();
+    for (std::size_t n = rng() % 30; n > 0; --n) text += characters[rng() % (i % 2 ? characters.size() : few)];
+    const auto expected = by_regex(text, kGpt2Pattern);
+    ASSERT_EQ(by_hand(text), expected) << bytes_to_printable(text);
+    pieces += static_cast<int>(expected.size());
+  }
+  EXPECT_GT(pieces, 20000);
+}
+
+TEST(SplitTest, PiecesAreWhatThePatternSays) {
+  EXPECT_EQ(by_hand("Hello, it's  x\n\n y "),
+            (std::vector<std::string>{"Hello", ",", " it", "'s", " ", " x", "\n\n", " y", " "}));
+  EXPECT_EQ(by_hand("   "), (std::vector<std::string>{"   "}));
+  EXPECT_EQ(by_hand("a1_b"), (std::vector<std::string>{"a", "1", "_", "b"}));
+  EXPECT_EQ(by_hand(""), (std::vector<std::string>{}));
+}
+
+TEST(SplitTest, InvalidBytesAreSignsAndNothingIsLost) {
+  EXPECT_EQ(by_hand("ab\xff\xfe.c"), (std::vector<std::string>{"ab", "\xff\xfe.", "c"}));
+  EXPECT_EQ(by_hand(" \xe2\x82"), (std::vector<std::string>{" \xe2\x82"}));
+  std::mt19937 rng(5);
+  for (int i = 0; i < 300; ++i) {
+    std::string text;
+    for (std::size_t n = rng() % 80; n > 0; --n) text += static_cast<char>(rng());
+    std::string joined, regex_joined;
+    for (const auto& piece : by_hand(text)) joined += piece;
+    for (const auto& piece : by_regex(text, kGpt2Pattern)) regex_joined += piece;
+    EXPECT_EQ(joined, text);
+    EXPECT_EQ(regex_joined, text);
+  }
+}
+
+TEST(SplitTest, SeveralPatternsCutOneAfterAnother) {
+  const Splitter splitter({R"(\d{2})", std::string(kGpt2Pattern)});
+  EXPECT_FALSE(splitter.is_gpt2());
+  Splitter::Scratch scratch = splitter.make_scratch();
+  std::vector<std::string> pieces;
+  splitter.split("ab12345 cd", scratch, [&](std::string_view piece) { pieces.emplace_back(piece); });
+  EXPECT_EQ(pieces, (std::vector<std::string>{"ab", "12", "34", "5", " cd"}));
+  // A pattern that matches nothing at places cuts nothing there.
+  EXPECT_EQ(by_regex("aéb", "x*"), (std::vector<std::string>{"aéb"}));
+  EXPECT_EQ(by_regex("axxb", "x*"), (std::vector<std::string>{"a", "xx", "b"}));
+}
+
+TEST(SplitTest, BadPatternsAreErrorsNotCrashes) {
+  EXPECT_THROW(SplitRegex("(unclosed"), DataError);
+  EXPECT_THROW(SplitRegex("[z-a]"), DataError);
+  // Exponential backtracking meets the match limit.
+  EXPECT_THROW(by_regex(std::string(60, 'a'), "^(a+)+[bc]"), DataError);
+}
+
+TEST(UnicodeTest, DecodesExactlyTheValidForms) {
+  EXPECT_EQ(first_char("a").code_point, 0x61u);
+  EXPECT_EQ(first_char("é").code_point, 0xE9u);
+  EXPECT_EQ(first_char("漢").length, 3);
+  EXPECT_EQ(first_char("😀").code_point, 0x1F600u);
+  for (const char* bad : {"\x80", "\xc0\x80", "\xc1\xbf", "\xe0\x9f\xbf", "\xed\xa0\x80", "\xf0\x8f\xbf\xbf",
+                          "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xc3", "\xe2\x82"}) {
+    EXPECT_EQ(first_char(bad).length, 0) << bytes_to_printable(bad);
+  }
+  std::string out;
+  for (const std::uint32_t c : {0x24u, 0xE9u, 0x6F22u, 0x1F600u}) append_utf8(c, out);
+  EXPECT_EQ(out, "$é漢😀");
+  EXPECT_EQ(unfinished_tail("a\xe2\x82"), 2u);
+  EXPECT_EQ(unfinished_tail("a\xe0\x80"), 0u);  // can become nothing
+  EXPECT_EQ(unfinished_tail("\xf0"), 1u);
+  EXPECT_EQ(unfinished_tail("\xf0\x9f\x98\x80"), 0u);
+  EXPECT_EQ(unfinished_tail(""), 0u);
+  EXPECT_EQ(unfinished_tail("\x80\x80\x80\x80"), 0u);
+}
+
+TEST(UnicodeTest, ClassesOfCharacters) {
+  EXPECT_EQ(class_of('a'), CharClass::letter);
+  EXPECT_EQ(class_of(0x1D518), CharClass::letter);  // 𝔘
+  EXPECT_EQ(class_of(0xBD), CharClass::number);     // ½
+  EXPECT_EQ(class_of(0x1D7D9), CharClass::number);  // 𝟙
+  EXPECT_EQ(class_of(0x3000), CharClass::space);
+  EXPECT_EQ(class_of(0x180E), CharClass::other);  // a space only in old Unicode
+  EXPECT_EQ(class_of('_'), CharClass::other);
+  EXPECT_EQ(class_of(0x10FFFF), CharClass::other);
+  EXPECT_EQ(class_of(0xFFFFFFFF), CharClass::other);
+}
+
+TEST(ByteLevelTest, PrintableFormIsABijection) {
+  std::string all;
+  for (int byte = 0; byte < 256; ++byte) all += static_cast<char>(byte);
+  EXPECT_EQ(printable_to_bytes(bytes_to_printable(all)), all);
+  EXPECT_EQ(bytes_to_printable(" \n"), "ĠĊ");
+  EXPECT_EQ(printable_to_bytes("漢"), std::nullopt);
+  EXPECT_EQ(printable_to_bytes("a b"), std::nullopt);  // a space is written Ġ
+}
+
+}  // namespace
+}  // namespace phalanx::data
