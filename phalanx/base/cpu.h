@@ -11,17 +11,16 @@
 namespace phalanx {
 
 struct CpuLimits {
-  int online = 1;   // cores of the machine
-  int affinity = 1; // cores the mask allows
-  std::optional<double>
-      quota;      // cores' worth of time per second, where a cgroup limits it
-  int usable = 1; // min(affinity, quota rounded up), at least 1
+  int online = 1;               // cores of the machine
+  int affinity = 1;             // cores the mask allows
+  std::optional<double> quota;  // cores' worth of time per second, where a cgroup limits it
+  int usable = 1;               // min(affinity, quota rounded up), at least 1
 };
 
 /// `root` replaces "/" in /proc/self/{cgroup,mountinfo} and in the mount
 /// points, for tests.
-CpuLimits cpu_limits(const std::filesystem::path &root = "/");
+CpuLimits cpu_limits(const std::filesystem::path& root = "/");
 
 int usable_cores();
 
-} // namespace phalanx
+}  // namespace phalanx

@@ -12,8 +12,8 @@ namespace phalanx {
 namespace {
 
 class CpuLimitsTest : public ::testing::Test {
-protected:
-  void put(const std::string &path, const std::string &contents) {
+ protected:
+  void put(const std::string& path, const std::string& contents) {
     const std::filesystem::path full = root_.path() / path;
     std::filesystem::create_directories(full.parent_path());
     write_file(full, contents);
@@ -29,8 +29,7 @@ TEST(Cpu, AffinityMaskCounts) {
   cpu_set_t before;
   ASSERT_EQ(sched_getaffinity(0, sizeof before, &before), 0);
   int first = 0;
-  while (!CPU_ISSET(first, &before))
-    ++first;
+  while (!CPU_ISSET(first, &before)) ++first;
   cpu_set_t one;
   CPU_ZERO(&one);
   CPU_SET(first, &one);
@@ -44,8 +43,9 @@ TEST_F(CpuLimitsTest, NoCgroupNoQuota) { EXPECT_EQ(quota(), std::nullopt); }
 
 TEST_F(CpuLimitsTest, Version2TakesTheSmallestOfTheGroupAndItsParents) {
   put("proc/self/cgroup", "0::/jobs/job1/step\n");
-  put("proc/self/mountinfo", "29 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - "
-                             "cgroup2 cgroup2 rw,nsdelegate\n");
+  put("proc/self/mountinfo",
+      "29 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - "
+      "cgroup2 cgroup2 rw,nsdelegate\n");
   put("sys/fs/cgroup/jobs/job1/step/cpu.max", "max 100000\n");
   EXPECT_EQ(quota(), std::nullopt);
   put("sys/fs/cgroup/jobs/job1/cpu.max", "150000 100000\n");
@@ -57,15 +57,13 @@ TEST_F(CpuLimitsTest, Version2TakesTheSmallestOfTheGroupAndItsParents) {
 
 TEST_F(CpuLimitsTest, ContainerThatSeesOnlyItsOwnGroup) {
   put("proc/self/cgroup", "0::/\n");
-  put("proc/self/mountinfo",
-      "29 23 0:26 / /sys/fs/cgroup ro - cgroup2 cgroup rw\n");
+  put("proc/self/mountinfo", "29 23 0:26 / /sys/fs/cgroup ro - cgroup2 cgroup rw\n");
   put("sys/fs/cgroup/cpu.max", "250000 100000\n");
   EXPECT_EQ(quota(), 2.5);
 }
 
 TEST_F(CpuLimitsTest, Version1) {
-  put("proc/self/cgroup",
-      "5:memory:/docker/abc\n4:cpu,cpuacct:/docker/abc\n0::/\n");
+  put("proc/self/cgroup", "5:memory:/docker/abc\n4:cpu,cpuacct:/docker/abc\n0::/\n");
   put("proc/self/mountinfo",
       "33 32 0:29 /docker/abc /sys/fs/cgroup/cpu,cpuacct ro - cgroup cgroup "
       "rw,cpu,cpuacct\n");
@@ -76,5 +74,5 @@ TEST_F(CpuLimitsTest, Version1) {
   EXPECT_EQ(quota(), 0.75);
 }
 
-} // namespace
-} // namespace phalanx
+}  // namespace
+}  // namespace phalanx

@@ -24,20 +24,15 @@ struct IntRange {
   std::int64_t max = std::numeric_limits<std::int64_t>::max();
 };
 
-std::optional<std::string> env_string(const std::string &name);
-std::optional<std::int64_t> env_int(const std::string &name,
-                                    IntRange range = {});
-std::optional<double> env_double(const std::string &name);
-std::optional<bool> env_bool(
-    const std::string &name); // 1/0, true/false, yes/no, on/off in any case
-std::optional<std::string> env_choice(const std::string &name,
-                                      const std::vector<std::string> &choices);
+std::optional<std::string> env_string(const std::string& name);
+std::optional<std::int64_t> env_int(const std::string& name, IntRange range = {});
+std::optional<double> env_double(const std::string& name);
+std::optional<bool> env_bool(const std::string& name);  // 1/0, true/false, yes/no, on/off in any case
+std::optional<std::string> env_choice(const std::string& name, const std::vector<std::string>& choices);
 
 /// As above; an unset variable is a ConfigError too. `purpose` is appended to
 /// it, e.g. "is set by phalanx launch".
-std::string require_env_string(const std::string &name,
-                               const std::string &purpose = "");
-std::int64_t require_env_int(const std::string &name, IntRange range = {},
-                             const std::string &purpose = "");
+std::string require_env_string(const std::string& name, const std::string& purpose = "");
+std::int64_t require_env_int(const std::string& name, IntRange range = {}, const std::string& purpose = "");
 
-} // namespace phalanx
+}  // namespace phalanx

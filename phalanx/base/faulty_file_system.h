@@ -22,57 +22,52 @@
 namespace phalanx {
 
 enum class Fault {
-  error, // this operation throws FileError and has no effect; later ones work
-  full,  // as a full disk: from here on every create, append, write and sync
-         // fails with ENOSPC, writes half way
-  crash  // as kill -9: a write stops half way, anything else does not happen,
-         // and so does everything after it
+  error,  // this operation throws FileError and has no effect; later ones work
+  full,   // as a full disk: from here on every create, append, write and sync
+          // fails with ENOSPC, writes half way
+  crash   // as kill -9: a write stops half way, anything else does not happen,
+          // and so does everything after it
 };
 
 struct FaultPlan {
   std::int64_t fail_at = std::numeric_limits<std::int64_t>::max();
   Fault kind = Fault::error;
-  int code = EIO; // errno of Fault::error
+  int code = EIO;  // errno of Fault::error
 };
 
 /// What every operation throws from a simulated crash on. Not an Error: nothing
 /// should catch and handle it.
 class SimulatedCrash : public std::runtime_error {
-public:
+ public:
   using std::runtime_error::runtime_error;
 };
 
 /// Thread-safe, as far as the FileSystem below it is. Must outlive the files it
 /// makes.
 class FaultyFileSystem final : public FileSystem {
-public:
-  explicit FaultyFileSystem(FileSystem &below, FaultPlan plan = {})
-      : below_(below), plan_(plan) {}
+ public:
+  explicit FaultyFileSystem(FileSystem& below, FaultPlan plan = {}) : below_(below), plan_(plan) {}
 
-  std::unique_ptr<WritableFile>
-  create(const std::filesystem::path &path) override;
-  std::unique_ptr<WritableFile>
-  append(const std::filesystem::path &path) override;
-  void rename(const std::filesystem::path &from,
-              const std::filesystem::path &to) override;
-  void make_directory(const std::filesystem::path &path) override;
-  void remove(const std::filesystem::path &path) override;
-  void remove_all(const std::filesystem::path &path) override;
-  void sync_directory(const std::filesystem::path &path) override;
+  std::unique_ptr<WritableFile> create(const std::filesystem::path& path) override;
+  std::unique_ptr<WritableFile> append(const std::filesystem::path& path) override;
+  void rename(const std::filesystem::path& from, const std::filesystem::path& to) override;
+  void make_directory(const std::filesystem::path& path) override;
+  void remove(const std::filesystem::path& path) override;
+  void remove_all(const std::filesystem::path& path) override;
+  void sync_directory(const std::filesystem::path& path) override;
 
-  std::int64_t operations() const; // made so far, failed ones included
-  std::vector<std::string>
-  journal() const; // "rename step-1.tmp -> step-1", one an operation, in order
+  std::int64_t operations() const;           // made so far, failed ones included
+  std::vector<std::string> journal() const;  // "rename step-1.tmp -> step-1", one an operation, in order
 
-private:
+ private:
   friend class FaultyFile;
   enum class Outcome { works, stops_half_way };
-  Outcome before(const std::string &operation, bool needs_space, bool is_write);
+  Outcome before(const std::string& operation, bool needs_space, bool is_write);
 
-  FileSystem &below_;
+  FileSystem& below_;
   FaultPlan plan_;
   mutable std::mutex mutex_;
   std::vector<std::string> journal_;
 };
 
-} // namespace phalanx
+}  // namespace phalanx

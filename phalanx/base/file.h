@@ -33,58 +33,42 @@ namespace phalanx {
 
 /// A file being written from front to back. Not thread-safe.
 class WritableFile {
-public:
-  virtual ~WritableFile() =
-      default; // closes; errors are lost, so call close() on the good path
+ public:
+  virtual ~WritableFile() = default;  // closes; errors are lost, so call close() on the good path
   virtual void write(std::span<const std::byte> bytes) = 0;
-  virtual void sync() = 0;  // returns when contents and length are on the disk
-  virtual void close() = 0; // some file systems report a full disk only here
-  void write(std::string_view text) {
-    write(std::as_bytes(std::span(text.data(), text.size())));
-  }
+  virtual void sync() = 0;   // returns when contents and length are on the disk
+  virtual void close() = 0;  // some file systems report a full disk only here
+  void write(std::string_view text) { write(std::as_bytes(std::span(text.data(), text.size()))); }
 };
 
 class FileSystem {
-public:
+ public:
   virtual ~FileSystem() = default;
-  virtual std::unique_ptr<WritableFile>
-  create(const std::filesystem::path &path) = 0; // empties an existing file
-  virtual std::unique_ptr<WritableFile>
-  append(const std::filesystem::path &path) = 0; // makes a missing file
-  virtual void rename(const std::filesystem::path &from,
-                      const std::filesystem::path &to) = 0; // replaces a file
-  virtual void
-  make_directory(const std::filesystem::path
-                     &path) = 0; // with its parents; an existing one is fine
-  virtual void
-  remove(const std::filesystem::path
-             &path) = 0; // one file or empty directory; missing: FileError
-  virtual void
-  remove_all(const std::filesystem::path
-                 &path) = 0; // with contents; a missing path is fine
-  virtual void sync_directory(
-      const std::filesystem::path
-          &path) = 0; // makes new, renamed and removed entries durable
+  virtual std::unique_ptr<WritableFile> create(const std::filesystem::path& path) = 0;  // empties an existing file
+  virtual std::unique_ptr<WritableFile> append(const std::filesystem::path& path) = 0;  // makes a missing file
+  virtual void rename(const std::filesystem::path& from,
+                      const std::filesystem::path& to) = 0;            // replaces a file
+  virtual void make_directory(const std::filesystem::path& path) = 0;  // with its parents; an existing one is fine
+  virtual void remove(const std::filesystem::path& path) = 0;      // one file or empty directory; missing: FileError
+  virtual void remove_all(const std::filesystem::path& path) = 0;  // with contents; a missing path is fine
+  virtual void sync_directory(const std::filesystem::path& path) = 0;  // makes new, renamed and removed entries durable
 };
 
 /// The real thing. Stateless, so one object serves all threads.
-FileSystem &posix_file_system();
+FileSystem& posix_file_system();
 
 /// The whole file. One of more than `max_bytes` is an error before anything is
 /// read.
-std::string
-read_file(const std::filesystem::path &path,
-          std::uint64_t max_bytes = std::numeric_limits<std::uint64_t>::max());
+std::string read_file(const std::filesystem::path& path,
+                      std::uint64_t max_bytes = std::numeric_limits<std::uint64_t>::max());
 
 /// Creates or overwrites in place, without syncing: for files that can be made
 /// again.
-void write_file(const std::filesystem::path &path, std::string_view contents,
-                FileSystem &fs = posix_file_system());
+void write_file(const std::filesystem::path& path, std::string_view contents, FileSystem& fs = posix_file_system());
 
 /// Writes beside the file (`<name>.tmp`), syncs, renames over it, syncs the
 /// directory. A failure removes the temporary file and leaves the old contents
 /// as they were.
-void replace_file(const std::filesystem::path &path, std::string_view contents,
-                  FileSystem &fs = posix_file_system());
+void replace_file(const std::filesystem::path& path, std::string_view contents, FileSystem& fs = posix_file_system());
 
-} // namespace phalanx
+}  // namespace phalanx

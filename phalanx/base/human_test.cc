@@ -14,8 +14,7 @@ TEST(Human, Bytes) {
   EXPECT_EQ(human_bytes(std::uint64_t{1} << 26), "64.0 MiB");
   EXPECT_EQ(human_bytes((std::uint64_t{1} << 30) - 1), "1.00 GiB");
   EXPECT_EQ(human_bytes(1'299'227'607), "1.21 GiB");
-  EXPECT_EQ(human_bytes(std::numeric_limits<std::uint64_t>::max()),
-            "16384 PiB");
+  EXPECT_EQ(human_bytes(std::numeric_limits<std::uint64_t>::max()), "16384 PiB");
   EXPECT_EQ(human_bytes_per_second(12'345'678), "12.3 MB/s");
   EXPECT_EQ(human_bytes_per_second(0), "0 B/s");
 }
@@ -29,8 +28,7 @@ TEST(Human, Counts) {
   EXPECT_EQ(with_commas(999), "999");
   EXPECT_EQ(with_commas(-1000), "-1,000");
   EXPECT_EQ(with_commas(1234567), "1,234,567");
-  EXPECT_EQ(with_commas(std::numeric_limits<std::int64_t>::min()),
-            "-9,223,372,036,854,775,808");
+  EXPECT_EQ(with_commas(std::numeric_limits<std::int64_t>::min()), "-9,223,372,036,854,775,808");
 }
 
 TEST(Human, Durations) {
@@ -45,9 +43,8 @@ TEST(Human, Durations) {
   EXPECT_EQ(human_duration(3 * 86400 + 4 * 3600), "3d 04h");
   EXPECT_EQ(human_duration(-2), "-2.00 s");
   EXPECT_EQ(human_duration(1e300), "unknown");
-  EXPECT_EQ(human_duration(std::numeric_limits<double>::quiet_NaN()),
-            "unknown");
+  EXPECT_EQ(human_duration(std::numeric_limits<double>::quiet_NaN()), "unknown");
 }
 
-} // namespace
-} // namespace phalanx
+}  // namespace
+}  // namespace phalanx

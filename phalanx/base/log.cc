@@ -24,21 +24,17 @@ std::atomic<int> process_world_size{1};
 thread_local std::unique_ptr<RankOfLog> thread_rank;
 
 RankOfLog current_rank() {
-  if (thread_rank)
-    return *thread_rank;
+  if (thread_rank) return *thread_rank;
   return {process_rank.load(), process_world_size.load()};
 }
 
 spdlog::level::level_enum level_from_environment() {
-  return spdlog::level::from_str(
-      env_choice("PHALANX_LOG_LEVEL", {"debug", "info", "warn", "error"})
-          .value_or("info"));
+  return spdlog::level::from_str(env_choice("PHALANX_LOG_LEVEL", {"debug", "info", "warn", "error"}).value_or("info"));
 }
 
-spdlog::logger &logger() {
+spdlog::logger& logger() {
   static const std::shared_ptr<spdlog::logger> instance = [] {
-    auto made = std::make_shared<spdlog::logger>(
-        "phalanx", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+    auto made = std::make_shared<spdlog::logger>("phalanx", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
     // On a terminal a line first clears what a progress bar has left on it.
     const std::string clear = isatty(STDERR_FILENO) != 0 ? "\r\x1b[K" : "";
     made->set_pattern(clear + "[phalanx] %Y-%m-%d %H:%M:%S - %^%l%$ - %v");
@@ -57,39 +53,30 @@ void write_line(spdlog::level::level_enum level, std::string_view message) {
   }
 }
 
-} // namespace
+}  // namespace
 
-void debug(std::string_view message) {
-  write_line(spdlog::level::debug, message);
-}
+void debug(std::string_view message) { write_line(spdlog::level::debug, message); }
 void info(std::string_view message) {
-  if (current_rank().rank == 0)
-    logger().log(spdlog::level::info, "{}", message);
+  if (current_rank().rank == 0) logger().log(spdlog::level::info, "{}", message);
 }
-void info_all_ranks(std::string_view message) {
-  write_line(spdlog::level::info, message);
-}
-void warn(std::string_view message) {
-  write_line(spdlog::level::warn, message);
-}
-void error(std::string_view message) {
-  write_line(spdlog::level::err, message);
-}
+void info_all_ranks(std::string_view message) { write_line(spdlog::level::info, message); }
+void warn(std::string_view message) { write_line(spdlog::level::warn, message); }
+void error(std::string_view message) { write_line(spdlog::level::err, message); }
 
 void set_level(Level level) {
   switch (level) {
-  case Level::debug:
-    logger().set_level(spdlog::level::debug);
-    break;
-  case Level::info:
-    logger().set_level(spdlog::level::info);
-    break;
-  case Level::warn:
-    logger().set_level(spdlog::level::warn);
-    break;
-  case Level::error:
-    logger().set_level(spdlog::level::err);
-    break;
+    case Level::debug:
+      logger().set_level(spdlog::level::debug);
+      break;
+    case Level::info:
+      logger().set_level(spdlog::level::info);
+      break;
+    case Level::warn:
+      logger().set_level(spdlog::level::warn);
+      break;
+    case Level::error:
+      logger().set_level(spdlog::level::err);
+      break;
   }
 }
 void set_process_rank(int rank, int world_size) {
@@ -100,4 +87,4 @@ void set_thread_rank(int rank, int world_size) {
   thread_rank = std::make_unique<RankOfLog>(RankOfLog{rank, world_size});
 }
 
-} // namespace phalanx::log
+}  // namespace phalanx::log

@@ -19,7 +19,7 @@ namespace phalanx::log {
 enum class Level { debug, info, warn, error };
 
 void debug(std::string_view message);
-void info(std::string_view message); // rank 0 only
+void info(std::string_view message);  // rank 0 only
 void info_all_ranks(std::string_view message);
 void warn(std::string_view message);
 void error(std::string_view message);
@@ -28,4 +28,4 @@ void set_level(Level level);
 void set_process_rank(int rank, int world_size);
 void set_thread_rank(int rank, int world_size);
 
-} // namespace phalanx::log
+}  // namespace phalanx::log

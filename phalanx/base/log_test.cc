@@ -17,27 +17,23 @@ using ::testing::internal::GetCapturedStderr;
 TEST(Log, RankZeroAloneSpeaksUnlessItMatters) {
   CaptureStderr();
   const auto speak_as = [](int rank) {
-    std::thread(
-        [rank] { // a rank is a thread's property, so this leaves no trace
-          log::set_thread_rank(rank, 4);
-          log::info("plan");
-          log::info_all_ranks("here");
-          log::warn("slow");
-          log::error("broken");
-          log::debug("hidden");
-        })
+    std::thread([rank] {  // a rank is a thread's property, so this leaves no trace
+      log::set_thread_rank(rank, 4);
+      log::info("plan");
+      log::info_all_ranks("here");
+      log::warn("slow");
+      log::error("broken");
+      log::debug("hidden");
+    })
         .join();
   };
   speak_as(3);
   const std::string other = GetCapturedStderr();
-  EXPECT_THAT(other, AllOf(HasSubstr("rank 3: here"), HasSubstr("rank 3: slow"),
-                           HasSubstr("rank 3: broken")));
-  EXPECT_THAT(other, AllOf(::testing::Not(HasSubstr("plan")),
-                           ::testing::Not(HasSubstr("hidden"))));
+  EXPECT_THAT(other, AllOf(HasSubstr("rank 3: here"), HasSubstr("rank 3: slow"), HasSubstr("rank 3: broken")));
+  EXPECT_THAT(other, AllOf(::testing::Not(HasSubstr("plan")), ::testing::Not(HasSubstr("hidden"))));
   CaptureStderr();
   speak_as(0);
-  EXPECT_THAT(GetCapturedStderr(),
-              AllOf(HasSubstr("info - plan"), HasSubstr("rank 0: slow")));
+  EXPECT_THAT(GetCapturedStderr(), AllOf(HasSubstr("info - plan"), HasSubstr("rank 0: slow")));
 }
 
 TEST(Log, LevelSilencesWhatLiesBelow) {
@@ -49,12 +45,10 @@ TEST(Log, LevelSilencesWhatLiesBelow) {
   log::debug("detail");
   log::set_level(log::Level::info);
   const std::string text = GetCapturedStderr();
-  EXPECT_THAT(text,
-              AllOf(HasSubstr("error - heard"), HasSubstr("debug - detail")));
+  EXPECT_THAT(text, AllOf(HasSubstr("error - heard"), HasSubstr("debug - detail")));
   EXPECT_THAT(text, ::testing::Not(HasSubstr("unheard")));
-  EXPECT_THAT(
-      text, ::testing::Not(HasSubstr("\x1b"))); // no terminal, no control codes
+  EXPECT_THAT(text, ::testing::Not(HasSubstr("\x1b")));  // no terminal, no control codes
 }
 
-} // namespace
-} // namespace phalanx
+}  // namespace
+}  // namespace phalanx

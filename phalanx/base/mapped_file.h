@@ -17,30 +17,27 @@
 namespace phalanx {
 
 class MappedFile {
-public:
+ public:
   enum class Access { normal, sequential, random };
 
   MappedFile() = default;
   /// Throws FileError for a missing file, a directory, a device. An empty file
   /// gives an empty span.
-  explicit MappedFile(const std::filesystem::path &path,
-                      Access access = Access::normal);
+  explicit MappedFile(const std::filesystem::path& path, Access access = Access::normal);
   ~MappedFile();
-  MappedFile(MappedFile &&other) noexcept;
-  MappedFile &operator=(MappedFile &&other) noexcept;
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
 
-  const std::byte *data() const noexcept { return data_; }
+  const std::byte* data() const noexcept { return data_; }
   std::size_t size() const noexcept { return size_; }
   std::span<const std::byte> bytes() const noexcept { return {data_, size_}; }
-  std::string_view text() const noexcept {
-    return {reinterpret_cast<const char *>(data_), size_};
-  }
-  const std::filesystem::path &path() const noexcept { return path_; }
+  std::string_view text() const noexcept { return {reinterpret_cast<const char*>(data_), size_}; }
+  const std::filesystem::path& path() const noexcept { return path_; }
 
-private:
+ private:
   std::filesystem::path path_;
-  const std::byte *data_ = nullptr;
+  const std::byte* data_ = nullptr;
   std::size_t size_ = 0;
 };
 
-} // namespace phalanx
+}  // namespace phalanx

@@ -26,7 +26,7 @@ TEST(MappedFile, ShowsTheBytesAndSurvivesMoving) {
   EXPECT_EQ(third.text(), "hello");
   EXPECT_EQ(third.bytes().size(), 5u);
   posix_file_system().remove(path);
-  EXPECT_EQ(third.text(), "hello"); // the mapping keeps the file alive
+  EXPECT_EQ(third.text(), "hello");  // the mapping keeps the file alive
 }
 
 TEST(MappedFile, EmptyFileIsAnEmptySpan) {
@@ -38,13 +38,11 @@ TEST(MappedFile, EmptyFileIsAnEmptySpan) {
 TEST(MappedFile, WhatCannotBeMappedIsNamed) {
   const TempDirectory scratch;
   EXPECT_THAT([&] { MappedFile(scratch.path() / "none"); },
-              ::testing::ThrowsMessage<FileError>(
-                  ::testing::HasSubstr((scratch.path() / "none").string())));
+              ::testing::ThrowsMessage<FileError>(::testing::HasSubstr((scratch.path() / "none").string())));
   EXPECT_THAT([&] { MappedFile{scratch.path()}; },
-              ::testing::Throws<FileError>(
-                  ::testing::Property(&FileError::code, EISDIR)));
+              ::testing::Throws<FileError>(::testing::Property(&FileError::code, EISDIR)));
   EXPECT_THROW(MappedFile("/dev/zero"), FileError);
 }
 
-} // namespace
-} // namespace phalanx
+}  // namespace
+}  // namespace phalanx

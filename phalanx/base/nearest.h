@@ -19,11 +19,9 @@ std::size_t edit_distance(std::string_view a, std::string_view b);
 /// The candidate with the smallest edit distance (the first of equals), or ""
 /// where none is near enough to be meant: a distance of at most two, or a third
 /// of the longer name. A candidate that `name` is a part of counts as near.
-std::string nearest(std::string_view name,
-                    const std::vector<std::string> &candidates);
+std::string nearest(std::string_view name, const std::vector<std::string>& candidates);
 
 /// " (did you mean 'x'?)", or "" where nothing is near.
-std::string did_you_mean(std::string_view name,
-                         const std::vector<std::string> &candidates);
+std::string did_you_mean(std::string_view name, const std::vector<std::string>& candidates);
 
-} // namespace phalanx
+}  // namespace phalanx

@@ -12,11 +12,10 @@
 
 namespace phalanx {
 
-std::uint64_t resident_bytes();      // RSS now
-std::uint64_t peak_resident_bytes(); // the highest RSS so far
-std::uint64_t
-proportional_bytes();         // PSS now; RSS where the kernel does not tell it
-double process_cpu_seconds(); // user and system time of all threads
-double thread_cpu_seconds();  // of the calling thread
+std::uint64_t resident_bytes();       // RSS now
+std::uint64_t peak_resident_bytes();  // the highest RSS so far
+std::uint64_t proportional_bytes();   // PSS now; RSS where the kernel does not tell it
+double process_cpu_seconds();         // user and system time of all threads
+double thread_cpu_seconds();          // of the calling thread
 
-} // namespace phalanx
+}  // namespace phalanx

@@ -28,10 +28,9 @@ TEST(ProcessStats, WorkShowsUpInBothClocks) {
   const double process = process_cpu_seconds();
   const double thread = thread_cpu_seconds();
   volatile double sink = 0;
-  while (thread_cpu_seconds() < thread + 0.01)
-    sink = sink + 1;
+  while (thread_cpu_seconds() < thread + 0.01) sink = sink + 1;
   EXPECT_GE(process_cpu_seconds() - process, 0.0099);
 }
 
-} // namespace
-} // namespace phalanx
+}  // namespace
+}  // namespace phalanx

@@ -21,33 +21,25 @@ constexpr double kMostSecondsBetweenLines = 30.0;
 constexpr double kLineCheckSeconds = 0.25;
 
 double steady_seconds() {
-  return std::chrono::duration<double>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 int terminal_columns() {
   constexpr int kUsual = 80;
   winsize size{};
-  if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0)
-    return size.ws_col;
+  if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
   return kUsual;
 }
 
-} // namespace
+}  // namespace
 
-ProgressBar::ProgressBar(std::string title, std::uint64_t total,
-                         ProgressOptions options)
-    : title_(std::move(title)), total_(total), options_(std::move(options)),
-      done_(options_.start) {
+ProgressBar::ProgressBar(std::string title, std::uint64_t total, ProgressOptions options)
+    : title_(std::move(title)), total_(total), options_(std::move(options)), done_(options_.start) {
   if (options_.style == ProgressStyle::automatic) {
-    options_.style =
-        isatty(STDERR_FILENO) != 0 ? ProgressStyle::bar : ProgressStyle::lines;
+    options_.style = isatty(STDERR_FILENO) != 0 ? ProgressStyle::bar : ProgressStyle::lines;
   }
-  if (options_.out == nullptr)
-    options_.out = &std::cerr;
-  if (!options_.clock)
-    options_.clock = steady_seconds;
+  if (options_.out == nullptr) options_.out = &std::cerr;
+  if (!options_.clock) options_.clock = steady_seconds;
   started_ = options_.clock();
   last_line_ = started_;
   last_tenth_ = total_ > 0 ? options_.start * 10 / total_ : 0;
@@ -56,8 +48,7 @@ ProgressBar::ProgressBar(std::string title, std::uint64_t total,
 }
 
 ProgressBar::~ProgressBar() {
-  if (!finished_ && bar_shown_)
-    *options_.out << '\n' << std::flush;
+  if (!finished_ && bar_shown_) *options_.out << '\n' << std::flush;
 }
 
 void ProgressBar::advance(std::uint64_t amount) {
@@ -79,35 +70,30 @@ void ProgressBar::print_line(std::string_view line) {
   const std::lock_guard lock(mutex_);
   clear_bar();
   *options_.out << line << '\n' << std::flush;
-  if (options_.style == ProgressStyle::bar && !finished_)
-    draw_bar(options_.clock());
+  if (options_.style == ProgressStyle::bar && !finished_) draw_bar(options_.clock());
 }
 
 void ProgressBar::finish() {
   const std::lock_guard lock(mutex_);
-  if (std::exchange(finished_, true) || options_.style == ProgressStyle::silent)
-    return;
+  if (std::exchange(finished_, true) || options_.style == ProgressStyle::silent) return;
   clear_bar();
   const double now = options_.clock();
-  *options_.out << fmt::format("{}: {} in {}, {}\n", title_, quantity(done_),
-                               human_duration(now - started_), rate_text(now))
+  *options_.out << fmt::format("{}: {} in {}, {}\n", title_, quantity(done_), human_duration(now - started_),
+                               rate_text(now))
                 << std::flush;
 }
 
 void ProgressBar::update(bool force) {
-  if (options_.style == ProgressStyle::silent)
-    return;
+  if (options_.style == ProgressStyle::silent) return;
   const double now = options_.clock();
-  if (!force && now < next_update_.load(std::memory_order_relaxed))
-    return;
+  if (!force && now < next_update_.load(std::memory_order_relaxed)) return;
   std::unique_lock lock(mutex_, std::defer_lock);
   if (force) {
     lock.lock();
   } else if (!lock.try_lock()) {
-    return; // another thread is drawing: nobody waits for a picture
+    return;  // another thread is drawing: nobody waits for a picture
   }
-  if (finished_)
-    return;
+  if (finished_) return;
   if (options_.style == ProgressStyle::bar) {
     next_update_ = now + kRedrawSeconds;
     draw_bar(now);
@@ -118,37 +104,29 @@ void ProgressBar::update(bool force) {
 }
 
 void ProgressBar::draw_bar(double now) {
-  const int columns =
-      options_.columns > 0 ? options_.columns : terminal_columns();
+  const int columns = options_.columns > 0 ? options_.columns : terminal_columns();
   const std::string tail =
-      fmt::format("{}  {}{}{}{}", amount_text(), rate_text(now),
-                  eta_text(now).empty() ? "" : "  ETA ", eta_text(now),
+      fmt::format("{}  {}{}{}{}", amount_text(), rate_text(now), eta_text(now).empty() ? "" : "  ETA ", eta_text(now),
                   note_.empty() ? "" : "  " + note_);
   std::string line;
   if (total_ > 0) {
     constexpr int kWidest = 40;
-    const double share =
-        std::min(1.0, static_cast<double>(done_) / static_cast<double>(total_));
-    const std::string head =
-        fmt::format("{} {:3.0f}% ", title_, std::floor(share * 100));
-    const int space =
-        columns - 1 - static_cast<int>(head.size() + tail.size()) - 3;
+    const double share = std::min(1.0, static_cast<double>(done_) / static_cast<double>(total_));
+    const std::string head = fmt::format("{} {:3.0f}% ", title_, std::floor(share * 100));
+    const int space = columns - 1 - static_cast<int>(head.size() + tail.size()) - 3;
     const int width = std::min(kWidest, space);
     constexpr int kNarrowest = 5;
     line = head;
     if (width >= kNarrowest) {
       const int filled = static_cast<int>(share * width);
-      line += fmt::format("[{:<{}}] ",
-                          std::string(static_cast<std::size_t>(filled), '#'),
-                          width);
+      line += fmt::format("[{:<{}}] ", std::string(static_cast<std::size_t>(filled), '#'), width);
     }
     line += tail;
   } else {
     line = fmt::format("{}  {}", title_, tail);
   }
   // A line that wraps could not be drawn over.
-  if (static_cast<int>(line.size()) > columns - 1)
-    line.resize(static_cast<std::size_t>(std::max(0, columns - 1)));
+  if (static_cast<int>(line.size()) > columns - 1) line.resize(static_cast<std::size_t>(std::max(0, columns - 1)));
   *options_.out << "\r" << line << "\x1b[K" << std::flush;
   bar_shown_ = true;
 }
@@ -156,74 +134,59 @@ void ProgressBar::draw_bar(double now) {
 void ProgressBar::write_progress_line(double now) {
   const double since = now - last_line_;
   const std::uint64_t tenth = total_ > 0 ? done_ * 10 / total_ : 0;
-  const bool due =
-      (tenth > last_tenth_ && since >= kFewestSecondsBetweenLines) ||
-      since >= kMostSecondsBetweenLines;
-  const bool complete = total_ > 0 && done_ >= total_; // finish() says so
-  if (!due || complete)
-    return;
+  const bool due = (tenth > last_tenth_ && since >= kFewestSecondsBetweenLines) || since >= kMostSecondsBetweenLines;
+  const bool complete = total_ > 0 && done_ >= total_;  // finish() says so
+  if (!due || complete) return;
   last_line_ = now;
   last_tenth_ = tenth;
   const std::string eta = eta_text(now);
   const std::string note = note_.empty() ? "" : ", " + note_;
   if (total_ > 0) {
-    const double percent =
-        100.0 *
-        std::min(1.0, static_cast<double>(done_) / static_cast<double>(total_));
-    *options_.out << fmt::format(
-        "{}: {:.0f}% ({}), {}{}{}{}\n", title_, std::floor(percent),
-        amount_text(), rate_text(now), eta.empty() ? "" : ", ETA ", eta, note);
+    const double percent = 100.0 * std::min(1.0, static_cast<double>(done_) / static_cast<double>(total_));
+    *options_.out << fmt::format("{}: {:.0f}% ({}), {}{}{}{}\n", title_, std::floor(percent), amount_text(),
+                                 rate_text(now), eta.empty() ? "" : ", ETA ", eta, note);
   } else {
-    *options_.out << fmt::format("{}: {}, {}{}\n", title_, amount_text(),
-                                 rate_text(now), note);
+    *options_.out << fmt::format("{}: {}, {}{}\n", title_, amount_text(), rate_text(now), note);
   }
   *options_.out << std::flush;
 }
 
 std::string ProgressBar::quantity(std::uint64_t amount) const {
   switch (options_.unit) {
-  case ProgressUnit::bytes:
-    return human_bytes(amount);
-  case ProgressUnit::steps:
-    return fmt::format("{} steps",
-                       with_commas(static_cast<std::int64_t>(amount)));
-  case ProgressUnit::items:
-    break;
+    case ProgressUnit::bytes:
+      return human_bytes(amount);
+    case ProgressUnit::steps:
+      return fmt::format("{} steps", with_commas(static_cast<std::int64_t>(amount)));
+    case ProgressUnit::items:
+      break;
   }
   return with_commas(static_cast<std::int64_t>(amount));
 }
 
 std::string ProgressBar::amount_text() const {
-  return total_ > 0 ? fmt::format("{} of {}", quantity(done_), quantity(total_))
-                    : quantity(done_);
+  return total_ > 0 ? fmt::format("{} of {}", quantity(done_), quantity(total_)) : quantity(done_);
 }
 
 std::string ProgressBar::rate_text(double now) const {
   const double elapsed = now - started_;
   const std::uint64_t done = done_;
-  const double amount =
-      done > options_.start ? static_cast<double>(done - options_.start) : 0.0;
+  const double amount = done > options_.start ? static_cast<double>(done - options_.start) : 0.0;
   const double rate = elapsed > 0 ? amount / elapsed : 0.0;
-  if (options_.unit == ProgressUnit::bytes)
-    return human_bytes_per_second(rate);
-  if (rate > 0 && rate < 1)
-    return fmt::format("{} each", human_duration(1.0 / rate));
+  if (options_.unit == ProgressUnit::bytes) return human_bytes_per_second(rate);
+  if (rate > 0 && rate < 1) return fmt::format("{} each", human_duration(1.0 / rate));
   return rate < 10 ? fmt::format("{:.2f}/s", rate) : human_count(rate) + "/s";
 }
 
 std::string ProgressBar::eta_text(double now) const {
   const std::uint64_t done = done_;
-  if (total_ == 0 || done <= options_.start || done >= total_)
-    return "";
-  const double per_unit =
-      (now - started_) / static_cast<double>(done - options_.start);
+  if (total_ == 0 || done <= options_.start || done >= total_) return "";
+  const double per_unit = (now - started_) / static_cast<double>(done - options_.start);
   return human_duration(per_unit * static_cast<double>(total_ - done));
 }
 
 void ProgressBar::clear_bar() {
-  if (bar_shown_)
-    *options_.out << "\r\x1b[K";
+  if (bar_shown_) *options_.out << "\r\x1b[K";
   bar_shown_ = false;
 }
 
-} // namespace phalanx
+}  // namespace phalanx

@@ -28,42 +28,33 @@
 namespace phalanx {
 
 enum class ProgressUnit { items, bytes, steps };
-enum class ProgressStyle {
-  automatic,
-  bar,
-  lines,
-  silent
-}; // automatic: bar if standard error is a terminal
+enum class ProgressStyle { automatic, bar, lines, silent };  // automatic: bar if standard error is a terminal
 
 struct ProgressOptions {
   ProgressUnit unit = ProgressUnit::items;
   ProgressStyle style = ProgressStyle::automatic;
-  std::uint64_t start =
-      0; // done before this run, e.g. resumed steps: not counted in the rate
-  std::ostream *out =
-      nullptr; // standard error where null; must outlive the bar
-  std::function<double()> clock = {}; // seconds; a steady clock where empty
-  int columns = 0;                    // width of the terminal; 0: ask it
+  std::uint64_t start = 0;             // done before this run, e.g. resumed steps: not counted in the rate
+  std::ostream* out = nullptr;         // standard error where null; must outlive the bar
+  std::function<double()> clock = {};  // seconds; a steady clock where empty
+  int columns = 0;                     // width of the terminal; 0: ask it
 };
 
 class ProgressBar {
-public:
+ public:
   /// total 0: unknown; then there is neither a percentage nor an ETA.
-  ProgressBar(std::string title, std::uint64_t total,
-              ProgressOptions options = {});
-  ~ProgressBar(); // leaves the terminal on a fresh line; does not claim that
-                  // the work is done
-  ProgressBar(const ProgressBar &) = delete;
-  ProgressBar &operator=(const ProgressBar &) = delete;
+  ProgressBar(std::string title, std::uint64_t total, ProgressOptions options = {});
+  ~ProgressBar();  // leaves the terminal on a fresh line; does not claim that
+                   // the work is done
+  ProgressBar(const ProgressBar&) = delete;
+  ProgressBar& operator=(const ProgressBar&) = delete;
 
   void advance(std::uint64_t amount = 1);
   void set(std::uint64_t done);
-  void
-  set_note(std::string note); // shown at the end of the bar, e.g. "loss 3.12"
+  void set_note(std::string note);  // shown at the end of the bar, e.g. "loss 3.12"
   void print_line(std::string_view line);
-  void finish(); // the last line: how much, how long, the rate
+  void finish();  // the last line: how much, how long, the rate
 
-private:
+ private:
   void update(bool force);
   void draw_bar(double now);
   void write_progress_line(double now);
@@ -78,7 +69,7 @@ private:
   ProgressOptions options_;
   std::atomic<std::uint64_t> done_;
   std::atomic<double> next_update_;
-  std::mutex mutex_; // guards what follows, and the stream
+  std::mutex mutex_;  // guards what follows, and the stream
   std::string note_;
   double started_ = 0;
   double last_line_ = 0;
@@ -87,4 +78,4 @@ private:
   bool finished_ = false;
 };
 
-} // namespace phalanx
+}  // namespace phalanx

@@ -18,20 +18,14 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 class Progress : public ::testing::Test {
-protected:
-  ProgressOptions options(ProgressStyle style,
-                          ProgressUnit unit = ProgressUnit::items) {
-    return {.unit = unit,
-            .style = style,
-            .out = &out_,
-            .clock = [this] { return now_; },
-            .columns = 80};
+ protected:
+  ProgressOptions options(ProgressStyle style, ProgressUnit unit = ProgressUnit::items) {
+    return {.unit = unit, .style = style, .out = &out_, .clock = [this] { return now_; }, .columns = 80};
   }
   std::vector<std::string> lines() const {
     std::istringstream text(out_.str());
     std::vector<std::string> result;
-    for (std::string line; std::getline(text, line);)
-      result.push_back(line);
+    for (std::string line; std::getline(text, line);) result.push_back(line);
     return result;
   }
 
@@ -42,31 +36,24 @@ protected:
 TEST_F(Progress, LinesAppearAtTenthsAndNotTooOften) {
   ProgressBar bar("work", 640, options(ProgressStyle::lines));
   for (int i = 0; i < 640; ++i) {
-    now_ += 1.0 / 64; // ten seconds in all: a tenth each second, so every
-                      // second tenth gets a line
+    now_ += 1.0 / 64;  // ten seconds in all: a tenth each second, so every
+                       // second tenth gets a line
     bar.advance();
   }
   bar.finish();
-  EXPECT_THAT(lines(),
-              ElementsAre("work: 20% (128 of 640), 64/s, ETA 8.00 s",
-                          HasSubstr("work: 40%"), HasSubstr("work: 60%"),
-                          HasSubstr("work: 80%"), "work: 640 in 10.0 s, 64/s"));
+  EXPECT_THAT(lines(), ElementsAre("work: 20% (128 of 640), 64/s, ETA 8.00 s", HasSubstr("work: 40%"),
+                                   HasSubstr("work: 60%"), HasSubstr("work: 80%"), "work: 640 in 10.0 s, 64/s"));
 }
 
 TEST_F(Progress, SlowWorkStillGivesASignOfLife) {
-  ProgressBar bar("work", 1000,
-                  options(ProgressStyle::lines, ProgressUnit::steps));
+  ProgressBar bar("work", 1000, options(ProgressStyle::lines, ProgressUnit::steps));
   now_ += 31;
   bar.advance();
-  EXPECT_THAT(
-      lines(),
-      ElementsAre(
-          "work: 0% (1 steps of 1,000 steps), 31.0 s each, ETA 8h 36m"));
+  EXPECT_THAT(lines(), ElementsAre("work: 0% (1 steps of 1,000 steps), 31.0 s each, ETA 8h 36m"));
 }
 
 TEST_F(Progress, BarRedrawsAtMostTenTimesASecondAndFitsTheTerminal) {
-  ProgressBar bar("tokenizing", 2 << 20,
-                  options(ProgressStyle::bar, ProgressUnit::bytes));
+  ProgressBar bar("tokenizing", 2 << 20, options(ProgressStyle::bar, ProgressUnit::bytes));
   for (int i = 0; i < 1024; ++i) {
     now_ += 1.0 / 1024;
     bar.advance(1 << 10);
@@ -81,10 +68,8 @@ TEST_F(Progress, BarRedrawsAtMostTenTimesASecondAndFitsTheTerminal) {
   bar.advance(0);
   text = out_.str();
   const std::string last = text.substr(text.rfind('\r') + 1);
-  EXPECT_THAT(last,
-              AllOf(HasSubstr("tokenizing  50% [###    ]"),
-                    HasSubstr("1.00 MiB of 2.00 MiB"), HasSubstr("953 kB/s"),
-                    HasSubstr("ETA 1.10 s"), HasSubstr("loss 3.12")));
+  EXPECT_THAT(last, AllOf(HasSubstr("tokenizing  50% [###    ]"), HasSubstr("1.00 MiB of 2.00 MiB"),
+                          HasSubstr("953 kB/s"), HasSubstr("ETA 1.10 s"), HasSubstr("loss 3.12")));
   EXPECT_LT(last.size() - std::string("\x1b[K").size(), 80u);
 }
 
@@ -113,17 +98,14 @@ TEST_F(Progress, ResumedWorkDoesNotInflateTheRate) {
   ProgressBar bar("work", 1000, resumed);
   now_ += 50;
   bar.set(950);
-  EXPECT_THAT(lines(),
-              ElementsAre("work: 95% (950 of 1,000), 1.00/s, ETA 50.0 s"));
+  EXPECT_THAT(lines(), ElementsAre("work: 95% (950 of 1,000), 1.00/s, ETA 50.0 s"));
 }
 
 TEST_F(Progress, UnknownTotalHasNoPercentage) {
-  ProgressBar bar("reading", 0,
-                  options(ProgressStyle::lines, ProgressUnit::bytes));
+  ProgressBar bar("reading", 0, options(ProgressStyle::lines, ProgressUnit::bytes));
   now_ += 40;
   bar.advance(1 << 20);
-  EXPECT_THAT(out_.str(), AllOf(HasSubstr("reading: 1.00 MiB, 26.2 kB/s"),
-                                Not(HasSubstr("%")), Not(HasSubstr("ETA"))));
+  EXPECT_THAT(out_.str(), AllOf(HasSubstr("reading: 1.00 MiB, 26.2 kB/s"), Not(HasSubstr("%")), Not(HasSubstr("ETA"))));
 }
 
 TEST_F(Progress, SilentWritesNothingAndAnAbandonedBarEndsItsLine) {
@@ -143,15 +125,13 @@ TEST(ProgressThreads, CountsEveryAdvance) {
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&bar] {
-      for (int i = 0; i < 10'000; ++i)
-        bar.advance();
+      for (int i = 0; i < 10'000; ++i) bar.advance();
     });
   }
-  for (std::thread &thread : threads)
-    thread.join();
+  for (std::thread& thread : threads) thread.join();
   bar.finish();
   EXPECT_THAT(out.str(), HasSubstr("x: 40,000 in "));
 }
 
-} // namespace
-} // namespace phalanx
+}  // namespace
+}  // namespace phalanx

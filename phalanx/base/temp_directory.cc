@@ -12,7 +12,7 @@
 
 namespace phalanx {
 
-TempDirectory::TempDirectory(const std::string &purpose) {
+TempDirectory::TempDirectory(const std::string& purpose) {
   const std::string parent = env_string("TMPDIR").value_or("/tmp");
   std::string name = fmt::format("{}/phalanx-{}-XXXXXX", parent, purpose);
   if (mkdtemp(name.data()) == nullptr) {
@@ -26,9 +26,9 @@ TempDirectory::TempDirectory(const std::string &purpose) {
 }
 
 TempDirectory::~TempDirectory() {
-  std::error_code ignored; // a destructor has nobody to tell; what remains is
-                           // in the system's temporary folder
+  std::error_code ignored;  // a destructor has nobody to tell; what remains is
+                            // in the system's temporary folder
   std::filesystem::remove_all(path_, ignored);
 }
 
-} // namespace phalanx
+}  // namespace phalanx

@@ -11,18 +11,16 @@
 namespace phalanx {
 
 class TempDirectory {
-public:
-  explicit TempDirectory(
-      const std::string &purpose =
-          "tmp"); // part of the name: phalanx-<purpose>-XXXXXX
+ public:
+  explicit TempDirectory(const std::string& purpose = "tmp");  // part of the name: phalanx-<purpose>-XXXXXX
   ~TempDirectory();
-  TempDirectory(const TempDirectory &) = delete;
-  TempDirectory &operator=(const TempDirectory &) = delete;
+  TempDirectory(const TempDirectory&) = delete;
+  TempDirectory& operator=(const TempDirectory&) = delete;
 
-  const std::filesystem::path &path() const noexcept { return path_; }
+  const std::filesystem::path& path() const noexcept { return path_; }
 
-private:
+ private:
   std::filesystem::path path_;
 };
 
-} // namespace phalanx
+}  // namespace phalanx

@@ -30,15 +30,14 @@ TEST(TempDirectory, IsPrivateUniqueAndGoesWithItsContents) {
 }
 
 TEST(TempDirectory, MissingParentIsNamed) {
-  const char *old = std::getenv("TMPDIR");
+  const char* old = std::getenv("TMPDIR");
   const std::string kept = old != nullptr ? old : "";
   setenv("TMPDIR", "/nowhere/at/all", 1);
   EXPECT_THAT([] { TempDirectory("x"); },
               ::testing::ThrowsMessage<FileError>(
-                  ::testing::AllOf(::testing::HasSubstr("/nowhere/at/all"),
-                                   ::testing::HasSubstr("TMPDIR"))));
+                  ::testing::AllOf(::testing::HasSubstr("/nowhere/at/all"), ::testing::HasSubstr("TMPDIR"))));
   kept.empty() ? unsetenv("TMPDIR") : setenv("TMPDIR", kept.c_str(), 1);
 }
 
-} // namespace
-} // namespace phalanx
+}  // namespace
+}  // namespace phalanx

@@ -11,7 +11,7 @@
 // own) and must grow. Updates of an operation that has already left the ring
 // are ignored.
 //
-//   FlightRecorder recorder({.group = "dp", .rank = 1, .size = 4});
+//   observe::FlightRecorder recorder({.group = "dp", .rank = 1, .size = 4});
 //   recorder.issued({.seq = 17, .verb = "all_reduce", .dtype = "float32",
 //   .count = 4096, .op = "sum"}); recorder.started(17); recorder.finished(17);
 //   write_file("flight-rank1-dp.json", recorder.to_json());
@@ -24,10 +24,10 @@
 #include <string_view>
 #include <vector>
 
-namespace phalanx {
+namespace phalanx::observe {
 
 struct FlightRecorderOptions {
-  std::string group; // the communicator's name
+  std::string group;  // the communicator's name
   int rank = 0;
   int size = 1;
   std::size_t capacity = 2048;
@@ -39,13 +39,13 @@ struct FlightEntry {
   static constexpr int kNone = -1;
 
   std::uint64_t seq = 0;
-  std::string_view verb; // verb, dtype and op point to text of static duration,
-                         // e.g. name_of(Verb)
+  std::string_view verb;  // verb, dtype and op point to text of static duration,
+                          // e.g. name_of(Verb)
   std::string_view dtype;
-  std::int64_t count = 0; // elements
-  std::string_view op;    // reductions only
-  int root = kNone;       // rooted verbs only
-  int peer = kNone;       // send and recv only
+  std::int64_t count = 0;  // elements
+  std::string_view op;     // reductions only
+  int root = kNone;        // rooted verbs only
+  int peer = kNone;        // send and recv only
   int tag = kNone;
 
   // Filled in by the recorder; times are microseconds since the epoch, 0 where
@@ -57,7 +57,7 @@ struct FlightEntry {
 };
 
 class FlightRecorder {
-public:
+ public:
   explicit FlightRecorder(FlightRecorderOptions options);
 
   void issued(FlightEntry entry);
@@ -65,18 +65,17 @@ public:
   void finished(std::uint64_t seq);
   void failed(std::uint64_t seq);
 
-  std::vector<FlightEntry> snapshot() const; // the oldest first
-  std::vector<FlightEntry>
-  unfinished() const; // of those, the ones neither finished nor failed
-  std::uint64_t recorded() const; // since the start, overwritten ones included
+  std::vector<FlightEntry> snapshot() const;    // the oldest first
+  std::vector<FlightEntry> unfinished() const;  // of those, the ones neither finished nor failed
+  std::uint64_t recorded() const;               // since the start, overwritten ones included
 
   /// {"group", "rank", "size", "recorded", "entries": [{"seq", "verb", "dtype",
   /// "count", "op", "root", "peer", "tag", "state", "issued_us", "started_us",
   /// "ended_us"}]}; what does not apply to a verb is left out.
   std::string to_json() const;
 
-private:
-  FlightEntry *find(std::uint64_t seq);
+ private:
+  FlightEntry* find(std::uint64_t seq);
   void end(std::uint64_t seq, FlightState state);
 
   const FlightRecorderOptions options_;
@@ -85,4 +84,4 @@ private:
   std::uint64_t recorded_ = 0;
 };
 
-} // namespace phalanx
+}  // namespace phalanx::observe

@@ -7,38 +7,27 @@
 #include <thread>
 #include <vector>
 
-namespace phalanx {
+namespace phalanx::observe {
 namespace {
 
 TEST(FlightRecorder, KeepsTheNewestInOrder) {
   FlightRecorder recorder({.group = "world", .capacity = 4});
-  for (std::uint64_t seq = 1; seq <= 6; ++seq)
-    recorder.issued({.seq = seq, .verb = "barrier"});
+  for (std::uint64_t seq = 1; seq <= 6; ++seq) recorder.issued({.seq = seq, .verb = "barrier"});
   const std::vector<FlightEntry> entries = recorder.snapshot();
   ASSERT_EQ(entries.size(), 4u);
   EXPECT_EQ(entries.front().seq, 3u);
   EXPECT_EQ(entries.back().seq, 6u);
   EXPECT_EQ(recorder.recorded(), 6u);
-  recorder.finished(1); // has left the ring
+  recorder.finished(1);  // has left the ring
   recorder.finished(99);
   EXPECT_EQ(recorder.unfinished().size(), 4u);
 }
 
 TEST(FlightRecorder, StatesAndTimesFollowTheOperation) {
   FlightRecorder recorder({.group = "dp", .rank = 1, .size = 2});
-  recorder.issued({.seq = 1,
-                   .verb = "all_reduce",
-                   .dtype = "float32",
-                   .count = 8,
-                   .op = "sum"});
-  recorder.issued({.seq = 2,
-                   .verb = "send",
-                   .dtype = "int64",
-                   .count = 1,
-                   .peer = 0,
-                   .tag = 7});
-  recorder.issued(
-      {.seq = 3, .verb = "broadcast", .dtype = "uint8", .count = 5, .root = 0});
+  recorder.issued({.seq = 1, .verb = "all_reduce", .dtype = "float32", .count = 8, .op = "sum"});
+  recorder.issued({.seq = 2, .verb = "send", .dtype = "int64", .count = 1, .peer = 0, .tag = 7});
+  recorder.issued({.seq = 3, .verb = "broadcast", .dtype = "uint8", .count = 5, .root = 0});
   recorder.started(1);
   recorder.finished(1);
   recorder.started(2);
@@ -51,7 +40,7 @@ TEST(FlightRecorder, StatesAndTimesFollowTheOperation) {
   EXPECT_EQ(json["rank"], 1);
   EXPECT_EQ(json["size"], 2);
   EXPECT_EQ(json["recorded"], 3);
-  const nlohmann::json &reduce = json["entries"][0];
+  const nlohmann::json& reduce = json["entries"][0];
   EXPECT_EQ(reduce["verb"], "all_reduce");
   EXPECT_EQ(reduce["dtype"], "float32");
   EXPECT_EQ(reduce["count"], 8);
@@ -74,24 +63,21 @@ TEST(FlightRecorder, OneThreadIssuesAnotherFinishesAThirdLooks) {
   std::thread looker([&] {
     while (recorder.recorded() < kOps) {
       const std::vector<FlightEntry> entries = recorder.snapshot();
-      for (std::size_t i = 1; i < entries.size(); ++i)
-        ASSERT_EQ(entries[i].seq, entries[i - 1].seq + 1);
+      for (std::size_t i = 1; i < entries.size(); ++i) ASSERT_EQ(entries[i].seq, entries[i - 1].seq + 1);
     }
   });
   std::thread finisher([&] {
     for (std::uint64_t seq = 1; seq <= kOps; ++seq) {
-      while (recorder.recorded() < seq)
-        std::this_thread::yield();
+      while (recorder.recorded() < seq) std::this_thread::yield();
       recorder.finished(seq);
     }
   });
-  for (std::uint64_t seq = 1; seq <= kOps; ++seq)
-    recorder.issued({.seq = seq, .verb = "barrier"});
+  for (std::uint64_t seq = 1; seq <= kOps; ++seq) recorder.issued({.seq = seq, .verb = "barrier"});
   finisher.join();
   looker.join();
   EXPECT_TRUE(recorder.unfinished().empty());
   EXPECT_EQ(recorder.snapshot().size(), 2048u);
 }
 
-} // namespace
-} // namespace phalanx
+}  // namespace
+}  // namespace phalanx::observe

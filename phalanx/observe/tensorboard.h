@@ -1,0 +1,55 @@
+// TensorBoard event files: scalars and text of a run, as `tensorboard --logdir`
+// reads them.
+//
+// The file is a sequence of TFRecords, each a protobuf message of type Event. A
+// resumed run starts a new file beside the old one, whose first event tells
+// TensorBoard to forget the points of later steps.
+//
+//   observe::TensorBoardWriter board("outputs/tb", {.resumed_step = 40});
+//   board.add_scalar("loss_metrics/global_avg_loss", 4.13, /*step=*/41);
+//   board.add_text("config", "```toml\n...\n```", 0);
+//   board.flush();
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "phalanx/base/file.h"
+
+namespace phalanx::observe {
+
+struct TensorBoardOptions {
+  std::optional<std::int64_t> resumed_step;
+  FileSystem* file_system = nullptr;  // the real one where null
+};
+
+/// Thread-safe.
+class TensorBoardWriter {
+ public:
+  /// Makes the folder where it is missing, and the file
+  /// events.out.tfevents.<seconds>.<host>.<pid>.<n> in it.
+  explicit TensorBoardWriter(const std::filesystem::path& folder, TensorBoardOptions options = {});
+  ~TensorBoardWriter();  // flushes; errors are lost, so flush() on the good path
+
+  void add_scalar(std::string_view tag, double value, std::int64_t step);
+  void add_text(std::string_view tag, std::string_view markdown, std::int64_t step);
+  /// Hands what was added to the system. Happens by itself at 64 KiB.
+  void flush();
+
+  const std::filesystem::path& path() const noexcept { return path_; }
+
+ private:
+  void add_event(std::string_view event);
+
+  std::filesystem::path path_;
+  std::mutex mutex_;
+  std::unique_ptr<WritableFile> file_;
+  std::string pending_;
+};
+
+}  // namespace phalanx::observe
