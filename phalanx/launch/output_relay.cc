@@ -1,0 +1,84 @@
+#include "phalanx/launch/output_relay.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "phalanx/base/error.h"
+
+namespace phalanx {
+namespace {
+
+constexpr std::size_t kLongestLine = 64 * 1024;  // longer ones are cut into several
+
+void write_fully(int fd, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = write(fd, text.data(), text.size());
+    if (written >= 0) {
+      text.remove_prefix(static_cast<std::size_t>(written));
+    } else if (errno == EAGAIN) {
+      pollfd poll_fd{fd, POLLOUT, 0};
+      poll(&poll_fd, 1, -1);
+    } else if (errno != EINTR) {
+      return;  // nobody reads our output any more; the ranks go on
+    }
+  }
+}
+
+}  // namespace
+
+OutputRelay::OutputRelay(std::string prefix, int target_fd) : prefix_(std::move(prefix)), target_fd_(target_fd) {
+  int fds[2];
+  if (pipe2(fds, O_CLOEXEC) != 0) throw Error(fmt::format("cannot make a pipe: {}", std::strerror(errno)));
+  read_end_.reset(fds[0]);
+  write_end_.reset(fds[1]);
+  fcntl(fds[0], F_SETFL, O_NONBLOCK);
+}
+
+void OutputRelay::pump() {
+  char chunk[16 * 1024];
+  // Bounded, so that a rank that floods its output cannot keep the supervisor from its other duties.
+  for (int round = 0; round < 16 && is_open(); ++round) {
+    const ssize_t got = read(read_end_.get(), chunk, sizeof chunk);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && errno == EAGAIN) break;
+    if (got <= 0) {
+      write_lines(true);
+      read_end_.reset();
+      return;
+    }
+    pending_.append(chunk, static_cast<std::size_t>(got));
+    write_lines(false);
+  }
+}
+
+void OutputRelay::finish() {
+  pump();
+  write_lines(true);
+  read_end_.reset();
+}
+
+void OutputRelay::write_lines(bool also_unfinished) {
+  std::string text;
+  std::size_t begin = 0;
+  for (;;) {
+    const std::size_t newline = pending_.find('\n', begin);
+    if (newline != std::string::npos) {
+      text.append(prefix_).append(pending_, begin, newline + 1 - begin);
+      begin = newline + 1;
+    } else if (pending_.size() - begin > kLongestLine || (also_unfinished && begin < pending_.size())) {
+      text.append(prefix_).append(pending_, begin).push_back('\n');
+      begin = pending_.size();
+    } else {
+      break;
+    }
+  }
+  pending_.erase(0, begin);
+  write_fully(target_fd_, text);
+}
+
+}  // namespace phalanx

@@ -1,0 +1,98 @@
+#include "phalanx/launch/worker_report.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "phalanx/base/error.h"
+
+namespace phalanx {
+namespace {
+
+constexpr const char* kErrorFile = "/error.json";
+constexpr const char* kGracefulFile = "/graceful_stop";
+
+// Whoever reads sees the whole file or none.
+bool write_report_file(const std::string& path, const std::string& text) {
+  const std::string temporary = path + "." + std::to_string(getpid());
+  {
+    std::ofstream file(temporary, std::ios::binary | std::ios::trunc);
+    file << text;
+    file.close();
+    if (!file) {
+      unlink(temporary.c_str());
+      return false;
+    }
+  }
+  if (std::rename(temporary.c_str(), path.c_str()) == 0) return true;
+  unlink(temporary.c_str());
+  return false;
+}
+
+std::optional<std::string> read_report_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return std::nullopt;
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+double seconds_since_epoch() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+bool report_error_to_launcher(const std::exception& error) noexcept {
+  try {
+    const auto* ours = dynamic_cast<const Error*>(&error);
+    const char* rank = std::getenv("RANK");
+    if (const char* file = std::getenv("TORCHELASTIC_ERROR_FILE"); file != nullptr && *file != '\0') {
+      const nlohmann::json extra{{"timestamp", std::to_string(static_cast<std::int64_t>(seconds_since_epoch()))}};
+      const nlohmann::json torch{{"message", {{"message", error.what()}, {"extraInfo", extra}}}};
+      write_report_file(file, torch.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    }
+    const char* directory = std::getenv("PHALANX_REPORT_DIR");
+    if (directory == nullptr || *directory == '\0') return false;
+    const nlohmann::json report{{"rank", rank != nullptr ? std::atoi(rank) : -1},
+                                {"kind", ours != nullptr ? ours->kind() : "std::exception"},
+                                {"message", error.what()},
+                                {"time_s", seconds_since_epoch()}};
+    return write_report_file(std::string(directory) + kErrorFile,
+                             report.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  } catch (...) {
+    return false;
+  }
+}
+
+void announce_graceful_stop(std::chrono::seconds limit) noexcept {
+  try {
+    const char* directory = std::getenv("PHALANX_REPORT_DIR");
+    if (directory != nullptr && *directory != '\0')
+      write_report_file(std::string(directory) + kGracefulFile, std::to_string(limit.count()));
+  } catch (...) {  // out of memory: the worker then has the short limit
+  }
+}
+
+std::optional<WorkerReport> read_worker_report(const std::string& directory) {
+  const auto text = read_report_file(directory + kErrorFile);
+  if (!text) return std::nullopt;
+  try {
+    const auto json = nlohmann::json::parse(*text);
+    return WorkerReport{json.at("rank"), json.at("kind"), json.at("message"), json.at("time_s")};
+  } catch (const nlohmann::json::exception&) {
+    return std::nullopt;
+  }
+}
+
+std::optional<std::chrono::seconds> read_graceful_stop(const std::string& directory) {
+  const auto text = read_report_file(directory + kGracefulFile);
+  if (!text) return std::nullopt;
+  return std::chrono::seconds(std::atoll(text->c_str()));
+}
+
+}  // namespace phalanx

@@ -1,0 +1,40 @@
+// What a worker tells its launcher beside its exit status. Torch-free.
+//
+// The launcher gives every worker a private folder in PHALANX_REPORT_DIR. A worker that ends with an error writes it
+// there and stays silent: the launcher prints the first failing rank's once. A worker that handles Ctrl-C and SIGTERM
+// by finishing its work (saving a checkpoint) announces how long that may take; others are killed soon after the
+// signal.
+//
+//   catch (const Error& error) {
+//     if (!report_error_to_launcher(error)) print(error);
+//     return error.exit_status();
+//   }
+//
+// Under torchrun the error also goes into TORCHELASTIC_ERROR_FILE, where torchrun looks for it.
+#pragma once
+
+#include <chrono>
+#include <exception>
+#include <optional>
+#include <string>
+
+namespace phalanx {
+
+/// True if a Phalanx launcher will print it. Never throws: an error that cannot be reported is the caller's to print.
+bool report_error_to_launcher(const std::exception& error) noexcept;
+
+/// From now on this process ends by itself on SIGINT and SIGTERM, within `limit`. Nothing happens without a launcher.
+void announce_graceful_stop(std::chrono::seconds limit) noexcept;
+
+struct WorkerReport {
+  int rank = -1;
+  std::string kind;  // the error's class, "ConfigError"
+  std::string message;
+  double time_s = 0;  // since the epoch
+};
+
+/// The launcher's side. A missing or unreadable report is nullopt.
+std::optional<WorkerReport> read_worker_report(const std::string& directory);
+std::optional<std::chrono::seconds> read_graceful_stop(const std::string& directory);
+
+}  // namespace phalanx
