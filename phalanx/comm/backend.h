@@ -105,6 +105,7 @@ struct BackendTraits {
   std::string_view name;              // "local", "shm", "gloo"
   bool rank_order_reduction = false;  // reductions sum in rank order: the same bits on every run and such backend
   bool host_only = true;              // only host memory can be moved
+  bool crowded = false;               // more ranks than cores on this machine: a waiter gives its core away at once
 };
 
 /// The members of one new group, asked for by all ranks of the old one at the same time.

@@ -56,9 +56,9 @@ struct PeerOptions {
 };
 
 struct CommunicatorOptions {
-  std::string name = "world";                              // shown in errors and traces
-  std::chrono::milliseconds first_timeout{300'000};        // until mark_started() is called
-  std::chrono::milliseconds timeout{100'000};              // afterwards
+  std::string name = "world";                        // shown in errors and traces
+  std::chrono::milliseconds first_timeout{300'000};  // until mark_started() is called
+  std::chrono::milliseconds timeout{100'000};        // afterwards
 };
 
 class Communicator {
@@ -83,7 +83,8 @@ class Communicator {
   /// itself (in place: nothing is copied).
   Work all_gather(at::Tensor output, at::Tensor input, CommOptions options = {});
   /// Uneven form: counts[r] elements (axis-free, flat) come from rank r, one after the other.
-  Work all_gather_uneven(at::Tensor output, at::Tensor input, std::vector<std::int64_t> counts, CommOptions options = {});
+  Work all_gather_uneven(at::Tensor output, at::Tensor input, std::vector<std::int64_t> counts,
+                         CommOptions options = {});
   /// input: numel = size() * output.numel(); rank r receives the reduction of slice r. Output may be that slice.
   Work reduce_scatter(at::Tensor output, at::Tensor input, ReduceOptions options = {});
   Work reduce_scatter_uneven(at::Tensor output, at::Tensor input, std::vector<std::int64_t> counts,
@@ -109,7 +110,8 @@ class Communicator {
   /// All operations at once, in any order on either side: cannot deadlock among themselves.
   Work batch_peer_to_peer(std::vector<PeerOp> operations, CommOptions options = {});
 
-  /// Byte objects of any length (host memory, synchronous). gather_bytes returns all ranks' on root, else an empty list.
+  /// Byte objects of any length (host memory, synchronous). gather_bytes returns all ranks' on root, else an empty
+  /// list.
   std::string broadcast_bytes(std::string value, int root = 0);
   std::vector<std::string> all_gather_bytes(const std::string& value);
   std::vector<std::string> gather_bytes(const std::string& value, int root = 0);

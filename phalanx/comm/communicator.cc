@@ -1,0 +1,564 @@
+#include "phalanx/comm/communicator.h"
+
+#include <c10/core/ScalarType.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+#include "phalanx/base/error.h"
+#include "phalanx/comm/backend.h"
+#include "phalanx/comm/progress.h"
+#include "phalanx/comm/reduce.h"
+#include "phalanx/comm/signature.h"
+
+namespace phalanx {
+namespace {
+
+DataType data_type_of(const at::Tensor& tensor, const char* what) {
+  switch (tensor.scalar_type()) {
+    case c10::ScalarType::Float:
+      return DataType::f32;
+    case c10::ScalarType::Double:
+      return DataType::f64;
+    case c10::ScalarType::Half:
+      return DataType::f16;
+    case c10::ScalarType::BFloat16:
+      return DataType::bf16;
+    case c10::ScalarType::Int:
+      return DataType::i32;
+    case c10::ScalarType::Long:
+      return DataType::i64;
+    case c10::ScalarType::Byte:
+      return DataType::u8;
+    case c10::ScalarType::Bool:
+      return DataType::boolean;
+    default:
+      throw Error(
+          fmt::format("{}: element type {} cannot be communicated; expected float32, float64, float16, bfloat16, "
+                      "int32, int64, uint8 or bool",
+                      what, c10::toString(tensor.scalar_type())));
+  }
+}
+
+}  // namespace
+
+class Communicator::Impl {
+ public:
+  Impl(std::shared_ptr<Backend> backend, CommunicatorOptions options, std::shared_ptr<std::atomic<bool>> started)
+      : backend_(std::move(backend)),
+        options_(std::move(options)),
+        name_(std::make_shared<const std::string>(options_.name)),
+        traits_(backend_->traits()),
+        started_(std::move(started)) {}
+
+  ~Impl() {
+    if (queue_->is_empty()) return;
+    // Contract broken, or unwinding after an error: what is still under way must not outlive us silently.
+    backend_->abort(fmt::format("rank {} destroyed communicator '{}' with operations under way", rank(), *name_));
+    while (!queue_->is_empty()) std::this_thread::yield();
+  }
+
+  int rank() const { return backend_->rank(); }
+  int size() const { return backend_->size(); }
+
+  // --- checks -------------------------------------------------------------------------------------------------------
+
+  DataType check(const at::Tensor& tensor, const char* what) const {
+    if (!tensor.defined()) throw Error(fmt::format("{}: the tensor is undefined", what));
+    if (traits_.host_only && !tensor.device().is_cpu())
+      throw Error(fmt::format("{}: the {} backend of group '{}' moves CPU tensors; this one is on {}", what,
+                              traits_.name, *name_, tensor.device().str()));
+    if (!tensor.is_contiguous())
+      throw Error(fmt::format("{}: the tensor of shape {} and strides {} is not contiguous: copy it first", what,
+                              fmt::join(tensor.sizes(), "x"), fmt::join(tensor.strides(), ",")));
+    return data_type_of(tensor, what);
+  }
+
+  void check_root(int root, const char* what) const {
+    if (root < 0 || root >= size())
+      throw Error(fmt::format("{}: root {} is not a rank of group '{}' (0 to {})", what, root, *name_, size() - 1));
+  }
+
+  void check_peer(int peer, const char* what) const {
+    if (peer < 0 || peer >= size())
+      throw Error(fmt::format("{}: rank {} is not in group '{}' (0 to {})", what, peer, *name_, size() - 1));
+  }
+
+  static void check_op(DataType dtype, ReduceOp op, const char* what) {
+    if (!reducible(dtype, op))
+      throw Error(fmt::format("{}: avg is for floating point; these are {} (use sum)", what, name_of(dtype)));
+  }
+
+  static void check_same_type(DataType a, DataType b, const char* what) {
+    if (a != b) throw Error(fmt::format("{}: output is {} and input is {}", what, name_of(a), name_of(b)));
+  }
+
+  static void check_count(std::int64_t found, std::int64_t expected, const char* which, const char* what) {
+    if (found != expected)
+      throw Error(fmt::format("{}: {} has {} elements, expected {}", what, which, found, expected));
+  }
+
+  std::int64_t check_counts(const std::vector<std::int64_t>& counts, const char* what) const {
+    if (static_cast<int>(counts.size()) != size())
+      throw Error(fmt::format("{}: {} counts for {} ranks", what, counts.size(), size()));
+    std::int64_t total = 0;
+    for (std::int64_t count : counts) {
+      if (count < 0) throw Error(fmt::format("{}: a count is {}", what, count));
+      total += count;
+    }
+    return total;
+  }
+
+  // `part` may be exactly the own slice of `whole`, or apart from it.
+  static void check_overlap(const at::Tensor& whole, const at::Tensor& part, std::int64_t slice_begin,
+                            const char* what) {
+    if (whole.numel() == 0 || part.numel() == 0) return;
+    const auto* whole_begin = static_cast<const std::byte*>(whole.const_data_ptr());
+    const auto* whole_end = whole_begin + whole.nbytes();
+    const auto* begin = static_cast<const std::byte*>(part.const_data_ptr());
+    const auto* end = begin + part.nbytes();
+    if (end <= whole_begin || begin >= whole_end) return;
+    if (slice_begin >= 0 && begin == whole_begin + static_cast<std::size_t>(slice_begin) * whole.element_size()) return;
+    throw Error(fmt::format("{}: input and output overlap other than as this rank's slice", what));
+  }
+
+  // --- issue --------------------------------------------------------------------------------------------------------
+
+  Work issue(OperationDescription description, bool async, std::vector<at::Tensor> tensors = {}) {
+    WorkState::Issued issued;
+    const bool is_peer = !description.transfers.empty();
+    description.sequence = is_peer ? peer_sequence_++ : sequence_++;
+    issued.description = std::move(description);
+    issued.backend = backend_;
+    issued.group = name_;
+    issued.timeout = started_->load(std::memory_order_relaxed) ? options_.timeout : options_.first_timeout;
+    if (!async && queue_->is_empty()) {
+      WorkState work(std::move(issued));
+      work.run();
+      return {};
+    }
+    if (!tensors.empty()) issued.buffers = std::make_shared<std::vector<at::Tensor>>(std::move(tensors));
+    auto work = std::make_shared<WorkState>(std::move(issued));
+    if (!engine_) engine_ = ProgressEngine::shared();
+    engine_->submit(queue_, work);
+    if (!async) work->wait();
+    return Work(std::move(work));
+  }
+
+  // --- byte objects -------------------------------------------------------------------------------------------------
+
+  std::vector<std::string> all_gather_bytes(const std::string& value) {
+    std::vector<std::int64_t> sizes(static_cast<std::size_t>(size()));
+    const std::int64_t mine = static_cast<std::int64_t>(value.size());
+    OperationDescription lengths;
+    lengths.verb = Verb::all_gather;
+    lengths.dtype = DataType::i64;
+    lengths.input = &mine;
+    lengths.input_count = 1;
+    lengths.output = sizes.data();
+    lengths.output_count = size();
+    issue(std::move(lengths), false);
+    const std::int64_t total = std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
+    std::string all(static_cast<std::size_t>(total), '\0');
+    OperationDescription data;
+    data.verb = Verb::all_gather;
+    data.dtype = DataType::u8;
+    data.input = value.data();
+    data.input_count = mine;
+    data.output = all.data();
+    data.output_count = total;
+    data.counts = sizes;
+    issue(std::move(data), false);
+    std::vector<std::string> values;
+    std::size_t at = 0;
+    for (std::int64_t length : sizes) {
+      values.push_back(all.substr(at, static_cast<std::size_t>(length)));
+      at += static_cast<std::size_t>(length);
+    }
+    return values;
+  }
+
+  std::string broadcast_bytes(std::string value, int root) {
+    check_root(root, "broadcast_bytes");
+    std::int64_t length = static_cast<std::int64_t>(value.size());
+    OperationDescription d;
+    d.verb = Verb::broadcast;
+    d.dtype = DataType::i64;
+    d.root = root;
+    d.output = &length;
+    d.output_count = 1;
+    issue(d, false);
+    value.resize(static_cast<std::size_t>(length));
+    d.dtype = DataType::u8;
+    d.output = value.data();
+    d.output_count = length;
+    issue(std::move(d), false);
+    return value;
+  }
+
+  // Uneven gather and scatter of bytes are all_to_all with most counts zero.
+  std::vector<std::string> gather_bytes(const std::string& value, int root) {
+    check_root(root, "gather_bytes");
+    std::vector<std::int64_t> sizes(static_cast<std::size_t>(size()), 0);
+    const std::int64_t mine = static_cast<std::int64_t>(value.size());
+    OperationDescription lengths;
+    lengths.verb = Verb::gather;
+    lengths.dtype = DataType::i64;
+    lengths.root = root;
+    lengths.input = &mine;
+    lengths.input_count = 1;
+    lengths.output = rank() == root ? sizes.data() : nullptr;
+    lengths.output_count = rank() == root ? size() : 0;
+    issue(std::move(lengths), false);
+    std::vector<std::int64_t> outgoing(static_cast<std::size_t>(size()), 0);
+    outgoing[static_cast<std::size_t>(root)] = mine;
+    return exchange_bytes(value, std::move(outgoing), std::move(sizes), rank() == root);
+  }
+
+  std::string scatter_bytes(const std::vector<std::string>& values, int root) {
+    check_root(root, "scatter_bytes");
+    if (rank() == root && static_cast<int>(values.size()) != size())
+      throw Error(fmt::format("scatter_bytes: {} values for {} ranks", values.size(), size()));
+    std::vector<std::int64_t> outgoing(static_cast<std::size_t>(size()), 0);
+    std::string all;
+    if (rank() == root) {
+      for (std::size_t r = 0; r < values.size(); ++r) {
+        outgoing[r] = static_cast<std::int64_t>(values[r].size());
+        all += values[r];
+      }
+    }
+    std::int64_t mine = 0;
+    OperationDescription lengths;
+    lengths.verb = Verb::scatter;
+    lengths.dtype = DataType::i64;
+    lengths.root = root;
+    lengths.input = rank() == root ? outgoing.data() : nullptr;
+    lengths.input_count = rank() == root ? size() : 0;
+    lengths.output = &mine;
+    lengths.output_count = 1;
+    issue(std::move(lengths), false);
+    std::vector<std::int64_t> incoming(static_cast<std::size_t>(size()), 0);
+    incoming[static_cast<std::size_t>(root)] = mine;
+    return exchange_bytes(all, std::move(outgoing), std::move(incoming), true).at(static_cast<std::size_t>(root));
+  }
+
+  std::vector<std::string> exchange_bytes(const std::string& input, std::vector<std::int64_t> input_counts,
+                                          std::vector<std::int64_t> output_counts, bool wants_output) {
+    std::string all(
+        static_cast<std::size_t>(std::accumulate(output_counts.begin(), output_counts.end(), std::int64_t{0})), '\0');
+    OperationDescription d;
+    d.verb = Verb::all_to_all;
+    d.dtype = DataType::u8;
+    d.input = input.data();
+    d.input_count = static_cast<std::int64_t>(input.size());
+    d.output = all.data();
+    d.output_count = static_cast<std::int64_t>(all.size());
+    d.input_counts = std::move(input_counts);
+    d.output_counts = output_counts;
+    issue(std::move(d), false);
+    std::vector<std::string> values;
+    std::size_t at = 0;
+    for (std::size_t r = 0; wants_output && r < output_counts.size(); ++r) {
+      values.push_back(all.substr(at, static_cast<std::size_t>(output_counts[r])));
+      at += static_cast<std::size_t>(output_counts[r]);
+    }
+    return values;
+  }
+
+  std::shared_ptr<Communicator> split(int color, int key, std::string name) {
+    const std::uint64_t serial = splits_++;
+    const std::string mine = fmt::format("{} {} {}", color, key, name);
+    SplitRequest request;
+    std::vector<std::pair<int, int>> members;  // (key, rank)
+    int rank_of_text = 0;
+    for (const std::string& text : all_gather_bytes(mine)) {
+      std::size_t after_color = 0;
+      const int its_color = std::stoi(text, &after_color);
+      const int its_key = std::stoi(text.substr(after_color));
+      if (color >= 0 && its_color == color) members.emplace_back(its_key, rank_of_text);
+      ++rank_of_text;
+    }
+    std::ranges::sort(members);
+    for (const auto& [its_key, its_rank] : members) {
+      if (its_rank == rank()) request.rank = static_cast<int>(request.members.size());
+      request.members.push_back(its_rank);
+    }
+    request.name = name.empty() ? fmt::format("{}.{}.{}", *name_, serial, color) : std::move(name);
+    request.serial = serial;
+    request.exchange = [this](const std::string& value) { return all_gather_bytes(value); };
+    std::shared_ptr<Backend> backend = backend_->split(request);
+    if (!backend) return nullptr;
+    CommunicatorOptions options = options_;
+    options.name = request.name;
+    auto child = std::make_shared<Communicator>(std::move(backend), std::move(options));
+    child->impl_->started_ = started_;
+    return child;
+  }
+
+  std::shared_ptr<Backend> backend_;
+  CommunicatorOptions options_;
+  std::shared_ptr<const std::string> name_;
+  BackendTraits traits_;
+  std::shared_ptr<std::atomic<bool>> started_;  // one for a communicator and all that were split from it
+  std::shared_ptr<OperationQueue> queue_ = std::make_shared<OperationQueue>();
+  std::shared_ptr<ProgressEngine> engine_;  // from the first asynchronous operation on
+  std::uint64_t sequence_ = 0;
+  std::uint64_t peer_sequence_ = 0;
+  std::uint64_t splits_ = 0;
+};
+
+Communicator::Communicator(std::shared_ptr<Backend> backend, CommunicatorOptions options)
+    : impl_(
+          std::make_unique<Impl>(std::move(backend), std::move(options), std::make_shared<std::atomic<bool>>(false))) {}
+
+Communicator::~Communicator() = default;
+
+int Communicator::rank() const noexcept { return impl_->rank(); }
+int Communicator::size() const noexcept { return impl_->size(); }
+const std::string& Communicator::name() const noexcept { return *impl_->name_; }
+std::string Communicator::backend_name() const { return std::string(impl_->traits_.name); }
+
+Work Communicator::broadcast(at::Tensor tensor, RootedOptions options) {
+  OperationDescription d;
+  d.verb = Verb::broadcast;
+  d.dtype = impl_->check(tensor, "broadcast");
+  impl_->check_root(options.root, "broadcast");
+  d.root = options.root;
+  d.output = tensor.mutable_data_ptr();
+  d.output_count = tensor.numel();
+  return impl_->issue(std::move(d), options.async, {std::move(tensor)});
+}
+
+Work Communicator::all_reduce(at::Tensor tensor, ReduceOptions options) {
+  OperationDescription d;
+  d.verb = Verb::all_reduce;
+  d.dtype = impl_->check(tensor, "all_reduce");
+  Impl::check_op(d.dtype, options.op, "all_reduce");
+  d.op = options.op;
+  d.output = tensor.mutable_data_ptr();
+  d.output_count = tensor.numel();
+  return impl_->issue(std::move(d), options.async, {std::move(tensor)});
+}
+
+Work Communicator::reduce(at::Tensor tensor, RootedReduceOptions options) {
+  OperationDescription d;
+  d.verb = Verb::reduce;
+  d.dtype = impl_->check(tensor, "reduce");
+  Impl::check_op(d.dtype, options.op, "reduce");
+  impl_->check_root(options.root, "reduce");
+  d.op = options.op;
+  d.root = options.root;
+  d.output = tensor.mutable_data_ptr();
+  d.output_count = tensor.numel();
+  return impl_->issue(std::move(d), options.async, {std::move(tensor)});
+}
+
+Work Communicator::all_gather(at::Tensor output, at::Tensor input, CommOptions options) {
+  OperationDescription d;
+  d.verb = Verb::all_gather;
+  d.dtype = impl_->check(input, "all_gather");
+  Impl::check_same_type(impl_->check(output, "all_gather"), d.dtype, "all_gather");
+  Impl::check_count(output.numel(), input.numel() * size(), "output", "all_gather");
+  Impl::check_overlap(output, input, input.numel() * rank(), "all_gather");
+  d.input = input.const_data_ptr();
+  d.input_count = input.numel();
+  d.output = output.mutable_data_ptr();
+  d.output_count = output.numel();
+  return impl_->issue(std::move(d), options.async, {std::move(output), std::move(input)});
+}
+
+Work Communicator::all_gather_uneven(at::Tensor output, at::Tensor input, std::vector<std::int64_t> counts,
+                                     CommOptions options) {
+  OperationDescription d;
+  d.verb = Verb::all_gather;
+  d.dtype = impl_->check(input, "all_gather_uneven");
+  Impl::check_same_type(impl_->check(output, "all_gather_uneven"), d.dtype, "all_gather_uneven");
+  Impl::check_count(output.numel(), impl_->check_counts(counts, "all_gather_uneven"), "output", "all_gather_uneven");
+  Impl::check_count(input.numel(), counts[static_cast<std::size_t>(rank())], "input", "all_gather_uneven");
+  Impl::check_overlap(output, input, std::accumulate(counts.begin(), counts.begin() + rank(), std::int64_t{0}),
+                      "all_gather_uneven");
+  d.input = input.const_data_ptr();
+  d.input_count = input.numel();
+  d.output = output.mutable_data_ptr();
+  d.output_count = output.numel();
+  d.counts = std::move(counts);
+  return impl_->issue(std::move(d), options.async, {std::move(output), std::move(input)});
+}
+
+Work Communicator::reduce_scatter(at::Tensor output, at::Tensor input, ReduceOptions options) {
+  OperationDescription d;
+  d.verb = Verb::reduce_scatter;
+  d.dtype = impl_->check(input, "reduce_scatter");
+  Impl::check_same_type(impl_->check(output, "reduce_scatter"), d.dtype, "reduce_scatter");
+  Impl::check_op(d.dtype, options.op, "reduce_scatter");
+  Impl::check_count(input.numel(), output.numel() * size(), "input", "reduce_scatter");
+  Impl::check_overlap(input, output, output.numel() * rank(), "reduce_scatter");
+  d.op = options.op;
+  d.input = input.const_data_ptr();
+  d.input_count = input.numel();
+  d.output = output.mutable_data_ptr();
+  d.output_count = output.numel();
+  return impl_->issue(std::move(d), options.async, {std::move(output), std::move(input)});
+}
+
+Work Communicator::reduce_scatter_uneven(at::Tensor output, at::Tensor input, std::vector<std::int64_t> counts,
+                                         ReduceOptions options) {
+  OperationDescription d;
+  d.verb = Verb::reduce_scatter;
+  d.dtype = impl_->check(input, "reduce_scatter_uneven");
+  Impl::check_same_type(impl_->check(output, "reduce_scatter_uneven"), d.dtype, "reduce_scatter_uneven");
+  Impl::check_op(d.dtype, options.op, "reduce_scatter_uneven");
+  Impl::check_count(input.numel(), impl_->check_counts(counts, "reduce_scatter_uneven"), "input",
+                    "reduce_scatter_uneven");
+  Impl::check_count(output.numel(), counts[static_cast<std::size_t>(rank())], "output", "reduce_scatter_uneven");
+  Impl::check_overlap(input, output, std::accumulate(counts.begin(), counts.begin() + rank(), std::int64_t{0}),
+                      "reduce_scatter_uneven");
+  d.op = options.op;
+  d.input = input.const_data_ptr();
+  d.input_count = input.numel();
+  d.output = output.mutable_data_ptr();
+  d.output_count = output.numel();
+  d.counts = std::move(counts);
+  return impl_->issue(std::move(d), options.async, {std::move(output), std::move(input)});
+}
+
+Work Communicator::gather(at::Tensor output, at::Tensor input, RootedOptions options) {
+  OperationDescription d;
+  d.verb = Verb::gather;
+  d.dtype = impl_->check(input, "gather");
+  impl_->check_root(options.root, "gather");
+  d.root = options.root;
+  d.input = input.const_data_ptr();
+  d.input_count = input.numel();
+  if (rank() == options.root) {
+    Impl::check_same_type(impl_->check(output, "gather"), d.dtype, "gather");
+    Impl::check_count(output.numel(), input.numel() * size(), "output", "gather");
+    Impl::check_overlap(output, input, input.numel() * rank(), "gather");
+    d.output = output.mutable_data_ptr();
+    d.output_count = output.numel();
+  }
+  return impl_->issue(std::move(d), options.async, {std::move(output), std::move(input)});
+}
+
+Work Communicator::scatter(at::Tensor output, at::Tensor input, RootedOptions options) {
+  OperationDescription d;
+  d.verb = Verb::scatter;
+  d.dtype = impl_->check(output, "scatter");
+  impl_->check_root(options.root, "scatter");
+  d.root = options.root;
+  d.output = output.mutable_data_ptr();
+  d.output_count = output.numel();
+  if (rank() == options.root) {
+    Impl::check_same_type(d.dtype, impl_->check(input, "scatter"), "scatter");
+    Impl::check_count(input.numel(), output.numel() * size(), "input", "scatter");
+    Impl::check_overlap(input, output, output.numel() * rank(), "scatter");
+    d.input = input.const_data_ptr();
+    d.input_count = input.numel();
+  }
+  return impl_->issue(std::move(d), options.async, {std::move(output), std::move(input)});
+}
+
+Work Communicator::all_to_all(at::Tensor output, at::Tensor input, CommOptions options) {
+  OperationDescription d;
+  d.verb = Verb::all_to_all;
+  d.dtype = impl_->check(input, "all_to_all");
+  Impl::check_same_type(impl_->check(output, "all_to_all"), d.dtype, "all_to_all");
+  Impl::check_count(output.numel(), input.numel(), "output", "all_to_all");
+  if (input.numel() % size() != 0)
+    throw Error(fmt::format("all_to_all: {} elements cannot be divided among {} ranks; use all_to_all_uneven",
+                            input.numel(), size()));
+  Impl::check_overlap(output, input, -1, "all_to_all");
+  d.input = input.const_data_ptr();
+  d.input_count = input.numel();
+  d.output = output.mutable_data_ptr();
+  d.output_count = output.numel();
+  return impl_->issue(std::move(d), options.async, {std::move(output), std::move(input)});
+}
+
+Work Communicator::all_to_all_uneven(at::Tensor output, at::Tensor input, std::vector<std::int64_t> output_counts,
+                                     std::vector<std::int64_t> input_counts, CommOptions options) {
+  OperationDescription d;
+  d.verb = Verb::all_to_all;
+  d.dtype = impl_->check(input, "all_to_all_uneven");
+  Impl::check_same_type(impl_->check(output, "all_to_all_uneven"), d.dtype, "all_to_all_uneven");
+  Impl::check_count(output.numel(), impl_->check_counts(output_counts, "all_to_all_uneven"), "output",
+                    "all_to_all_uneven");
+  Impl::check_count(input.numel(), impl_->check_counts(input_counts, "all_to_all_uneven"), "input",
+                    "all_to_all_uneven");
+  Impl::check_overlap(output, input, -1, "all_to_all_uneven");
+  d.input = input.const_data_ptr();
+  d.input_count = input.numel();
+  d.output = output.mutable_data_ptr();
+  d.output_count = output.numel();
+  d.input_counts = std::move(input_counts);
+  d.output_counts = std::move(output_counts);
+  return impl_->issue(std::move(d), options.async, {std::move(output), std::move(input)});
+}
+
+Work Communicator::send(at::Tensor tensor, int destination, PeerOptions options) {
+  OperationDescription d;
+  d.verb = Verb::send;
+  d.dtype = impl_->check(tensor, "send");
+  impl_->check_peer(destination, "send");
+  if (destination == rank() && !options.async)
+    throw Error("send: a rank that sends to itself must do so asynchronously or in a batch");
+  d.transfers.push_back(
+      {true, const_cast<void*>(tensor.const_data_ptr()), tensor.numel(), d.dtype, destination, options.tag});
+  return impl_->issue(std::move(d), options.async, {std::move(tensor)});
+}
+
+Work Communicator::recv(at::Tensor tensor, int source, PeerOptions options) {
+  OperationDescription d;
+  d.verb = Verb::recv;
+  d.dtype = impl_->check(tensor, "recv");
+  impl_->check_peer(source, "recv");
+  d.transfers.push_back({false, tensor.mutable_data_ptr(), tensor.numel(), d.dtype, source, options.tag});
+  return impl_->issue(std::move(d), options.async, {std::move(tensor)});
+}
+
+Work Communicator::barrier(CommOptions options) {
+  OperationDescription d;
+  d.verb = Verb::barrier;
+  return impl_->issue(std::move(d), options.async);
+}
+
+Work Communicator::batch_peer_to_peer(std::vector<PeerOp> operations, CommOptions options) {
+  if (operations.empty()) return {};
+  OperationDescription d;
+  d.verb = Verb::batch_p2p;
+  std::vector<at::Tensor> tensors;
+  for (PeerOp& one : operations) {
+    const DataType dtype = impl_->check(one.tensor, "batch_peer_to_peer");
+    impl_->check_peer(one.peer, "batch_peer_to_peer");
+    void* data = one.is_send ? const_cast<void*>(one.tensor.const_data_ptr()) : one.tensor.mutable_data_ptr();
+    d.transfers.push_back({one.is_send, data, one.tensor.numel(), dtype, one.peer, one.tag});
+    tensors.push_back(std::move(one.tensor));
+  }
+  return impl_->issue(std::move(d), options.async, std::move(tensors));
+}
+
+std::string Communicator::broadcast_bytes(std::string value, int root) {
+  return impl_->broadcast_bytes(std::move(value), root);
+}
+std::vector<std::string> Communicator::all_gather_bytes(const std::string& value) {
+  return impl_->all_gather_bytes(value);
+}
+std::vector<std::string> Communicator::gather_bytes(const std::string& value, int root) {
+  return impl_->gather_bytes(value, root);
+}
+std::string Communicator::scatter_bytes(const std::vector<std::string>& values, int root) {
+  return impl_->scatter_bytes(values, root);
+}
+std::shared_ptr<Communicator> Communicator::split(int color, int key, std::string name) {
+  return impl_->split(color, key, std::move(name));
+}
+
+void Communicator::mark_started() { impl_->started_->store(true, std::memory_order_relaxed); }
+void Communicator::abort(const std::string& reason) {
+  impl_->backend_->abort(fmt::format("rank {} of group '{}': {}", rank(), name(), reason));
+}
+
+}  // namespace phalanx

@@ -1,0 +1,80 @@
+#include "phalanx/comm/local.h"
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "phalanx/base/error.h"
+#include "phalanx/base/log.h"
+#include "phalanx/comm/local_backend.h"
+
+namespace phalanx {
+namespace {
+
+// The same error, of the same class where it is one of ours, its message saying which rank it came from.
+[[noreturn]] void rethrow_from_rank(const std::exception_ptr& error, int rank) {
+  const auto text = [rank](const std::exception& e) { return fmt::format("rank {}: {}", rank, e.what()); };
+  try {
+    std::rethrow_exception(error);
+  } catch (const UsageError& e) {
+    throw UsageError(text(e));
+  } catch (const ConfigError& e) {
+    throw ConfigError(text(e));
+  } catch (const CommError& e) {
+    throw CommError(text(e));
+  } catch (const CheckpointError& e) {
+    throw CheckpointError(text(e));
+  } catch (const DataError& e) {
+    throw DataError(text(e));
+  } catch (const Error& e) {
+    throw Error(text(e));
+  }
+}
+
+}  // namespace
+
+void run_local_ranks(int world_size, const std::function<void(const std::shared_ptr<Communicator>&)>& body,
+                     CommunicatorOptions options) {
+  if (world_size < 1) throw Error(fmt::format("run_local_ranks: {} ranks; expected at least 1", world_size));
+  std::vector<std::shared_ptr<Communicator>> world;
+  for (auto& backend : make_local_backends(world_size))
+    world.push_back(std::make_shared<Communicator>(std::move(backend), options));
+
+  std::mutex mutex;
+  std::exception_ptr first_error;
+  int first_rank = -1;
+  const auto run_rank = [&](int rank) {
+    // Several rank threads must not each bring a team of worker threads.
+    at::set_num_threads(1);
+    log::set_thread_rank(rank, world_size);
+    try {
+      body(world[static_cast<std::size_t>(rank)]);
+    } catch (...) {
+      {
+        const std::lock_guard lock(mutex);
+        if (!first_error) {
+          first_error = std::current_exception();
+          first_rank = rank;
+        }
+      }
+      std::string why = "an exception of an unknown type";
+      try {
+        throw;
+      } catch (const std::exception& e) {
+        why = e.what();
+      } catch (...) {
+      }
+      world[static_cast<std::size_t>(rank)]->abort(why);
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world_size; ++rank) threads.emplace_back(run_rank, rank);
+  for (std::thread& thread : threads) thread.join();
+  if (first_error) rethrow_from_rank(first_error, first_rank);
+}
+
+}  // namespace phalanx

@@ -1,0 +1,257 @@
+#include "phalanx/comm/progress.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <pthread.h>
+
+#include <algorithm>
+
+#include "phalanx/base/error.h"
+#include "phalanx/comm/futex.h"
+#include "phalanx/comm/signature.h"
+
+namespace phalanx {
+namespace {
+
+constexpr auto kLookAfter = std::chrono::milliseconds(100);
+
+}  // namespace
+
+WorkState::~WorkState() = default;
+
+void WorkState::throw_error(const std::string& what) const {
+  throw CommError(fmt::format("{}, op {} of group '{}', rank {} of {}: {}", describe(issued_.description),
+                              issued_.description.sequence, *issued_.group, issued_.backend->rank(),
+                              issued_.backend->size(), what));
+}
+
+void WorkState::start_clock() {
+  if (clock_runs_) return;
+  clock_runs_ = true;
+  started_ = std::chrono::steady_clock::now();
+}
+
+void WorkState::require_in_time() {
+  const auto waited = std::chrono::steady_clock::now() - started_;
+  if (waited < issued_.timeout) return;
+  const std::vector<int> missing = operation_->missing_ranks();
+  std::string who = missing.empty()
+                        ? std::string("a peer")
+                        : fmt::format("rank{} {}", missing.size() == 1 ? "" : "s", fmt::join(missing, ", "));
+  throw CommError(
+      fmt::format("timed out after {:.1f} s; not arrived: {}", std::chrono::duration<double>(waited).count(), who));
+}
+
+// Wraps what the backend says in what was being done, and makes the whole group fail.
+void WorkState::fail(std::exception_ptr error) noexcept {
+  try {
+    try {
+      std::rethrow_exception(error);
+    } catch (const CommError& inner) {
+      throw_error(inner.what());
+    }
+  } catch (const std::exception& wrapped) {
+    error_ = std::current_exception();
+    issued_.backend->abort(wrapped.what());
+  } catch (...) {
+    error_ = std::current_exception();
+    issued_.backend->abort("unknown error");
+  }
+}
+
+void WorkState::run() {
+  try {
+    operation_ = issued_.backend->start(issued_.description);
+    WaitLadder ladder(issued_.backend->traits().crowded ? WaitLadder::kCrowded : WaitLadder::kOwnCore);
+    auto looked = std::chrono::steady_clock::time_point{};
+    for (;;) {
+      const Progress progress = operation_->advance();
+      if (progress == Progress::done) break;
+      if (progress == Progress::moved) {
+        ladder.reset();
+        clock_runs_ = false;
+        continue;
+      }
+      if (ladder.step()) continue;
+      if (!clock_runs_) {
+        start_clock();
+        looked = started_;
+      }
+      const std::optional<Doorbell> bell = operation_->doorbell();
+      const auto limit = std::min<std::chrono::nanoseconds>(kLookAfter, issued_.timeout);
+      doorbell_wait(bell ? std::span<const Doorbell>(&*bell, 1) : std::span<const Doorbell>(), limit);
+      ladder.reset();
+      const auto now = std::chrono::steady_clock::now();
+      if (now - looked < limit) continue;
+      looked = now;
+      if (operation_->advance() == Progress::done) break;
+      operation_->check_peers();
+      require_in_time();
+    }
+  } catch (...) {
+    fail(std::current_exception());
+  }
+  release();
+  done_.store(1, std::memory_order_release);
+  if (error_) std::rethrow_exception(error_);
+}
+
+Progress WorkState::advance() noexcept {
+  if (error_) return Progress::done;
+  try {
+    if (!operation_) {
+      start_clock();
+      operation_ = issued_.backend->start(issued_.description);
+    }
+    const Progress progress = operation_->advance();
+    if (progress == Progress::moved) clock_runs_ = false;
+    return progress;
+  } catch (...) {
+    fail(std::current_exception());
+    return Progress::done;
+  }
+}
+
+std::optional<Doorbell> WorkState::doorbell() { return operation_ ? operation_->doorbell() : std::nullopt; }
+
+void WorkState::look_after() noexcept {
+  if (!operation_ || error_) return;
+  try {
+    start_clock();
+    operation_->check_peers();
+    require_in_time();
+  } catch (...) {
+    fail(std::current_exception());
+  }
+}
+
+void WorkState::release() noexcept {
+  operation_.reset();
+  issued_.buffers.reset();
+}
+
+void WorkState::finish() noexcept {
+  done_.store(1, std::memory_order_seq_cst);
+  if (sleepers_.load(std::memory_order_seq_cst) != 0) futex_wake_all(&done_, false);
+}
+
+void WorkState::wait() {
+  if (!is_done()) {
+    WaitLadder ladder(issued_.backend->traits().crowded ? WaitLadder::kCrowded : WaitLadder::kBackground);
+    while (!is_done()) {
+      if (ladder.step()) continue;
+      const Doorbell bell{&done_, 0, &sleepers_, false};
+      doorbell_wait({&bell, 1}, kLookAfter);
+    }
+  }
+  if (error_) std::rethrow_exception(error_);
+}
+
+std::shared_ptr<ProgressEngine> ProgressEngine::shared() {
+  static std::mutex mutex;
+  static std::weak_ptr<ProgressEngine> current;
+  const std::lock_guard lock(mutex);
+  std::shared_ptr<ProgressEngine> engine = current.lock();
+  if (!engine) {
+    engine.reset(new ProgressEngine);
+    current = engine;
+  }
+  return engine;
+}
+
+ProgressEngine::ProgressEngine() : thread_([this] { run(); }) {}
+
+ProgressEngine::~ProgressEngine() {
+  stopping_.store(true, std::memory_order_release);
+  ring(wake_, wake_sleepers_, false);
+  thread_.join();
+}
+
+void ProgressEngine::submit(const std::shared_ptr<OperationQueue>& queue, std::shared_ptr<WorkState> work) {
+  queue->pending_.fetch_add(1, std::memory_order_acq_rel);
+  {
+    const std::lock_guard lock(mutex_);
+    inbox_.emplace_back(queue, std::move(work));
+  }
+  ring(wake_, wake_sleepers_, false);
+}
+
+bool ProgressEngine::take_new_work() {
+  decltype(inbox_) arrived;
+  {
+    const std::lock_guard lock(mutex_);
+    arrived.swap(inbox_);
+  }
+  for (auto& [queue, work] : arrived) {
+    if (queue->operations_.empty()) queues_.push_back(queue);
+    queue->operations_.push_back(std::move(work));
+  }
+  return !arrived.empty();
+}
+
+// How many operations from the front may be under way at once.
+std::size_t ProgressEngine::active_count(const OperationQueue& queue) const {
+  std::size_t count = 0;
+  while (count < queue.operations_.size() && queue.operations_[count]->is_peer_operation()) ++count;
+  return std::max<std::size_t>(count, 1);
+}
+
+bool ProgressEngine::advance_queue(OperationQueue& queue) {
+  bool moved = false;
+  std::size_t active = active_count(queue);
+  for (std::size_t i = 0; i < active;) {
+    const Progress progress = queue.operations_[i]->advance();
+    moved |= progress != Progress::blocked;
+    if (progress != Progress::done) {
+      ++i;
+      continue;
+    }
+    const std::shared_ptr<WorkState> work = std::move(queue.operations_[i]);
+    queue.operations_.erase(queue.operations_.begin() + static_cast<std::ptrdiff_t>(i));
+    --active;
+    work->release();
+    // From now on the issuing thread may drive an operation of this communicator itself.
+    queue.pending_.fetch_sub(1, std::memory_order_acq_rel);
+    work->finish();
+  }
+  return moved;
+}
+
+void ProgressEngine::run() {
+  pthread_setname_np(pthread_self(), "phalanx-comm");
+  WaitLadder ladder(WaitLadder::kBackground);
+  std::vector<Doorbell> bells;
+  std::chrono::steady_clock::time_point looked = std::chrono::steady_clock::now();
+  for (;;) {
+    const std::uint32_t wake_seen = wake_.load(std::memory_order_seq_cst);
+    bool moved = take_new_work();
+    if (queues_.empty() && stopping_.load(std::memory_order_acquire)) return;
+    for (const auto& queue : queues_) moved |= advance_queue(*queue);
+    std::erase_if(queues_, [](const auto& queue) { return queue->operations_.empty(); });
+    if (moved) {
+      ladder.reset();
+      continue;
+    }
+    if (!queues_.empty() && ladder.step()) continue;
+    ladder.reset();
+
+    bells.assign(1, {&wake_, wake_seen, &wake_sleepers_, false});
+    bool must_poll = false;
+    for (const auto& queue : queues_) {
+      for (std::size_t i = 0; i < active_count(*queue); ++i) {
+        if (const std::optional<Doorbell> bell = queue->operations_[i]->doorbell())
+          bells.push_back(*bell);
+        else
+          must_poll = true;
+      }
+    }
+    doorbell_wait(bells, must_poll ? std::chrono::nanoseconds(std::chrono::microseconds(200)) : kLookAfter);
+    const auto now = std::chrono::steady_clock::now();
+    if (now - looked < kLookAfter) continue;
+    looked = now;
+    for (const auto& queue : queues_)
+      for (std::size_t i = 0; i < active_count(*queue); ++i) queue->operations_[i]->look_after();
+  }
+}
+
+}  // namespace phalanx

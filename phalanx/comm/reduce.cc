@@ -1,0 +1,55 @@
+#include "phalanx/comm/reduce.h"
+
+#include <cstdint>
+
+namespace phalanx {
+namespace {
+
+enum class InstructionSet : std::uint8_t { baseline, avx2, avx512 };
+
+InstructionSet detect_instruction_set() {
+#ifdef PHALANX_REDUCE_X86
+  // f16c and fma come with every machine that has avx2 (x86-64-v3); asked for all the same.
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) {
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl"))
+      return InstructionSet::avx512;
+    return InstructionSet::avx2;
+  }
+#endif
+  return InstructionSet::baseline;
+}
+
+InstructionSet reduce_isa() {
+  static const InstructionSet isa = detect_instruction_set();
+  return isa;
+}
+
+}  // namespace
+
+ReduceKernel reduce_kernel(DataType dtype, ReduceOp op) {
+#ifdef PHALANX_REDUCE_X86
+  if (reduce_isa() == InstructionSet::avx512) return reduce_avx512::kernel(dtype, op);
+  if (reduce_isa() == InstructionSet::avx2) return reduce_avx2::kernel(dtype, op);
+#endif
+  return reduce_baseline::kernel(dtype, op);
+}
+
+bool reducible(DataType dtype, ReduceOp op) {
+  if (op != ReduceOp::avg) return true;
+  return dtype == DataType::f32 || dtype == DataType::f64 || dtype == DataType::f16 || dtype == DataType::bf16;
+}
+
+const char* reduce_instruction_set() {
+  switch (reduce_isa()) {
+    case InstructionSet::avx512:
+      return "avx512";
+    case InstructionSet::avx2:
+      return "avx2";
+    case InstructionSet::baseline:
+      break;
+  }
+  return "baseline";
+}
+
+}  // namespace phalanx

@@ -1,0 +1,40 @@
+// Reductions over raw memory: the one kernel that the local and the shm backend share, so that both give the same bits.
+//
+//   out[i] = in[0][i] op in[1][i] op ... op in[n-1][i]      for i in [0, count), in this order
+//
+// - f16 and bf16 are accumulated in float32 and rounded once, to nearest even, at the end. `avg` divides the sum by n
+//   once, before that rounding. Integers wrap around. min and max give NaN if any input is NaN.
+// - On bool, sum and max are logical or, product and min are logical and.
+// - `out` may be one of the inputs; partial overlaps are not allowed.
+// - The result of an element depends only on that element's inputs, never on where a range starts or ends, nor on the
+//   instruction set chosen (baseline, AVX2, AVX-512; once per process).
+#pragma once
+
+#include <cstddef>
+
+#include "phalanx/comm/types.h"
+
+namespace phalanx {
+
+using ReduceKernel = void (*)(void* out, const void* const* inputs, int n, std::size_t count);
+
+/// Never null: `avg` on integers and bool is refused before (see reducible()).
+ReduceKernel reduce_kernel(DataType dtype, ReduceOp op);
+
+/// false for avg on i32, i64, u8 and bool.
+bool reducible(DataType dtype, ReduceOp op);
+
+/// "avx512", "avx2" or "baseline": what reduce_kernel() chose for this machine.
+const char* reduce_instruction_set();
+
+namespace reduce_avx512 {
+ReduceKernel kernel(DataType dtype, ReduceOp op);
+}
+namespace reduce_avx2 {
+ReduceKernel kernel(DataType dtype, ReduceOp op);
+}
+namespace reduce_baseline {
+ReduceKernel kernel(DataType dtype, ReduceOp op);
+}
+
+}  // namespace phalanx

@@ -1,0 +1,45 @@
+// How a thread waits for another: spin, then yield the core, then sleep in the kernel.
+//
+// Spinning answers in tens of nanoseconds but burns a core that the awaited rank may need; with more ranks than cores
+// it must be short, or each wait lasts a scheduler quantum (milliseconds). The lengths are measured; see
+// docs/communication.md.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+namespace phalanx {
+
+/// Cores this process may run on (affinity mask).
+int available_cores();
+
+/// Tells the core that this is a spin loop.
+inline void spin_pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+/// The first two rungs. step() returns false when it is time to sleep.
+class WaitLadder {
+ public:
+  struct Lengths {
+    std::uint32_t spins;
+    std::uint32_t yields;
+  };
+  static constexpr Lengths kOwnCore{2000, 50};   // a waiter that has a core to itself
+  static constexpr Lengths kCrowded{20, 50};     // more ranks than cores
+  static constexpr Lengths kBackground{200, 4};  // the progress thread, beside a thread that computes
+
+  explicit WaitLadder(Lengths lengths) : lengths_(lengths) {}
+  bool step();
+  void reset() { steps_ = 0; }
+
+ private:
+  Lengths lengths_;
+  std::uint32_t steps_ = 0;
+};
+
+}  // namespace phalanx
