@@ -1,0 +1,95 @@
+#include "phalanx/train/device_info.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/mm.h>
+#include <c10/core/CachingDeviceAllocator.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "phalanx/base/process_stats.h"
+#include "phalanx/train/log_line.h"
+
+namespace phalanx::train {
+namespace {
+
+// The text behind "key   :" of the first line that starts with key, in files such as /proc/cpuinfo.
+std::string field_of(const std::filesystem::path& path, const std::string& key) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    const std::size_t colon = line.find(':');
+    if (!line.starts_with(key) || colon == std::string::npos) continue;
+    const std::size_t begin = line.find_first_not_of(" \t", colon + 1);
+    return begin == std::string::npos ? "" : line.substr(begin);
+  }
+  return "";
+}
+
+// The driver tells the product's name without any library; cards of one machine are of one kind.
+std::string gpu_name() {
+  std::error_code error;
+  for (const auto& card : std::filesystem::directory_iterator("/proc/driver/nvidia/gpus", error)) {
+    const std::string name = field_of(card.path() / "information", "Model");
+    if (!name.empty()) return name;
+  }
+  return "CUDA device";
+}
+
+double measured_matmul_tflops() {
+  constexpr std::int64_t kSize = 768;
+  const at::NoGradGuard no_grad;
+  const at::Tensor a = at::full({kSize, kSize}, 0.5, at::TensorOptions(at::kFloat));
+  double best_seconds = 1e9;
+  for (int repeat = 0; repeat < 4; ++repeat) {
+    const auto begin = std::chrono::steady_clock::now();
+    const at::Tensor product = at::mm(a, a);
+    best_seconds =
+        std::min(best_seconds, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+  return 2.0 * kSize * kSize * kSize / best_seconds / 1e12;
+}
+
+}  // namespace
+
+std::uint64_t machine_memory_bytes() {
+  std::uint64_t bytes = 0;
+  try {
+    bytes = std::stoull(field_of("/proc/meminfo", "MemTotal")) * 1024;
+    for (const char* path : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+      std::uint64_t limit = 0;
+      if (std::ifstream(path) >> limit && limit > 0) bytes = std::min(bytes, limit);  // "max" does not parse
+    }
+  } catch (const std::exception&) {
+    // Without /proc there is no total; the percentage is then left at zero.
+  }
+  return bytes;
+}
+
+DeviceInfo describe_device(c10::Device device) {
+  if (device.is_cuda()) {
+    const auto [free_bytes, total_bytes] = c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index());
+    (void)free_bytes;
+    return {gpu_name(), total_bytes};
+  }
+  const std::string name = field_of("/proc/cpuinfo", "model name");
+  return {name.empty() ? "CPU" : name, machine_memory_bytes()};
+}
+
+std::uint64_t peak_device_bytes(c10::Device device) {
+  if (!device.is_cuda()) return peak_resident_bytes();
+  const auto stats = c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
+  constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  return static_cast<std::uint64_t>(stats.reserved_bytes[kAll].peak);
+}
+
+std::optional<double> device_peak_tflops(c10::Device device, const std::string& name) {
+  if (device.is_cuda()) return gpu_peak_tflops(name);
+  return measured_matmul_tflops();
+}
+
+}  // namespace phalanx::train

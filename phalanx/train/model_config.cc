@@ -1,0 +1,38 @@
+#include "phalanx/train/model_config.h"
+
+namespace phalanx::train {
+
+models::LlamaConfig model_config(const TrainConfig& config) {
+  models::LlamaConfig model = models::llama_flavor(config.model.flavor);
+  const auto take = [](auto& number, auto given) {
+    if (given != 0) number = given;
+  };
+  take(model.dim, config.model.dim);
+  take(model.n_layers, config.model.n_layers);
+  take(model.n_heads, config.model.n_heads);
+  take(model.n_kv_heads, config.model.n_kv_heads);
+  take(model.ffn_hidden, config.model.ffn_hidden);
+  take(model.vocab_size, config.model.vocab_size);
+  take(model.rope_theta, config.model.rope_theta);
+  take(model.norm_eps, config.model.norm_eps);
+  if (config.model.tie_embeddings) model.tie_embeddings = *config.model.tie_embeddings;
+  model.max_seq_len = config.training.seq_len;
+  model.validate();
+  return model;
+}
+
+TrainConfig with_model_numbers(TrainConfig config) {
+  const models::LlamaConfig model = model_config(config);
+  config.model.dim = model.dim;
+  config.model.n_layers = model.n_layers;
+  config.model.n_heads = model.n_heads;
+  config.model.n_kv_heads = model.n_kv_heads;
+  config.model.ffn_hidden = model.ffn_hidden;
+  config.model.vocab_size = model.vocab_size;
+  config.model.rope_theta = model.rope_theta;
+  config.model.norm_eps = model.norm_eps;
+  config.model.tie_embeddings = model.tie_embeddings;
+  return config;
+}
+
+}  // namespace phalanx::train

@@ -1,0 +1,15 @@
+// From the [model] section to the model: the flavor's numbers, changed by the explicit keys.
+#pragma once
+
+#include "phalanx/models/llama_config.h"
+#include "phalanx/train/config.h"
+
+namespace phalanx::train {
+
+/// Validated; max_seq_len is training.seq_len. Throws ConfigError.
+models::LlamaConfig model_config(const TrainConfig& config);
+
+/// The configuration with every number of the model written out, as `--print-config` shows it.
+TrainConfig with_model_numbers(TrainConfig config);
+
+}  // namespace phalanx::train

@@ -1,0 +1,90 @@
+#include "phalanx/train/run_files.h"
+
+#include <chrono>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "phalanx/base/file.h"
+#include "phalanx/observe/metrics.h"
+#include "phalanx/observe/tensorboard.h"
+
+namespace phalanx::train {
+namespace {
+
+double unix_time() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+class RunFiles::Impl {
+ public:
+  Impl(const std::filesystem::path& folder, const RunFilesOptions& options)
+      : run_path(folder / "run.json"), metrics(folder / "metrics.jsonl", {.resumed_step = options.resumed_step}) {
+    if (!options.tensorboard_folder.empty()) {
+      board = std::make_unique<observe::TensorBoardWriter>(
+          folder / options.tensorboard_folder, observe::TensorBoardOptions{.resumed_step = options.resumed_step});
+    }
+    if (options.resumed_step && std::filesystem::exists(run_path)) {
+      const auto before = nlohmann::json::parse(read_file(run_path), nullptr, /*allow_exceptions=*/false);
+      if (before.is_object()) run = before;
+    }
+  }
+
+  std::filesystem::path run_path;
+  observe::MetricsWriter metrics;
+  std::unique_ptr<observe::TensorBoardWriter> board;
+  nlohmann::json run = nlohmann::json::object();
+};
+
+RunFiles::RunFiles(std::string folder, RunFilesOptions options) : folder_(std::move(folder)) {
+  posix_file_system().make_directory(folder_);
+  impl_ = std::make_unique<Impl>(folder_, options);
+}
+
+RunFiles::~RunFiles() = default;
+
+void RunFiles::describe(const nlohmann::json& values) {
+  impl_->run.update(values);
+  // Text that a model generated need not be valid UTF-8.
+  replace_file(impl_->run_path, impl_->run.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+}
+
+void RunFiles::write_step(const StepMetrics& m, bool to_tensorboard) {
+  nlohmann::ordered_json line = {
+      {"step", m.step}, {"loss", m.loss},       {"max_loss", m.max_loss},         {"grad_norm", m.grad_norm},
+      {"lr", m.lr},     {"seconds", m.seconds}, {"data_seconds", m.data_seconds}, {"tokens", m.tokens},
+      {"tps", m.tps},   {"tflops", m.tflops}};
+  if (m.mfu_percent) line["mfu_percent"] = *m.mfu_percent;
+  line["memory_gib"] = m.memory_gib;
+  line["time"] = unix_time();
+  impl_->metrics.write(line);
+  if (!impl_->board || !to_tensorboard) return;
+
+  auto& board = *impl_->board;
+  board.add_scalar("loss_metrics/global_avg_loss", m.loss, m.step);
+  board.add_scalar("loss_metrics/global_max_loss", m.max_loss, m.step);
+  board.add_scalar("grad_norm", m.grad_norm, m.step);
+  board.add_scalar("lr", m.lr, m.step);
+  board.add_scalar("throughput(tps)", m.tps, m.step);
+  board.add_scalar("tflops", m.tflops, m.step);
+  if (m.mfu_percent) board.add_scalar("mfu(%)", *m.mfu_percent, m.step);
+  board.add_scalar("time_metrics/end_to_end(s)", m.seconds, m.step);
+  board.add_scalar("time_metrics/data_loading(s)", m.data_seconds, m.step);
+  board.add_scalar("time_metrics/data_loading(%)", 100.0 * m.data_seconds / m.seconds, m.step);
+  board.add_scalar("memory/max_reserved(GiB)", m.memory_gib.at(0), m.step);
+  board.flush();
+}
+
+void RunFiles::write_validation(const ValidationMetrics& m) {
+  impl_->metrics.write({{"step", m.step},
+                        {"validation_loss", m.loss},
+                        {"tokens", m.tokens},
+                        {"seconds", m.seconds},
+                        {"time", unix_time()}});
+  if (!impl_->board) return;
+  impl_->board->add_scalar("validation_metrics/global_avg_loss", m.loss, m.step);
+  impl_->board->flush();
+}
+
+}  // namespace phalanx::train

@@ -1,0 +1,65 @@
+// What a run leaves in its folder for people and programs: run.json, metrics.jsonl, TensorBoard files.
+//
+// Rank 0 owns one; torch-free. metrics.jsonl and the TensorBoard files go on when a run continues, and are flushed line
+// by line, so that a killed run keeps what it did. "time" is in seconds since the epoch, at the end of the step.
+//
+//   RunFiles files(config.job.dump_folder, {.tensorboard_folder = "tb"});
+//   files.describe({{"status", "running"}, {"steps", 100}});        // merged into run.json
+//   files.write_step({.step = 1, .loss = 8.3, ...});
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace phalanx::train {
+
+/// One training step, as metrics.jsonl has it; all ranks' tokens, averages over ranks.
+struct StepMetrics {
+  std::int64_t step = 0;
+  double loss = 0;
+  double max_loss = 0;  // over ranks
+  double grad_norm = 0;
+  double lr = 0;
+  double seconds = 0;       // of this step, data loading included
+  double data_seconds = 0;  // of the slowest rank
+  std::int64_t tokens = 0;
+  double tps = 0;  // of one device
+  double tflops = 0;
+  std::optional<double> mfu_percent;
+  std::vector<double> memory_gib;  // peak, per rank
+};
+
+struct ValidationMetrics {
+  std::int64_t step = 0;
+  double loss = 0;
+  std::int64_t tokens = 0;
+  double seconds = 0;
+};
+
+struct RunFilesOptions {
+  std::string tensorboard_folder;            // empty: no TensorBoard files
+  std::optional<std::int64_t> resumed_step;  // unset: a new run, which replaces the files of an earlier one
+};
+
+class RunFiles {
+ public:
+  /// Makes the folder; an Error says which file cannot be written and why.
+  RunFiles(std::string folder, RunFilesOptions options);
+  ~RunFiles();
+
+  const std::string& folder() const noexcept { return folder_; }
+  void describe(const nlohmann::json& values);
+  void write_step(const StepMetrics& metrics, bool to_tensorboard);
+  void write_validation(const ValidationMetrics& metrics);
+
+ private:
+  class Impl;
+  std::string folder_;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace phalanx::train

@@ -1,0 +1,109 @@
+// Trainer: trains a Llama with data parallelism as a TrainConfig says, from start or from the newest checkpoint.
+//
+// Contract
+// - Every rank makes one with the same configuration and calls run() once; construction and run() are collective.
+// - A run that is stopped and continued gives the same bits as one that never stopped: weights, optimizer, bucket order
+//   and the few integers are checkpointed, learning rate and batches are functions of the step.
+// - The wish to stop (context.stop_requested) is heard on any rank and acted on by all after the same step: a
+// checkpoint
+//   is saved and run() returns with `stopped`.
+// - A loss or gradient norm that is not finite is an Error on every rank, before any weight is touched by it.
+// - Rank 0 writes the run's folder (run_files.h) and the log.
+//
+//   Trainer trainer(config, {.world = world, .device = device});
+//   const TrainResult result = trainer.run();
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "phalanx/checkpoint/checkpoint_manager.h"
+#include "phalanx/comm/communicator.h"
+#include "phalanx/data/batches.h"
+#include "phalanx/models/llama.h"
+#include "phalanx/optim/lr_schedule.h"
+#include "phalanx/optim/optimizer.h"
+#include "phalanx/parallel/ddp.h"
+#include "phalanx/tensor/train_state.h"
+#include "phalanx/train/config.h"
+#include "phalanx/train/run_files.h"
+#include "phalanx/train/validation.h"
+
+namespace phalanx::train {
+
+struct TrainerContext {
+  std::shared_ptr<Communicator> world;  // a world of one too
+  at::Device device = at::kCPU;
+  std::function<bool()> stop_requested;                          // asked between steps; unset: never
+  std::vector<std::pair<std::string, std::string>> environment;  // more lines for the start and the report
+  bool quiet = false;                                            // no log lines and no progress bar
+};
+
+struct TrainResult {
+  std::int64_t step = 0;  // steps done, those before a resume included
+  bool stopped = false;   // on request, before the last step
+  double loss = 0;        // of the last step of this run; NaN if there was none
+  std::optional<double> validation_loss;
+  std::optional<double> unigram_entropy;  // of the validation tokens
+};
+
+class Trainer {
+ public:
+  Trainer(TrainConfig config, TrainerContext context);
+  ~Trainer();
+  Trainer(const Trainer&) = delete;
+  Trainer& operator=(const Trainer&) = delete;
+
+  TrainResult run();
+
+  models::Llama& model() { return *model_; }
+  RunFiles* files() { return files_.get(); }  // rank 0 only; null elsewhere
+  const BatchPlan& plan() const { return plan_; }
+
+ private:
+  struct StepOutcome;
+  void open_data();
+  void make_model();
+  void load_state();
+  TrainState collect_state() const;
+  StepOutcome train_step(std::int64_t step);
+  void log_step(const StepOutcome& outcome, double lr);
+  void validate();
+  void save_checkpoint();
+  void export_in_hf();
+  void announce() const;
+  std::vector<std::pair<std::string, std::string>> description() const;
+  bool is_first_rank() const { return context_.world->rank() == 0; }
+  void say(const std::string& line) const;
+
+  TrainConfig config_;
+  TrainerContext context_;
+  BatchPlan plan_;
+  std::unique_ptr<RunFiles> files_;
+  std::unique_ptr<data::Batches> batches_;
+  std::unique_ptr<Validator> validator_;
+  std::shared_ptr<models::Llama> model_;
+  std::unique_ptr<DistributedDataParallel> ddp_;
+  std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<LearningRateSchedule> schedule_;
+  std::unique_ptr<CheckpointManager> checkpoints_;
+
+  std::int64_t step_ = 0;  // done
+  std::int64_t saved_step_ = -1;
+  std::string device_name_;
+  std::uint64_t device_bytes_ = 0;
+  std::optional<double> peak_tflops_;
+  double interval_seconds_ = 0;  // of steps since the last log line
+  std::int64_t interval_tokens_ = 0;
+  TrainResult result_;
+};
+
+}  // namespace phalanx::train

@@ -1,0 +1,53 @@
+#include "phalanx/train/validation.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "phalanx/train/autocast_guard.h"
+#include "phalanx/train/token_batch.h"
+
+namespace phalanx::train {
+
+Validator::Validator(data::Batches batches, ValidatorOptions options)
+    : batches_(std::move(batches)), options_(options) {}
+
+std::int64_t Validator::sample_count(int world_size) const {
+  if (options_.steps < 0) return batches_.sample_count();
+  return std::min(batches_.sample_count(), options_.steps * options_.local_batch_size * world_size);
+}
+
+ValidationMetrics Validator::run(models::Llama& model, Communicator& world, std::int64_t step) const {
+  const auto begin = std::chrono::steady_clock::now();
+  const at::NoGradGuard no_grad;
+  const bool was_training = model.is_training();
+  model.eval();
+
+  const std::int64_t samples = sample_count(world.size());
+  const std::int64_t round = options_.local_batch_size * world.size();
+  // [sum of losses, samples], in float64 on the device: nothing waits for it inside the loop.
+  at::Tensor sums = at::zeros({2}, at::TensorOptions(at::kDouble).device(options_.device));
+  for (std::int64_t first = 0; first < samples; first += round) {
+    const std::int64_t mine = first + world.rank() * options_.local_batch_size;
+    const std::int64_t rows = std::min(options_.local_batch_size, samples - mine);
+    if (rows <= 0) continue;
+    const TokenBatch batch = load_samples(batches_, mine, rows, options_.device);
+    const AutocastGuard autocast(options_.device.type(), options_.bfloat16);
+    sums[0].add_(model.loss(batch.inputs, batch.labels).to(at::kDouble), static_cast<double>(rows));
+    sums[1].add_(static_cast<double>(rows));
+  }
+  world.all_reduce(sums);
+  model.train(was_training);
+
+  const at::Tensor host = sums.to(at::kCPU);
+  const auto* values = host.const_data_ptr<double>();
+  return {.step = step,
+          .loss = values[0] / values[1],
+          .tokens = samples * batches_.seq_len(),
+          .seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()};
+}
+
+}  // namespace phalanx::train

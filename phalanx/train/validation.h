@@ -1,0 +1,37 @@
+// The loss on held-out tokens: the mean over all samples of a range, each visited once, shared out over the ranks.
+//
+// The result is the same on every rank and, up to rounding, for every number of ranks: sample i goes to the rank whose
+// turn it is, the last round may be short, and sums rather than means are added up.
+//
+//   Validator validator(held_out_batches, {.local_batch_size = 8, .steps = -1});
+//   ValidationMetrics result = validator.run(*model, *world, step);     // collective
+#pragma once
+
+#include <cstdint>
+
+#include "phalanx/comm/communicator.h"
+#include "phalanx/data/batches.h"
+#include "phalanx/models/llama.h"
+#include "phalanx/train/run_files.h"
+
+namespace phalanx::train {
+
+struct ValidatorOptions {
+  std::int64_t local_batch_size = 8;
+  std::int64_t steps = -1;  // forward passes per rank at most; -1: all samples
+  bool bfloat16 = false;
+  at::Device device = at::kCPU;
+};
+
+class Validator {
+ public:
+  Validator(data::Batches batches, ValidatorOptions options);
+  ValidationMetrics run(models::Llama& model, Communicator& world, std::int64_t step) const;
+  std::int64_t sample_count(int world_size) const;  // of one run()
+
+ private:
+  data::Batches batches_;
+  ValidatorOptions options_;
+};
+
+}  // namespace phalanx::train
