@@ -1,0 +1,20 @@
+// The hash that guards a checkpoint file: XXH3 (64 bits) of each 1 MiB block, the last one shorter.
+//
+// Per block rather than per file or per tensor, so that whoever reads a part of a file verifies exactly the blocks it
+// touches, headers included. It detects damage (a flipped bit, a torn write), not forgery.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+namespace phalanx {
+
+inline constexpr std::uint64_t kHashBlockBytes = 1 << 20;
+
+std::uint64_t hash_block(std::span<const std::byte> bytes);
+/// 16 hexadecimal digits.
+std::string format_hash(std::uint64_t hash);
+
+}  // namespace phalanx

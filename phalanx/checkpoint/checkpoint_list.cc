@@ -1,0 +1,87 @@
+#include "phalanx/checkpoint/checkpoint_list.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "phalanx/checkpoint/checkpoint_reader.h"
+#include "phalanx/checkpoint/verified_file.h"
+
+namespace phalanx {
+namespace {
+
+constexpr std::string_view kStepPrefix = "step-";
+constexpr std::string_view kReplacedSuffix = ".replaced";
+constexpr std::string_view kTemporarySuffix = ".tmp";
+
+/// N of step-N and step-N.replaced.
+std::optional<std::int64_t> step_of(std::string_view name) {
+  if (!name.starts_with(kStepPrefix)) return std::nullopt;
+  name.remove_prefix(kStepPrefix.size());
+  if (name.ends_with(kReplacedSuffix)) name.remove_suffix(kReplacedSuffix.size());
+  std::int64_t step = 0;
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), step);
+  if (error != std::errc() || end != name.data() + name.size() || step < 0) return std::nullopt;
+  return step;
+}
+
+}  // namespace
+
+std::filesystem::path step_directory(const std::filesystem::path& folder, std::int64_t step) {
+  return folder / fmt::format("{}{}", kStepPrefix, step);
+}
+
+CheckpointList list_checkpoints(const std::filesystem::path& folder) {
+  CheckpointList list;
+  std::error_code error;
+  if (!std::filesystem::exists(folder, error)) return list;
+  std::vector<FoundCheckpoint> candidates;
+  std::filesystem::directory_iterator entries(folder, error);
+  if (error)
+    throw CheckpointError(fmt::format("cannot list the checkpoints in {}: {}", folder.string(), error.message()));
+  for (const auto& entry : entries) {
+    const auto name = entry.path().filename().string();
+    if (const auto step = step_of(name)) {
+      candidates.push_back({entry.path(), *step});
+    } else if (name.starts_with(kStepPrefix) && name.ends_with(kTemporarySuffix)) {
+      list.skipped.push_back(fmt::format("{}: its saving or removal was not finished", name));
+    }
+  }
+  // Newest first; of the two directories of one step, "step-N" before "step-N.replaced".
+  std::ranges::sort(
+      candidates, [](const auto& a, const auto& b) { return std::pair(-a.step, a.path) < std::pair(-b.step, b.path); });
+  std::ranges::sort(list.skipped);
+  for (auto& candidate : candidates) {
+    const auto name = candidate.path.filename().string();
+    try {
+      const auto step = CheckpointReader(candidate.path).manifest().step;
+      if (step != candidate.step) throw DamagedError(fmt::format("its manifest is of step {}", step));
+      list.complete.push_back(std::move(candidate));
+    } catch (const DamagedError& reason) {
+      list.skipped.push_back(fmt::format("{}: {}", name, reason.what()));
+      list.damaged.push_back(std::move(candidate));
+    }
+  }
+  return list;
+}
+
+std::filesystem::path resolve_checkpoint(const std::filesystem::path& path) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(path, error))
+    throw CheckpointError(
+        fmt::format("{} is not a directory: expected a checkpoint folder or one of its step-N", path.string()));
+  if (std::filesystem::exists(path / kManifestName, error)) return path;
+  const auto list = list_checkpoints(path);
+  if (!list.complete.empty()) return list.complete.front().path;
+  std::string reasons;
+  for (const auto& line : list.skipped) reasons += "\n  " + line;
+  throw CheckpointError(
+      fmt::format("{} holds no complete checkpoint{}{}", path.string(), reasons.empty() ? "" : ":", reasons));
+}
+
+}  // namespace phalanx

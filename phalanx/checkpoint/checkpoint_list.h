@@ -1,0 +1,33 @@
+// Finds the checkpoints in a folder and says which are whole.
+//
+// A checkpoint is a directory step-N. `step-N.tmp` is one whose saving or removal did not finish, never read again;
+// `step-N.replaced` is the former step-N for the moment in which another takes its place, and as good as it.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace phalanx {
+
+struct FoundCheckpoint {
+  std::filesystem::path path;
+  std::int64_t step = 0;
+};
+
+struct CheckpointList {
+  std::vector<FoundCheckpoint> complete;  // newest first: manifest sound, every file there in its size
+  std::vector<FoundCheckpoint> damaged;   // step directories that are not complete
+  std::vector<std::string> skipped;       // one line for each directory passed over, with the reason
+};
+
+/// Reads names, manifests and file sizes, not the tensors. A folder that does not exist has no checkpoints.
+CheckpointList list_checkpoints(const std::filesystem::path& folder);
+
+std::filesystem::path step_directory(const std::filesystem::path& folder, std::int64_t step);
+
+/// `path` itself if it is a step directory, else the newest complete one inside; CheckpointError if there is none.
+std::filesystem::path resolve_checkpoint(const std::filesystem::path& path);
+
+}  // namespace phalanx

@@ -1,0 +1,39 @@
+// Reads a step directory: its manifest, then tensors from its shard files, whoever wrote how many of them.
+//
+// A wanted tensor may be spread over any number of boxes in any files; each byte read is verified (verified_file.h),
+// and a tensor of which not every element is found is an error, never left half loaded unnoticed.
+//
+//   const CheckpointReader reader("run/checkpoint/step-100");
+//   reader.read(named_tensors, {.allow_unexpected = true});     // copies into the live tensors
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "phalanx/checkpoint/manifest.h"
+#include "phalanx/tensor/named.h"
+
+namespace phalanx {
+
+struct ReadOptions {
+  bool allow_unexpected = false;  // leave saved tensors alone that are not asked for
+  bool convert_dtype = false;     // else a saved dtype that differs is an error: a resumed run must be exact
+};
+
+class CheckpointReader {
+ public:
+  /// Reads the manifest and checks that every file it names is there in its size; a DamagedError says what is not.
+  explicit CheckpointReader(std::filesystem::path folder);
+
+  const std::filesystem::path& folder() const { return folder_; }
+  const Manifest& manifest() const { return manifest_; }
+  /// Returns the number of bytes read. Names, shapes and dtypes are compared before the first tensor is touched.
+  std::uint64_t read(const std::vector<NamedTensor>& tensors, ReadOptions options = {}) const;
+
+ private:
+  std::filesystem::path folder_;
+  Manifest manifest_;
+};
+
+}  // namespace phalanx

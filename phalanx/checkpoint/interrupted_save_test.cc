@@ -1,0 +1,173 @@
+// A save interrupted anywhere: by an error, a full disk, a crash between any two operations, a real SIGKILL.
+// After each, loading must give the previous checkpoint whole, or the new one once it is in place.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <random>
+#include <thread>
+
+#include "phalanx/base/error.h"
+#include "phalanx/base/faulty_file_system.h"
+#include "phalanx/base/temp_directory.h"
+#include "phalanx/checkpoint/checkpoint_manager.h"
+#include "phalanx/checkpoint/test_state.h"
+
+namespace phalanx {
+namespace {
+
+using checkpoint_testing::make_state;
+using checkpoint_testing::message_of;
+using checkpoint_testing::same_state;
+
+constexpr CheckpointOptions kKeepTwo{.keep_latest_k = 2};
+
+/// What is tried: on a folder with checkpoints of steps 1 and 2, save `step` with the state of `number`.
+struct Attempt {
+  std::int64_t step;
+  std::int64_t number;
+};
+
+void fill_folder(const std::filesystem::path& folder) {
+  CheckpointManager checkpoints(folder, kKeepTwo);
+  checkpoints.save(make_state(1), 1);
+  checkpoints.save(make_state(2), 2);
+}
+
+std::int64_t count_operations(const Attempt& attempt) {
+  const TempDirectory scratch("interrupted");
+  fill_folder(scratch.path());
+  FaultyFileSystem fs(posix_file_system());
+  CheckpointManager(scratch.path(), kKeepTwo, nullptr, fs).save(make_state(attempt.number), attempt.step);
+  return fs.operations();
+}
+
+/// Loads with the real file system; the state must be that of step 2 or of the attempt. Returns whether it is the new.
+bool new_one_is_loaded(const std::filesystem::path& folder, const Attempt& attempt) {
+  auto state = make_state(77);
+  const auto loaded = CheckpointManager(folder).load_latest(state);
+  if (!loaded) {
+    ADD_FAILURE() << "nothing to load";
+    return false;
+  }
+  const bool is_new = same_state(state, make_state(attempt.number));
+  EXPECT_TRUE(is_new || same_state(state, make_state(2)));
+  EXPECT_EQ(loaded->step, is_new ? attempt.step : 2);
+  return is_new;
+}
+
+/// The folder must also be usable: the next save works, and clears every leftover.
+void expect_usable(const std::filesystem::path& folder) {
+  CheckpointManager checkpoints(folder, kKeepTwo);
+  checkpoints.save(make_state(9), 9);
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    EXPECT_NE(entry.path().extension(), ".tmp") << entry.path();
+  auto state = make_state(0);
+  checkpoints.load_latest(state);
+  EXPECT_TRUE(same_state(state, make_state(9)));
+}
+
+class InterruptedSave : public testing::TestWithParam<std::tuple<Fault, std::int64_t>> {};
+
+TEST_P(InterruptedSave, LeavesALoadableFolderAtEveryOperation) {
+  const auto [kind, step] = GetParam();
+  const Attempt attempt{step, 5};
+  const auto operations = count_operations(attempt);
+  ASSERT_GT(operations, 10);
+  bool seen_old = false, seen_new = false;
+  for (std::int64_t n = 0; n < operations; ++n) {
+    SCOPED_TRACE(testing::Message() << "operation " << n << " of " << operations);
+    const TempDirectory scratch("interrupted");
+    fill_folder(scratch.path());
+    FaultyFileSystem fs(posix_file_system(), {.fail_at = n, .kind = kind});
+    CheckpointManager checkpoints(scratch.path(), kKeepTwo, nullptr, fs);
+    bool reported_saved = true;
+    if (kind == Fault::crash) {
+      EXPECT_THROW(checkpoints.save(make_state(attempt.number), attempt.step), SimulatedCrash);
+      reported_saved = false;
+    } else {
+      const auto message =
+          message_of<CheckpointError>([&] { checkpoints.save(make_state(attempt.number), attempt.step); });
+      reported_saved = message.empty();
+      if (!reported_saved) {
+        EXPECT_THAT(message, testing::HasSubstr("cannot save checkpoint " + (scratch.path() / "step-").string()));
+        if (kind == Fault::full) {
+          EXPECT_THAT(message, testing::HasSubstr("No space left on device"));
+        }
+      }
+    }
+    const bool is_new = new_one_is_loaded(scratch.path(), attempt);
+    EXPECT_TRUE(is_new || !reported_saved);  // saved, though removing an old one may have failed
+    (is_new ? seen_new : seen_old) = true;
+    expect_usable(scratch.path());
+  }
+  EXPECT_TRUE(seen_old);
+  EXPECT_TRUE(seen_new || kind == Fault::full);
+}
+
+// Step 3 is a new checkpoint, step 2 replaces one.
+INSTANTIATE_TEST_SUITE_P(Faults, InterruptedSave,
+                         testing::Combine(testing::Values(Fault::error, Fault::full, Fault::crash),
+                                          testing::Values(3, 2)));
+
+TEST(InterruptedFirstSave, IsAFreshStart) {
+  for (std::int64_t n = 0; n < 6; ++n) {
+    const TempDirectory scratch("interrupted");
+    FaultyFileSystem fs(posix_file_system(), {.fail_at = n, .kind = Fault::crash});
+    EXPECT_THROW(CheckpointManager(scratch.path(), {}, nullptr, fs).save(make_state(1), 1), SimulatedCrash);
+    auto state = make_state(0);
+    EXPECT_FALSE(CheckpointManager(scratch.path()).load_latest(state));
+  }
+}
+
+/// Saves step after step and writes each finished one's number to the pipe, until killed.
+[[noreturn]] void save_until_killed(const std::filesystem::path& folder, std::int64_t first_step, int pipe) {
+  try {
+    CheckpointManager checkpoints(folder, kKeepTwo);
+    for (std::int64_t step = first_step;; ++step) {
+      checkpoints.save(make_state(step, 20'000), step);
+      if (::write(pipe, &step, sizeof step) != sizeof step) ::_exit(2);
+    }
+  } catch (...) {
+    ::_exit(1);
+  }
+}
+
+TEST(KilledSave, EveryFinishedCheckpointSurvivesSigkillAtAnyMoment) {
+  const TempDirectory scratch("killed");
+  std::mt19937 random(20);
+  std::int64_t loaded_step = 0;
+  for (int kill = 0; kill < 10; ++kill) {
+    int pipe[2];
+    ASSERT_EQ(::pipe(pipe), 0);
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      ::close(pipe[0]);
+      save_until_killed(scratch.path(), loaded_step + 1, pipe[1]);
+    }
+    ::close(pipe[1]);
+    std::int64_t finished = 0;
+    EXPECT_EQ(::read(pipe[0], &finished, sizeof finished), static_cast<ssize_t>(sizeof finished));
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 8000));  // the moment of the kill
+    ::kill(child, SIGKILL);
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFSIGNALED(status)) << "the child ended by itself: " << status;
+    for (std::int64_t step = 0; ::read(pipe[0], &step, sizeof step) == static_cast<ssize_t>(sizeof step);)
+      finished = step;
+    ::close(pipe[0]);
+
+    auto state = make_state(0, 20'000);
+    const auto loaded = CheckpointManager(scratch.path()).load_latest(state);
+    ASSERT_TRUE(loaded);
+    EXPECT_GE(loaded->step, finished);
+    EXPECT_TRUE(same_state(state, make_state(loaded->step, 20'000)));
+    loaded_step = loaded->step;
+  }
+}
+
+}  // namespace
+}  // namespace phalanx

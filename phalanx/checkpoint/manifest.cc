@@ -1,0 +1,108 @@
+#include "phalanx/checkpoint/manifest.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <nlohmann/json.hpp>
+#include <span>
+
+#include "phalanx/base/error.h"
+#include "phalanx/checkpoint/block_hash.h"
+
+namespace phalanx {
+namespace {
+
+constexpr int kManifestVersion = 1;
+constexpr const char* kManifestFormat = "phalanx-checkpoint";
+
+std::string checksum_line(std::string_view rest) {
+  return fmt::format("{{\"checksum\": \"xxh3:{}\",\n", format_hash(hash_block(std::as_bytes(std::span(rest)))));
+}
+
+nlohmann::json to_json(const ManifestFile& file) {
+  auto hashes = nlohmann::json::array();
+  for (const auto hash : file.block_hashes) hashes.push_back(format_hash(hash));
+  return {{"name", file.name}, {"size", file.size}, {"xxh3", std::move(hashes)}};
+}
+
+/// A name that stays inside the checkpoint's directory.
+bool is_plain_file_name(std::string_view name) {
+  return !name.empty() && name != "." && name != ".." && name.find('/') == std::string_view::npos &&
+         name.find('\0') == std::string_view::npos;
+}
+
+ManifestFile file_from_json(const nlohmann::json& json) {
+  ManifestFile file;
+  file.name = json.at("name").get<std::string>();
+  if (!is_plain_file_name(file.name)) throw CheckpointError(fmt::format("\"{}\" is not a file name", file.name));
+  file.size = json.at("size").get<std::uint64_t>();
+  const auto& hashes = json.at("xxh3");
+  const auto expected = file.size / kHashBlockBytes + (file.size % kHashBlockBytes != 0);
+  if (hashes.size() != expected)
+    throw CheckpointError(
+        fmt::format("{} has {} hashes, {} bytes need {}", file.name, hashes.size(), file.size, expected));
+  for (const auto& entry : hashes) {
+    const auto& digits = entry.get_ref<const std::string&>();
+    std::uint64_t hash = 0;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), hash, 16);
+    if (digits.size() != 16 || error != std::errc() || end != digits.data() + digits.size())
+      throw CheckpointError(fmt::format("{} has the malformed hash \"{}\"", file.name, digits));
+    file.block_hashes.push_back(hash);
+  }
+  return file;
+}
+
+Manifest manifest_from_json(const nlohmann::json& json) {
+  if (json.at("format") != kManifestFormat) throw CheckpointError("it is not a manifest of Phalanx");
+  if (const auto version = json.at("version").get<std::int64_t>(); version != kManifestVersion)
+    throw CheckpointError(
+        fmt::format("its format version is {}; this program reads version {}", version, kManifestVersion));
+  if (json.at("block_bytes").get<std::uint64_t>() != kHashBlockBytes)
+    throw CheckpointError(fmt::format("block_bytes is not {}", kHashBlockBytes));
+  Manifest manifest;
+  manifest.step = json.at("step").get<std::int64_t>();
+  manifest.integers = json.at("integers").get<std::map<std::string, std::int64_t>>();
+  if (!json.at("metadata").is_object()) throw CheckpointError("metadata is not an object");
+  manifest.metadata = json.at("metadata").dump();
+  for (const auto& entry : json.at("files")) manifest.files.push_back(file_from_json(entry));
+  return manifest;
+}
+
+}  // namespace
+
+std::string format_manifest(const Manifest& manifest) {
+  const auto metadata = nlohmann::json::parse(manifest.metadata, nullptr, /*allow_exceptions=*/false);
+  if (!metadata.is_object()) throw CheckpointError("the metadata to save with a checkpoint is not a JSON object");
+  std::string rest = fmt::format(
+      "\"format\": \"{}\", \"version\": {}, \"step\": {},\n\"integers\": {},\n\"metadata\": {},\n\"block_bytes\": {},\n"
+      "\"files\": [",
+      kManifestFormat, kManifestVersion, manifest.step, nlohmann::json(manifest.integers).dump(), metadata.dump(),
+      kHashBlockBytes);
+  const char* separator = "\n";
+  for (const auto& file : manifest.files) {
+    rest += separator + to_json(file).dump();
+    separator = ",\n";
+  }
+  rest += "\n]}\n";
+  return checksum_line(rest) + rest;
+}
+
+Manifest parse_manifest(const std::string& file, std::string_view text) {
+  const auto line_end = std::min(text.find('\n'), text.size() - 1);
+  if (text.empty() || text.substr(0, line_end + 1) != checksum_line(text.substr(line_end + 1)))
+    throw CheckpointError(fmt::format("{}: damaged: its checksum does not match its contents", file));
+  try {
+    return manifest_from_json(nlohmann::json::parse(text));
+  } catch (const nlohmann::json::exception& error) {
+    throw CheckpointError(fmt::format("{}: malformed manifest: {}", file, error.what()));
+  } catch (const CheckpointError& error) {
+    throw CheckpointError(fmt::format("{}: {}", file, error.what()));
+  }
+}
+
+std::string format_manifest_file(const ManifestFile& file) { return to_json(file).dump(); }
+
+ManifestFile parse_manifest_file(const std::string& text) { return file_from_json(nlohmann::json::parse(text)); }
+
+}  // namespace phalanx

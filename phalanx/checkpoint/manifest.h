@@ -1,0 +1,45 @@
+// manifest.json: what a checkpoint consists of. It is written last, so that a directory which has one is whole.
+//
+//   {"checksum": "xxh3:9a0f...",          <- of every byte after this line
+//   "format": "phalanx-checkpoint", "version": 1, "step": 100,
+//   "integers": {"data.position": 800, "step": 100},
+//   "metadata": {"model": {...}},         <- whatever the saver wants to find again; an object
+//   "block_bytes": 1048576,
+//   "files": [{"name": "shard-...safetensors", "size": 123, "xxh3": ["...", ...]}]}
+//
+// Knows no tensor: names, shapes and boxes are in the files' own headers, which the block hashes cover.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace phalanx {
+
+inline constexpr const char* kManifestName = "manifest.json";
+
+struct ManifestFile {
+  std::string name;  // within the checkpoint's directory
+  std::uint64_t size = 0;
+  std::vector<std::uint64_t> block_hashes;
+};
+
+struct Manifest {
+  std::int64_t step = 0;
+  std::map<std::string, std::int64_t> integers;
+  std::string metadata = "{}";  // a JSON object
+  std::vector<ManifestFile> files;
+};
+
+/// Throws CheckpointError if metadata is not a JSON object.
+std::string format_manifest(const Manifest& manifest);
+/// `file` is used in messages. Throws CheckpointError: damaged, malformed, or of a format this program does not read.
+Manifest parse_manifest(const std::string& file, std::string_view text);
+
+/// One file's entry alone, as ranks tell each other what they wrote.
+std::string format_manifest_file(const ManifestFile& file);
+ManifestFile parse_manifest_file(const std::string& text);
+
+}  // namespace phalanx

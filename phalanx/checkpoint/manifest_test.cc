@@ -1,0 +1,86 @@
+#include "phalanx/checkpoint/manifest.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "phalanx/base/error.h"
+#include "phalanx/checkpoint/block_hash.h"
+
+namespace phalanx {
+namespace {
+
+Manifest example_manifest() {
+  return {.step = 120,
+          .integers = {{"data.position", 960}, {"seed", -1}},
+          .metadata = R"({"model":{"dim":256}})",
+          .files = {{"a.safetensors", (1 << 20) + 1, {1, ~std::uint64_t{0}}}, {"b.safetensors", 0, {}}}};
+}
+
+TEST(BlockHash, IsXxh3) {
+  EXPECT_EQ(format_hash(hash_block({})), "2d06800538d394c2");  // published test value: XXH3_64bits of nothing, seed 0
+}
+
+TEST(Manifest, IsReadBackAsWritten) {
+  const auto manifest = example_manifest();
+  const auto read = parse_manifest("manifest.json", format_manifest(manifest));
+  EXPECT_EQ(read.step, manifest.step);
+  EXPECT_EQ(read.integers, manifest.integers);
+  EXPECT_EQ(read.metadata, manifest.metadata);
+  ASSERT_EQ(read.files.size(), 2u);
+  EXPECT_EQ(read.files[0].name, "a.safetensors");
+  EXPECT_EQ(read.files[0].size, manifest.files[0].size);
+  EXPECT_EQ(read.files[0].block_hashes, manifest.files[0].block_hashes);
+}
+
+TEST(Manifest, EveryFlippedBitAndEveryTruncationIsDetected) {
+  const std::string text = format_manifest(example_manifest());
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    EXPECT_THROW(parse_manifest("m", text.substr(0, i)), CheckpointError) << "cut at " << i;
+    for (int bit = 0; bit < 8; ++bit) {
+      std::string damaged = text;
+      damaged[i] = static_cast<char>(damaged[i] ^ (1 << bit));
+      EXPECT_THROW(parse_manifest("m", damaged), CheckpointError) << "byte " << i << " bit " << bit;
+    }
+  }
+}
+
+/// A manifest whose checksum is right but whose contents were edited.
+std::string edited_manifest(const std::string& from, const std::string& to) {
+  std::string text = format_manifest(example_manifest());
+  text.erase(0, text.find('\n') + 1);
+  text.replace(text.find(from), from.size(), to);
+  return "{\"checksum\": \"xxh3:" + format_hash(hash_block(std::as_bytes(std::span(text)))) + "\",\n" + text;
+}
+
+TEST(Manifest, WrongContentsUnderARightChecksumAreRefused) {
+  const auto expect_reason = [](const std::string& text, const std::string& reason) {
+    try {
+      parse_manifest("step-1/manifest.json", text);
+      ADD_FAILURE() << "accepted; expected: " << reason;
+    } catch (const CheckpointError& error) {
+      EXPECT_THAT(error.what(), testing::HasSubstr("step-1/manifest.json: "));
+      EXPECT_THAT(error.what(), testing::HasSubstr(reason));
+    }
+  };
+  expect_reason(edited_manifest("\"version\": 1", "\"version\": 2"), "version is 2; this program reads version 1");
+  expect_reason(edited_manifest("phalanx-checkpoint", "something-else"), "not a manifest");
+  expect_reason(edited_manifest("a.safetensors", "../escape"), "not a file name");
+  expect_reason(edited_manifest("a.safetensors", ".."), "not a file name");
+  expect_reason(edited_manifest("1048577", "1048576"), "has 2 hashes");
+  expect_reason(edited_manifest("ffffffffffffffff", "fffffffffffffffg"), "malformed hash");
+  expect_reason(edited_manifest("\"step\": 120", "\"step\": \"x\""), "malformed manifest");
+  expect_reason(edited_manifest("\"files\"", "\"files_\""), "malformed manifest");
+}
+
+TEST(Manifest, MetadataMustBeAnObject) {
+  auto manifest = example_manifest();
+  for (const char* text : {"", "[]", "3", "{\"a\":"}) {
+    manifest.metadata = text;
+    EXPECT_THROW(format_manifest(manifest), CheckpointError) << text;
+  }
+}
+
+}  // namespace
+}  // namespace phalanx

@@ -1,0 +1,177 @@
+#include "phalanx/checkpoint/weights.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string_view>
+#include <system_error>
+#include <unordered_map>
+#include <utility>
+
+#include "phalanx/base/error.h"
+#include "phalanx/checkpoint/block_writer.h"
+#include "phalanx/checkpoint/checkpoint_reader.h"
+#include "phalanx/checkpoint/mismatch.h"
+#include "phalanx/checkpoint/safetensors.h"
+#include "phalanx/checkpoint/tensor_bytes.h"
+
+namespace phalanx {
+namespace {
+
+constexpr const char* kIndexName = "model.safetensors.index.json";
+constexpr const char* kSingleName = "model.safetensors";
+constexpr std::uint64_t kMaxIndexBytes = 256 << 20;
+
+bool has_file(const std::filesystem::path& path) {
+  std::error_code error;
+  return std::filesystem::is_regular_file(path, error);
+}
+
+/// The files that an index names, each once, in order of name. An index comes from elsewhere, so a name that leads out
+/// of its directory is refused rather than followed.
+std::vector<std::filesystem::path> files_of_index(const std::filesystem::path& index) {
+  const auto fail = [&](const std::string& reason) {
+    throw CheckpointError(fmt::format("{}: {}", index.string(), reason));
+  };
+  const auto json = nlohmann::json::parse(read_file(index, kMaxIndexBytes), nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object())
+    fail("expected a JSON object with the object \"weight_map\"");
+  std::vector<std::filesystem::path> files;
+  for (const auto& [tensor, file] : json["weight_map"].items()) {
+    if (!file.is_string()) fail(fmt::format("the file of tensor {} is not a string", safetensors::quote_name(tensor)));
+    const auto& name = file.get_ref<const std::string&>();
+    if (!name.ends_with(".safetensors") || name.find_first_of(std::string_view("/\\\0", 3)) != std::string::npos)
+      fail(fmt::format(
+          "the file of tensor {} is given as {}: expected the name of a .safetensors file in the same directory",
+          safetensors::quote_name(tensor), safetensors::quote_name(name)));
+    files.push_back(index.parent_path() / name);
+  }
+  if (files.empty()) fail("weight_map is empty");
+  std::ranges::sort(files);
+  files.erase(std::ranges::unique(files).begin(), files.end());
+  return files;
+}
+
+std::vector<std::filesystem::path> weight_files(const std::filesystem::path& path) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(path, error)) return {path};  // opening it says what is wrong with it
+  if (has_file(path / kIndexName)) return files_of_index(path / kIndexName);
+  if (has_file(path / kSingleName)) return {path / kSingleName};
+  std::vector<std::filesystem::path> files;
+  for (const auto& entry : std::filesystem::directory_iterator(path, error))
+    if (entry.path().extension() == ".safetensors") files.push_back(entry.path());
+  if (files.size() != 1)
+    throw CheckpointError(fmt::format("{}: expected {}, {} or one .safetensors file; found {} such files",
+                                      path.string(), kIndexName, kSingleName, files.size()));
+  return files;
+}
+
+struct SourceTensor {
+  const safetensors::File* file;
+  const safetensors::TensorInfo* info;
+  bool used = false;
+};
+
+std::string mapped(const NameMap& map, const std::string& name) { return map ? map(name) : name; }
+
+LoadedWeights load_from_checkpoint(const std::filesystem::path& path, const std::vector<NamedTensor>& tensors) {
+  const CheckpointReader reader(path);
+  LoadedWeights loaded;
+  loaded.bytes = reader.read(with_prefix("model.", tensors), {.allow_unexpected = true, .convert_dtype = true});
+  for (const auto& file : reader.manifest().files) loaded.files.push_back(path / file.name);
+  return loaded;
+}
+
+}  // namespace
+
+LoadedWeights load_weights(const std::filesystem::path& path, const std::vector<NamedTensor>& tensors,
+                           const LoadWeightsOptions& options) {
+  if (has_file(path / kManifestName)) return load_from_checkpoint(path, tensors);
+
+  LoadedWeights loaded{.files = weight_files(path)};
+  std::vector<safetensors::File> files;
+  for (const auto& file : loaded.files) files.emplace_back(file.string());
+  std::unordered_map<std::string, SourceTensor> sources;
+  for (const auto& file : files) {
+    for (const auto& info : file.tensors()) {
+      const auto [other, inserted] = sources.try_emplace(info.name, SourceTensor{&file, &info});
+      if (!inserted)
+        throw CheckpointError(fmt::format("tensor {} is in both {} and {}", safetensors::quote_name(info.name),
+                                          other->second.file->path(), file.path()));
+    }
+  }
+
+  Mismatches mismatches;
+  std::vector<SourceTensor> chosen;
+  for (const auto& named : tensors) {
+    auto wanted = describe_tensor(named);
+    wanted.name = mapped(options.name_in_file, named.name);
+    const auto found = sources.find(wanted.name);
+    if (found == sources.end()) {
+      mismatches.missing(wanted);
+      continue;
+    }
+    if (found->second.info->shape != wanted.shape) mismatches.differs(wanted, *found->second.info);
+    found->second.used = true;
+    chosen.push_back(found->second);
+  }
+  for (const auto& file : files) {
+    for (const auto& info : file.tensors()) {
+      if (!sources.at(info.name).used && !(options.ignore && options.ignore(info.name))) mismatches.unexpected(info);
+    }
+  }
+  mismatches.throw_if_any(fmt::format("the weights in {} do not fit this model", path.string()));
+
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const auto& [file, info, used] = chosen[i];
+    write_tensor_box(tensors[i].tensor, *info, std::vector<std::int64_t>(info->shape.size(), 0), file->bytes(*info));
+    loaded.bytes += info->size();
+  }
+  return loaded;
+}
+
+void export_weights(const std::filesystem::path& path, const std::vector<NamedTensor>& tensors,
+                    const ExportWeightsOptions& options, FileSystem& fs) {
+  const auto convert = [&](const at::Tensor& tensor) {
+    return options.dtype && tensor.is_floating_point() ? tensor.detach().to(*options.dtype) : tensor;
+  };
+  std::vector<safetensors::TensorInfo> infos;
+  std::unordered_map<std::string, at::Tensor> by_name;
+  for (const auto& named : tensors) {
+    auto info = describe_tensor(named);
+    info.name = mapped(options.name_in_file, named.name);
+    if (options.dtype && named.tensor.is_floating_point())
+      info.dtype = describe_tensor({named.name, named.tensor.detach().new_empty({1}, *options.dtype)}).dtype;
+    by_name[info.name] = named.tensor;
+    infos.push_back(std::move(info));
+  }
+  auto metadata = options.metadata;
+  metadata.insert_or_assign("format", "pt");
+  const auto header = safetensors::make_header(std::move(infos), std::move(metadata));
+
+  auto temporary = path;
+  temporary += ".tmp";
+  try {
+    BlockWriter writer(fs, temporary);
+    const auto text = safetensors::format_header(header);
+    writer.append(std::as_bytes(std::span(text)));
+    for (const auto& info : header.tensors) {
+      const auto tensor = convert(by_name.at(info.name));  // one converted tensor alive at a time
+      read_tensor_rows(tensor, 0, tensor.dim() == 0 ? 1 : tensor.size(0),
+                       [&](std::span<const std::byte> bytes) { writer.append(bytes); });
+    }
+    writer.finish();
+    fs.rename(temporary, path);
+  } catch (const Error&) {
+    try {
+      fs.remove_all(temporary);
+    } catch (const std::exception&) {  // the first error is the one to report
+    }
+    throw;
+  }
+  fs.sync_directory(path.parent_path().empty() ? std::filesystem::path(".") : path.parent_path());
+}
+
+}  // namespace phalanx

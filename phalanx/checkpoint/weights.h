@@ -1,0 +1,53 @@
+// Model weights as others keep them: one safetensors file, or a Hugging Face directory of several with an index.
+//
+// Loading copies into live tensors, converts dtypes (a bf16 release into f32 parameters), and needs a name map only
+// when the file's names differ from the model's. Names and shapes are all compared before the first tensor is touched.
+//
+//   load_weights("Llama-3.2-1B", parameters, {.name_in_file = models::hf_name});
+//   export_weights("out/model.safetensors", parameters, {.name_in_file = models::hf_name, .dtype = at::kBFloat16});
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "phalanx/base/file.h"
+#include "phalanx/tensor/named.h"
+
+namespace phalanx {
+
+using NameMap = std::function<std::string(const std::string&)>;
+
+struct LoadWeightsOptions {
+  NameMap name_in_file;  // from the tensor's name to the file's; unset: the same
+  /// Names in the file that may stay unread, such as buffers that the model computes itself; unset: none.
+  std::function<bool(const std::string&)> ignore;
+};
+
+struct LoadedWeights {
+  std::vector<std::filesystem::path> files;
+  std::uint64_t bytes = 0;
+};
+
+/// `path`: a .safetensors file; or a directory that holds model.safetensors.index.json (its files must lie in the
+/// directory itself), or else model.safetensors, or else exactly one .safetensors file; or a step directory of a
+/// Phalanx checkpoint, whose "model." tensors are taken (under the tensors' own names, no map). CheckpointError
+/// otherwise.
+LoadedWeights load_weights(const std::filesystem::path& path, const std::vector<NamedTensor>& tensors,
+                           const LoadWeightsOptions& options = {});
+
+struct ExportWeightsOptions {
+  NameMap name_in_file;
+  std::optional<at::ScalarType> dtype;          // of floating-point tensors; unset: as they are
+  std::map<std::string, std::string> metadata;  // beside {"format": "pt"}
+};
+
+/// Writes one safetensors file that Python reads; it appears under `path` only when whole and on the disk.
+void export_weights(const std::filesystem::path& path, const std::vector<NamedTensor>& tensors,
+                    const ExportWeightsOptions& options, FileSystem& files);
+
+}  // namespace phalanx

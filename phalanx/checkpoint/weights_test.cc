@@ -1,0 +1,203 @@
+#include "phalanx/checkpoint/weights.h"
+
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "phalanx/base/error.h"
+#include "phalanx/base/faulty_file_system.h"
+#include "phalanx/base/temp_directory.h"
+#include "phalanx/checkpoint/checkpoint_manager.h"
+#include "phalanx/checkpoint/safetensors.h"
+#include "phalanx/checkpoint/test_state.h"
+
+namespace phalanx {
+namespace {
+
+using checkpoint_testing::message_of;
+using checkpoint_testing::slurp;
+using checkpoint_testing::spill;
+using testing::HasSubstr;
+
+std::vector<NamedTensor> two_layers() { return {{"embed", at::randn({4, 3})}, {"norm", at::randn({3})}}; }
+std::vector<NamedTensor> zeros_like_all(const std::vector<NamedTensor>& tensors) {
+  std::vector<NamedTensor> result;
+  for (const auto& [name, tensor] : tensors) result.push_back({name, at::zeros(tensor.sizes())});
+  return result;
+}
+void export_to(const std::filesystem::path& path, const std::vector<NamedTensor>& tensors,
+               ExportWeightsOptions options = {}) {
+  export_weights(path, tensors, options, posix_file_system());
+}
+bool equal(const std::vector<NamedTensor>& a, const std::vector<NamedTensor>& b) {
+  return std::ranges::equal(a, b, [](const auto& x, const auto& y) { return x.tensor.equal(y.tensor); });
+}
+std::string to_theirs(const std::string& name) { return "theirs." + name; }
+
+TEST(Weights, GoThroughAFileUnderOtherNames) {
+  const TempDirectory scratch("weights");
+  const auto path = scratch.path() / "w.safetensors";
+  const auto ours = two_layers();
+  export_to(path, ours, {.name_in_file = to_theirs, .metadata = {{"origin", "test"}}});
+  const safetensors::File file(path.string());
+  EXPECT_NE(file.find("theirs.embed"), nullptr);
+  EXPECT_EQ(file.header().metadata.at("format"), "pt");
+  EXPECT_EQ(file.header().metadata.at("origin"), "test");
+
+  const auto loaded = zeros_like_all(ours);
+  EXPECT_EQ(load_weights(path, loaded, {.name_in_file = to_theirs}).bytes, 60u);
+  EXPECT_TRUE(equal(loaded, ours));
+}
+
+TEST(Weights, AreConvertedOnTheWayOutAndIn) {
+  const TempDirectory scratch("weights");
+  const auto path = scratch.path() / "w.safetensors";
+  const auto ours = two_layers();
+  export_to(path, ours, {.dtype = at::kBFloat16});
+  EXPECT_EQ(safetensors::File(path.string()).find("norm")->dtype, safetensors::Dtype::bf16);
+  const auto loaded = zeros_like_all(ours);
+  load_weights(path, loaded);
+  for (std::size_t i = 0; i < ours.size(); ++i)
+    EXPECT_TRUE(loaded[i].tensor.equal(ours[i].tensor.to(at::kBFloat16).to(at::kFloat)));
+}
+
+TEST(Weights, ADirectoryIsReadByItsIndex) {
+  const TempDirectory scratch("weights");
+  const auto ours = two_layers();
+  export_to(scratch.path() / "model-00001-of-00002.safetensors", {ours[0]});
+  export_to(scratch.path() / "model-00002-of-00002.safetensors", {ours[1]});
+  const auto loaded = zeros_like_all(ours);
+  EXPECT_THAT(message_of<CheckpointError>([&] { load_weights(scratch.path(), loaded); }),
+              HasSubstr("found 2 such files"));
+  spill(scratch.path() / "model.safetensors.index.json",
+        R"({"metadata": {"total_size": 60}, "weight_map": {"embed": "model-00001-of-00002.safetensors",
+            "norm": "model-00002-of-00002.safetensors"}})");
+  EXPECT_EQ(load_weights(scratch.path(), loaded).files.size(), 2u);
+  EXPECT_TRUE(equal(loaded, ours));
+}
+
+TEST(Weights, AnIndexMayNotLeadOutOfItsDirectory) {
+  const TempDirectory scratch("weights");
+  const auto index = [&](const std::string& text) {
+    spill(scratch.path() / "model.safetensors.index.json", text);
+    return message_of<CheckpointError>([&] { load_weights(scratch.path(), two_layers()); });
+  };
+  for (const std::string file : {"../secret.safetensors", "/etc/x.safetensors", "a/b.safetensors",
+                                 "..\\\\x.safetensors", "passwd", "", "x.safetensors\\u0000.safetensors"})
+    EXPECT_THAT(index(R"({"weight_map": {"embed": ")" + file + R"("}})"), HasSubstr("in the same directory")) << file;
+  EXPECT_THAT(index("{"), HasSubstr("\"weight_map\""));
+  EXPECT_THAT(index("{}"), HasSubstr("\"weight_map\""));
+  EXPECT_THAT(index(R"({"weight_map": {}})"), HasSubstr("empty"));
+  EXPECT_THAT(index(R"({"weight_map": {"embed": 3}})"), HasSubstr("not a string"));
+  EXPECT_THAT(message_of<Error>([&] {
+                spill(scratch.path() / "model.safetensors.index.json",
+                      R"({"weight_map": {"embed": "gone.safetensors"}})");
+                load_weights(scratch.path(), two_layers());
+              }),
+              HasSubstr("gone.safetensors"));
+}
+
+TEST(Weights, DifferencesAreNamedAndNothingIsOverwritten) {
+  const TempDirectory scratch("weights");
+  const auto path = scratch.path() / "w.safetensors";
+  export_to(path, {{"embed", at::randn({4, 4})}, {"inv_freq", at::randn({2})}, {"norm", at::randn({3})}});
+  const auto loaded = zeros_like_all(two_layers());
+  auto message = message_of<CheckpointError>([&] { load_weights(path, loaded); });
+  EXPECT_THAT(message, HasSubstr("\"embed\": expected F32 [4, 3], found F32 [4, 4]"));
+  EXPECT_THAT(message, HasSubstr("\"inv_freq\" is unexpected"));
+  EXPECT_TRUE(loaded[1].tensor.equal(at::zeros({3})));
+
+  const std::vector<NamedTensor> one{{"norm", at::zeros({3})}, {"other", at::zeros({1})}};
+  message = message_of<CheckpointError>(
+      [&] { load_weights(path, one, {.ignore = [](const std::string& name) { return name != "norm"; }}); });
+  EXPECT_THAT(message, HasSubstr("\"other\" is missing"));
+  EXPECT_THAT(message, testing::Not(HasSubstr("unexpected")));
+}
+
+TEST(Weights, OfAPhalanxCheckpointAreItsModelTensors) {
+  const TempDirectory scratch("weights");
+  const auto saved = checkpoint_testing::make_state(4);
+  const auto folder = CheckpointManager(scratch.path()).save(saved, 1).path;
+  const auto norm = at::zeros({5});  // saved as bf16
+  load_weights(folder, {{"norm.weight", norm}});
+  EXPECT_TRUE(norm.equal(saved.tensors[1].tensor.to(at::kFloat)));
+}
+
+TEST(Weights, AFailedExportLeavesNothingAndKeepsTheOld) {
+  const TempDirectory scratch("weights");
+  const auto path = scratch.path() / "w.safetensors";
+  export_to(path, two_layers());
+  const auto before = slurp(path);
+  FaultyFileSystem counter(posix_file_system());
+  export_weights(scratch.path() / "other.safetensors", two_layers(), {}, counter);
+  for (std::int64_t n = 0; n + 1 < counter.operations(); ++n) {  // all but the last: syncing the directory
+    FaultyFileSystem fs(posix_file_system(), {.fail_at = n});
+    EXPECT_THROW(export_weights(path, two_layers(), {}, fs), Error);
+    EXPECT_EQ(slurp(path), before) << n;
+    EXPECT_FALSE(std::filesystem::exists(scratch.path() / "w.safetensors.tmp")) << n;
+  }
+}
+
+/// Runs Python with the safetensors package that the build's torch lies beside; false if there is none.
+bool run_python(const std::string& program, const std::filesystem::path& scratch) {
+  spill(scratch / "program.py", program);
+  const std::string python = PHALANX_TEST_PYTHON;
+  return std::system((python + " " + (scratch / "program.py").string()).c_str()) == 0;
+}
+bool python_has_safetensors(const std::filesystem::path& scratch) {
+  return run_python(
+      "import importlib.util as u, sys\nsys.exit(not (u.find_spec('safetensors') and u.find_spec('numpy')))", scratch);
+}
+
+TEST(Weights, PythonReadsOurs) {
+  const TempDirectory scratch("weights");
+  if (!python_has_safetensors(scratch.path())) GTEST_SKIP() << "no Python with safetensors and numpy";
+  const auto path = scratch.path() / "ours.safetensors";
+  export_to(path, {{"a", at::arange(6, at::TensorOptions().dtype(at::kFloat)).reshape({2, 3})},
+                   {"b", at::arange(3, at::TensorOptions().dtype(at::kLong))},
+                   {"scalar", at::full({}, 2.5)},
+                   {"flag", at::full({1}, true, at::TensorOptions().dtype(at::kBool))},
+                   {"half", at::full({2}, 0.5, at::TensorOptions().dtype(at::kHalf))}});
+  EXPECT_TRUE(
+      run_python("import numpy as np\nfrom safetensors import safe_open\n"
+                 "f = safe_open('" +
+                     path.string() + R"(', 'np')
+assert f.metadata() == {'format': 'pt'}, f.metadata()
+assert sorted(f.keys()) == ['a', 'b', 'flag', 'half', 'scalar'], f.keys()
+a = f.get_tensor('a')
+assert a.dtype == np.float32 and (a == np.arange(6).reshape(2, 3)).all(), a
+b = f.get_tensor('b')
+assert b.dtype == np.int64 and (b == np.arange(3)).all(), b
+assert f.get_tensor('scalar').shape == () and f.get_tensor('scalar') == 2.5
+assert f.get_tensor('flag').dtype == bool and f.get_tensor('flag')[0]
+assert f.get_tensor('half').dtype == np.float16 and (f.get_tensor('half') == 0.5).all()
+)",
+                 scratch.path()));
+}
+
+TEST(Weights, WeReadPythons) {
+  const TempDirectory scratch("weights");
+  if (!python_has_safetensors(scratch.path())) GTEST_SKIP() << "no Python with safetensors and numpy";
+  const auto path = scratch.path() / "theirs.safetensors";
+  ASSERT_TRUE(
+      run_python("import numpy as np\nfrom safetensors.numpy import save_file\n"
+                 "save_file({'f64': np.arange(4.0).reshape(2, 2), 'i8': np.array([-1, 2, 3], dtype=np.int8),\n"
+                 "  'empty': np.zeros((0, 2), dtype=np.float32), 'f32': np.array([0.25], dtype=np.float32)},\n"
+                 "  '" +
+                     path.string() + "', metadata={'note': 'x'})\n",
+                 scratch.path()));
+  const std::vector<NamedTensor> loaded{{"f64", at::zeros({2, 2}, at::TensorOptions().dtype(at::kDouble))},
+                                        {"i8", at::zeros({3}, at::TensorOptions().dtype(at::kChar))},
+                                        {"empty", at::zeros({0, 2})},
+                                        {"f32", at::zeros({1})}};
+  load_weights(path, loaded);
+  EXPECT_TRUE(loaded[0].tensor.equal(at::arange(4, at::TensorOptions().dtype(at::kDouble)).reshape({2, 2})));
+  EXPECT_EQ(loaded[1].tensor.sum().item<std::int64_t>(), 4);
+  EXPECT_EQ(loaded[3].tensor.item<float>(), 0.25f);
+}
+
+}  // namespace
+}  // namespace phalanx
