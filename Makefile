@@ -1,0 +1,55 @@
+# The short commands. Everything is set up by scripts/bootstrap.sh, which runs first and takes a second when nothing is
+# missing; the build itself is CMake's (see docs/building.md).
+
+BUILD ?= build/release
+JOBS ?= $(shell nproc)
+SANITIZED ?= build/asan
+PYTHON = $(firstword $(wildcard .venv/bin/python) python3)
+CONFIGURE_FLAGS = $(if $(wildcard .deps/lib/cmake),-DCMAKE_PREFIX_PATH=$(CURDIR)/.deps)
+
+.DEFAULT_GOAL := help
+.PHONY: help bootstrap configure build test test-all demo format check clean
+
+help:
+	@echo 'make demo      set up, build, train a small Llama on 2 ranks, resume it, generate text'
+	@echo 'make test      set up, build, run every test'
+	@echo 'make build     set up, build (into $(BUILD), $(JOBS) jobs; make build JOBS=4)'
+	@echo 'make test-all  the tests again under AddressSanitizer (into $(SANITIZED))'
+	@echo 'make check     formatting, layering and lint checks'
+	@echo 'make format    rewrite the sources with clang-format'
+	@echo 'make clean     remove the build folder (the downloaded libtorch in .venv stays)'
+
+bootstrap:
+	@scripts/bootstrap.sh
+
+configure: bootstrap
+	@cmake --preset release -B $(BUILD) $(CONFIGURE_FLAGS)
+
+build: configure
+	cmake --build $(BUILD) --parallel $(JOBS)
+
+test: build
+	ctest --test-dir $(BUILD) --output-on-failure --no-tests=error
+
+test-all: test
+	cmake --preset asan -B $(SANITIZED) $(CONFIGURE_FLAGS)
+	cmake --build $(SANITIZED) --parallel $(JOBS)
+	ASAN_OPTIONS=detect_leaks=0 ctest --test-dir $(SANITIZED) --output-on-failure --no-tests=error
+
+demo: build
+	@BUILD=$(BUILD) scripts/demo.sh
+
+format:
+	@scripts/bootstrap.sh --checks
+	@scripts/check_format.sh --fix
+
+check:
+	@scripts/bootstrap.sh --checks
+	@scripts/check_format.sh
+	@scripts/check_text.sh
+	@$(PYTHON) scripts/check_layering.py --self-test
+	@$(PYTHON) scripts/check_layering.py
+	@scripts/check_lint.sh
+
+clean:
+	rm -rf $(BUILD) $(SANITIZED)
