@@ -1,16 +1,106 @@
 #include "phalanx/kernels/linear_cross_entropy.h"
 
-#include <ATen/ops/cross_entropy_loss.h>
-#include <ATen/ops/linear.h>
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+
+#include "phalanx/base/error.h"
+#include "phalanx/kernels/fusible.h"
+#include "phalanx/kernels/row_kernels.h"
 
 namespace phalanx::kernels {
+namespace {
+
+constexpr std::int64_t kLogitsChunk = 512;  // tokens; a fixed number, so that sums over chunks have fixed bits
+
+void check_labels(const at::Tensor& labels, std::int64_t vocab) {
+  const std::int64_t* label = labels.const_data_ptr<std::int64_t>();
+  for (std::int64_t i = 0; i < labels.numel(); ++i) {
+    if (label[i] < 0 || label[i] >= vocab) {
+      throw DataError(fmt::format("label {} (the {}th of the batch) is outside the vocabulary: expected 0 to {}",
+                                  label[i], i, vocab - 1));
+    }
+  }
+}
+
+struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropyFunction> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x_in, const at::Tensor& weight,
+                            const at::Tensor& labels_in, bool record) {
+    const at::Tensor x = x_in.reshape({-1, x_in.size(-1)}).contiguous(), labels = labels_in.contiguous();
+    const std::int64_t rows = x.size(0), vocab = weight.size(0), chunk = std::min(rows, kLogitsChunk);
+    check_labels(labels, vocab);
+    const at::Tensor buffer = at::empty({chunk, vocab}, x.options());
+    const at::Tensor losses = at::empty({rows}, x.options());
+    at::Tensor dx, dweight;
+    if (record) {
+      dx = at::empty_like(x);
+      dweight = at::empty_like(weight);
+    }
+    const float scale = record ? 1.0f / static_cast<float>(rows) : 0.0f;
+    for (std::int64_t from = 0; from < rows; from += chunk) {
+      const std::int64_t n = std::min(chunk, rows - from);
+      at::Tensor logits = buffer.narrow(0, 0, n);
+      const at::Tensor x_rows = x.narrow(0, from, n);
+      at::mm_out(logits, x_rows, weight.t());
+      float *values = logits.mutable_data_ptr<float>(), *loss = losses.mutable_data_ptr<float>() + from;
+      const std::int64_t* label = labels.const_data_ptr<std::int64_t>() + from;
+      at::parallel_for(0, n, 16, [&](std::int64_t begin, std::int64_t end) {
+        row_kernels().cross_entropy(end - begin, vocab, values + begin * vocab, label + begin, scale, loss + begin);
+      });
+      if (record) {
+        at::Tensor dx_rows = dx.narrow(0, from, n);
+        at::mm_out(dx_rows, logits, weight);
+        dweight.addmm_(logits.t(), x_rows, from == 0 ? 0.0 : 1.0);
+      }
+    }
+    // Not save_for_backward: backward hands these very buffers on, and must hold the only reference for autograd to
+    // take them over as the gradients instead of copying them.
+    if (record) {
+      ctx->saved_data["dx"] = dx.view(x_in.sizes());
+      ctx->saved_data["dweight"] = dweight;
+    }
+    double sum = 0.0;
+    const float* loss = losses.const_data_ptr<float>();
+    for (std::int64_t r = 0; r < rows; ++r) sum += static_cast<double>(loss[r]);
+    return at::full({}, sum / static_cast<double>(rows), x.options());
+  }
+
+  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
+                                               const torch::autograd::tensor_list& grads) {
+    const auto take = [&](const char* name) {
+      const auto found = ctx->saved_data.find(name);
+      if (found == ctx->saved_data.end()) {
+        throw Error("linear_cross_entropy: a second backward through the same loss; compute the loss again instead");
+      }
+      at::Tensor tensor = std::move(found->second).toTensor();
+      ctx->saved_data.erase(name);
+      return tensor;
+    };
+    at::Tensor dx = take("dx"), dweight = take("dweight");
+    if (const float factor = grads[0].item<float>(); factor != 1.0f) {
+      dx.mul_(factor);
+      dweight.mul_(factor);
+    }
+    return {dx, dweight, at::Tensor(), at::Tensor()};
+  }
+};
+
+}  // namespace
 
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels) {
   return at::cross_entropy_loss(logits.to(at::kFloat).flatten(0, -2), labels.flatten());
 }
 
 at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& labels) {
-  return cross_entropy(at::linear(x, weight), labels);
+  if (!fusible(x, weight) || x.numel() == 0) {
+    if (labels.device().is_cpu()) check_labels(labels.contiguous(), weight.size(0));
+    return cross_entropy(at::linear(x, weight), labels);
+  }
+  const bool record = at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad());
+  return LinearCrossEntropyFunction::apply(x, weight, labels, record);
 }
 
 }  // namespace phalanx::kernels

@@ -1,11 +1,50 @@
 #include "phalanx/kernels/rotary.h"
 
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/cat.h>
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "phalanx/kernels/fusible.h"
+#include "phalanx/kernels/row_kernels.h"
 
 namespace phalanx::kernels {
+namespace {
 
-at::Tensor apply_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
+/// x [batch, heads, seq, head_dim] turned by the tables; laid out as [batch, seq, heads, head_dim], which is how the
+/// projections before and the attention after it want it.
+at::Tensor rotated(const at::Tensor& x_in, const at::Tensor& cos, const at::Tensor& sin, float sin_sign) {
+  const at::Tensor x = x_in.stride(-1) == 1 ? x_in : x_in.contiguous();
+  const std::int64_t batch = x.size(0), heads = x.size(1), seq = x.size(2), head_dim = x.size(3), half = head_dim / 2;
+  const at::Tensor y = at::empty({batch, seq, heads, head_dim}, x.options());
+  const float *in = x.const_data_ptr<float>(), *c = cos.const_data_ptr<float>(), *s = sin.const_data_ptr<float>();
+  float* out = y.mutable_data_ptr<float>();
+  const bool per_row = cos.dim() == 3;
+  at::parallel_for(0, batch * seq, 64, [&](std::int64_t from, std::int64_t to) {
+    for (std::int64_t t = from; t < to; ++t) {
+      const std::int64_t b = t / seq, position = t % seq, angle = (per_row ? t : position) * half;
+      row_kernels().rotate(heads, half, c + angle, s + angle, sin_sign, in + b * x.stride(0) + position * x.stride(2),
+                           x.stride(1), out + t * heads * head_dim, head_dim);
+    }
+  });
+  return y.transpose(1, 2);
+}
+
+struct RotaryFunction : torch::autograd::Function<RotaryFunction> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const at::Tensor& cos,
+                            const at::Tensor& sin) {
+    ctx->save_for_backward({cos, sin});
+    return rotated(x, cos, sin, 1.0f);
+  }
+  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
+                                               const torch::autograd::tensor_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    return {rotated(grads[0], saved[0], saved[1], -1.0f), at::Tensor(), at::Tensor()};  // turned back
+  }
+};
+
+}  // namespace
+
+at::Tensor apply_rotary_reference(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
   const std::int64_t half = x.size(-1) / 2;
   const auto table = [&](const at::Tensor& t) {
     const at::Tensor cast = t.to(x.scalar_type());
@@ -14,6 +53,11 @@ at::Tensor apply_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Te
   const at::Tensor c = table(cos), s = table(sin);
   const at::Tensor a = x.narrow(-1, 0, half), b = x.narrow(-1, half, half);
   return at::cat({a * c - b * s, b * c + a * s}, -1);
+}
+
+at::Tensor apply_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
+  if (!fusible(x, cos, sin) || !cos.is_contiguous() || !sin.is_contiguous()) return apply_rotary_reference(x, cos, sin);
+  return RotaryFunction::apply(x, cos, sin);
 }
 
 }  // namespace phalanx::kernels

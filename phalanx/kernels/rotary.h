@@ -5,7 +5,11 @@
 
 namespace phalanx::kernels {
 
-/// x [batch, heads, seq, head_dim]; cos, sin [seq, head_dim / 2] or [batch, seq, head_dim / 2], in fp32.
+/// x [batch, heads, seq, head_dim], any strides; cos, sin [seq, head_dim / 2] or [batch, seq, head_dim / 2], in fp32.
+/// Returns [batch, heads, seq, head_dim] in x's dtype.
 at::Tensor apply_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
+
+/// The same by ATen ops: any dtype and device, and the reference of the tests.
+at::Tensor apply_rotary_reference(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
 
 }  // namespace phalanx::kernels

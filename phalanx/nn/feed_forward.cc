@@ -1,6 +1,6 @@
 #include "phalanx/nn/feed_forward.h"
 
-#include "phalanx/kernels/swiglu.h"
+#include "phalanx/kernels/swiglu_feed_forward.h"
 
 namespace phalanx::nn {
 
@@ -10,6 +10,12 @@ FeedForward::FeedForward(std::int64_t dim, std::int64_t hidden, TensorOptionsOfM
   w3 = register_module("w3", std::make_shared<Linear>(LinearOptions{dim, hidden}, tensor));
 }
 
-at::Tensor FeedForward::forward(const at::Tensor& x) { return call(w2, kernels::swiglu(call(w1, x), call(w3, x))); }
+at::Tensor FeedForward::forward(const at::Tensor& x) {
+  // A hook on a projection must see its call, so the projections are not fused then.
+  if (w1->has_forward_hooks() || w2->has_forward_hooks() || w3->has_forward_hooks()) {
+    return call(w2, kernels::swiglu_reference(call(w1, x), call(w3, x)));
+  }
+  return kernels::swiglu_feed_forward(x, w1->weight, w2->weight, w3->weight);
+}
 
 }  // namespace phalanx::nn

@@ -1,0 +1,16 @@
+// Whether the fused CPU kernels take these tensors: fp32 on the CPU, no autocast. All others go by ATen ops, which know
+// every dtype and device.
+#pragma once
+
+#include <ATen/autocast_mode.h>
+#include <ATen/core/Tensor.h>
+
+namespace phalanx::kernels {
+
+template <class... Tensors>
+bool fusible(const Tensors&... tensors) {
+  return ((tensors.device().is_cpu() && tensors.scalar_type() == at::kFloat) && ...) &&
+         !at::autocast::is_autocast_enabled(at::kCPU);
+}
+
+}  // namespace phalanx::kernels

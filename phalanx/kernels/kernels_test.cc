@@ -1,0 +1,206 @@
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <vector>
+
+#include "phalanx/base/error.h"
+#include "phalanx/kernels/linear_cross_entropy.h"
+#include "phalanx/kernels/rms_norm.h"
+#include "phalanx/kernels/rotary.h"
+#include "phalanx/kernels/row_kernels.h"
+#include "phalanx/kernels/swiglu_feed_forward.h"
+
+namespace {
+
+namespace kernels = phalanx::kernels;
+using Tensors = std::vector<at::Tensor>;
+using Function = std::function<at::Tensor(const Tensors&)>;
+
+/// The value and the gradients of all inputs, for a fixed random gradient of the output.
+Tensors value_and_gradients(const Function& function, const Tensors& inputs, at::ScalarType type) {
+  Tensors leaves;
+  for (const auto& input : inputs) leaves.push_back(input.detach().to(type).clone().requires_grad_());
+  const at::Tensor y = function(leaves);
+  at::Tensor direction = at::arange(y.numel(), at::TensorOptions(at::kDouble)).mul(0.7).sin().view(y.sizes());
+  y.backward(direction.to(type));
+  Tensors result = {y.detach()};
+  for (const auto& leaf : leaves) result.push_back(leaf.grad());
+  return result;
+}
+
+/// The fused function in fp32 against the ATen reference in fp64.
+void expect_equal_to_reference(const Function& fused, const Function& reference, const Tensors& inputs) {
+  const Tensors got = value_and_gradients(fused, inputs, at::kFloat);
+  const Tensors expected = value_and_gradients(reference, inputs, at::kDouble);
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const double error = (got[i].to(at::kDouble) - expected[i]).norm().item<double>();
+    EXPECT_LE(error, 2e-6 * expected[i].norm().item<double>()) << (i == 0 ? "value" : "gradient of input ") << i;
+    EXPECT_EQ(got[i].sizes(), expected[i].sizes());
+  }
+}
+
+TEST(RmsNormKernel, EqualsTheReferenceAtOddSizes) {
+  for (const auto& shape : std::vector<std::vector<std::int64_t>>{{1, 1}, {3, 5}, {2, 131, 33}, {300, 256}}) {
+    at::manual_seed(1);
+    // The reference in fp64 must stay in fp64: its cast to fp32 is what the fused kernel has by nature.
+    const Function reference = [](const Tensors& in) {
+      return in[0] * (in[0] * in[0]).mean(-1, true).add(1e-5).rsqrt() * in[1];
+    };
+    expect_equal_to_reference([](const Tensors& in) { return kernels::rms_norm(in[0], in[1], 1e-5); }, reference,
+                              {at::randn(shape) * 3.0, at::randn({shape.back()})});
+  }
+}
+
+TEST(RmsNormKernel, ReferenceComputesSixteenBitsInFp32) {
+  const at::Tensor x = at::randn({4, 32}).to(at::kBFloat16), w = at::randn({32}).to(at::kBFloat16);
+  const at::Tensor y = kernels::rms_norm(x, w, 1e-5);
+  EXPECT_EQ(y.scalar_type(), at::kBFloat16);
+  EXPECT_TRUE(at::allclose(y.to(at::kFloat), kernels::rms_norm(x.to(at::kFloat), w.to(at::kFloat), 1e-5), 0.02, 0.01));
+}
+
+TEST(RotaryKernel, EqualsTheReferenceForAnyLayoutOfHeadsAndPositions) {
+  at::manual_seed(1);
+  const at::Tensor angles = at::rand({3, 7, 5}) * 6.0;
+  for (const bool per_row : {false, true}) {
+    const at::Tensor table = per_row ? angles : angles[0];
+    const Function fused = [&](const Tensors& in) {
+      return kernels::apply_rotary(in[0].transpose(1, 2), table.cos(), table.sin());
+    };
+    const Function reference = [&](const Tensors& in) {
+      return kernels::apply_rotary_reference(in[0].transpose(1, 2), table.cos(), table.sin());
+    };
+    expect_equal_to_reference(fused, reference, {at::randn({3, 7, 2, 10})});
+  }
+}
+
+TEST(SwigluKernel, FeedForwardEqualsTheReferenceAcrossChunks) {
+  for (const std::int64_t rows : {1, 37, 512, 1030}) {
+    at::manual_seed(1);
+    const Function reference = [](const Tensors& in) {
+      return at::linear(kernels::swiglu_reference(at::linear(in[0], in[1]), at::linear(in[0], in[3])), in[2]);
+    };
+    expect_equal_to_reference(
+        [](const Tensors& in) { return kernels::swiglu_feed_forward(in[0], in[1], in[2], in[3]); }, reference,
+        {at::randn({rows, 12}), at::randn({19, 12}), at::randn({12, 19}), at::randn({19, 12})});
+  }
+}
+
+TEST(SwigluKernel, GivesTheSameValueWithoutGradients) {
+  const at::Tensor x = at::randn({2, 700, 8}), w1 = at::randn({11, 8}), w2 = at::randn({8, 11}),
+                   w3 = at::randn({11, 8});
+  const at::Tensor recorded = kernels::swiglu_feed_forward(x, w1.clone().requires_grad_(), w2, w3);
+  EXPECT_TRUE(at::equal(recorded.detach(), kernels::swiglu_feed_forward(x, w1, w2, w3)));
+}
+
+TEST(CrossEntropyKernel, EqualsTheReferenceAcrossChunks) {
+  for (const std::int64_t rows : {1, 6, 512, 1030}) {
+    at::manual_seed(1);
+    const at::Tensor labels = at::randint(77, {rows}, at::TensorOptions(at::kLong));
+    expect_equal_to_reference(
+        [&](const Tensors& in) { return kernels::linear_cross_entropy(in[0], in[1], labels); },
+        [&](const Tensors& in) { return at::cross_entropy_loss(at::linear(in[0], in[1]), labels); },
+        {at::randn({rows, 9}), at::randn({77, 9})});
+  }
+}
+
+TEST(CrossEntropyKernel, LargeLogitsDoNotOverflowAndTheLossNeedsNoGradients) {
+  const at::Tensor x = at::full({2, 1}, 1000.0), labels = at::zeros({2}, at::TensorOptions(at::kLong));
+  const at::Tensor weight = at::tensor({1.0f, -1.0f, 0.5f}).view({3, 1});
+  EXPECT_NEAR(kernels::linear_cross_entropy(x, weight, labels).item<double>(), 0.0, 1e-6);
+  EXPECT_NEAR(kernels::linear_cross_entropy(x, weight, labels + 1).item<double>(), 2000.0, 1e-3);
+}
+
+TEST(CrossEntropyKernel, TheGradientIsScaledByTheLosssAndASecondBackwardIsAnError) {
+  const at::Tensor x = at::randn({5, 4}), weight = at::randn({6, 4}).requires_grad_();
+  const at::Tensor labels = at::zeros({5}, at::TensorOptions(at::kLong));
+  kernels::linear_cross_entropy(x, weight, labels).backward();
+  const at::Tensor once = weight.grad().clone();
+  weight.mutable_grad().reset();
+  const at::Tensor loss = kernels::linear_cross_entropy(x, weight, labels);
+  (loss * 0.25).backward({}, /*retain_graph=*/true);
+  EXPECT_TRUE(at::allclose(weight.grad(), once * 0.25));
+  EXPECT_THROW(loss.backward(), phalanx::Error);
+}
+
+TEST(CrossEntropyKernel, ALabelOutsideTheVocabularyIsNamed) {
+  const at::Tensor x = at::randn({3, 4}), weight = at::randn({6, 4});
+  for (const std::int64_t bad : {-1, 6}) {
+    const at::Tensor labels = at::full({3}, bad, at::TensorOptions(at::kLong));
+    try {
+      kernels::linear_cross_entropy(x, weight, labels);
+      FAIL() << "no error";
+    } catch (const phalanx::DataError& error) {
+      EXPECT_THAT(error.what(), testing::HasSubstr("expected 0 to 5"));
+    }
+  }
+}
+
+TEST(RowKernels, EveryInstructionSetGivesTheSameToRounding) {
+  // 37 columns: whole vectors and a remainder for every width.
+  constexpr std::int64_t kRows = 3, kDim = 37;
+  const at::Tensor x = at::randn({kRows, kDim}) * 4.0, up = at::randn({kRows, kDim}), w = at::randn({kDim});
+  const std::vector<std::int64_t> labels = {0, 36, 7};
+  Tensors first;
+  int tables = 0;
+  for (const kernels::RowKernels* table : kernels::available_row_kernels().tables) {
+    if (table == nullptr) continue;
+    ++tables;
+    Tensors out;
+    const auto buffer = [&]() {
+      out.push_back(at::zeros({kRows, kDim}));
+      return out.back().mutable_data_ptr<float>();
+    };
+    const float *in = x.const_data_ptr<float>(), *u = up.const_data_ptr<float>(), *weight = w.const_data_ptr<float>();
+    std::vector<float> inverse(kRows), dweight(kDim), loss(kRows);
+    table->rms_norm(kRows, kDim, in, weight, 1e-5f, buffer(), inverse.data());
+    table->rms_norm_backward(kRows, kDim, in, weight, inverse.data(), u, buffer(), buffer());
+    table->swiglu(kRows * kDim, in, u, buffer());
+    float *dgate = buffer(), *dup = buffer(), *h = buffer();
+    table->swiglu_backward(kRows * kDim, in, u, in, dgate, dup, h);
+    table->rotate(kRows, kDim / 2, weight, u, 1.0f, in, kDim, buffer(), kDim);
+    out.push_back(x.clone());
+    table->cross_entropy(kRows, kDim, out.back().mutable_data_ptr<float>(), labels.data(), 0.5f, loss.data());
+    out.push_back(at::tensor(loss));
+    if (first.empty()) first = out;
+    for (std::size_t i = 0; i < out.size(); ++i)
+      EXPECT_TRUE(at::allclose(out[i], first[i], 1e-5, 1e-6)) << table->isa << i;
+  }
+  EXPECT_GE(tables, 1);
+}
+
+TEST(RowKernels, ExponentialIsAccurateOverItsWholeRange) {
+  // Through the softmax of two logits, whose loss is log(1 + e^d) for label 0 and difference d.
+  for (double d = -80.0; d <= 0.0; d += 0.37) {
+    float logits[2] = {0.0f, static_cast<float>(d)}, loss = 0.0f;
+    const std::int64_t label = 1;
+    kernels::row_kernels().cross_entropy(1, 2, logits, &label, 1.0f, &loss);
+    const double e = std::exp(static_cast<double>(static_cast<float>(d)));
+    EXPECT_NEAR(logits[1] + 1.0, e / (1.0 + e), 3e-7) << d;
+    EXPECT_NEAR(loss, std::log1p(e) - static_cast<float>(d), 1e-5) << d;
+  }
+}
+
+TEST(RowKernels, BitsDoNotDependOnTheNumberOfThreads) {
+  at::manual_seed(1);
+  const at::Tensor x = at::randn({1030, 64}), w = at::randn({64});
+  const int threads = at::get_num_threads();
+  const at::Tensor leaf = x.clone().requires_grad_(), weight = w.clone().requires_grad_();
+  const auto gradients = [&](int n) {
+    at::set_num_threads(n);
+    const at::Tensor y = kernels::rms_norm(leaf, weight, 1e-5);
+    leaf.mutable_grad().reset();
+    weight.mutable_grad().reset();
+    y.backward(x);
+    return Tensors{y.detach(), leaf.grad(), weight.grad()};
+  };
+  const Tensors one = gradients(1), four = gradients(4);
+  at::set_num_threads(threads);
+  for (std::size_t i = 0; i < one.size(); ++i) EXPECT_TRUE(at::equal(one[i], four[i])) << i;
+}
+
+}  // namespace

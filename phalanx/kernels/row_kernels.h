@@ -1,0 +1,47 @@
+// The fp32 inner loops of the fused CPU kernels, on raw pointers, compiled once per instruction set.
+//
+// Each function handles the rows it is given and nothing else: callers spread rows over threads. A row's result depends
+// on that row alone, so it has the same bits however the rows were spread. (Two instruction sets may differ in the last
+// bit: sums are taken in vector lanes.)
+#pragma once
+
+#include <cstdint>
+
+namespace phalanx::kernels {
+
+struct RowKernels {
+  const char* isa;  // "baseline", "avx2" or "avx512"
+
+  /// y = x * inverse_rms * weight with inverse_rms = 1 / sqrt(mean(x^2) + eps), kept for the backward pass.
+  void (*rms_norm)(std::int64_t rows, std::int64_t dim, const float* x, const float* weight, float eps, float* y,
+                   float* inverse_rms);
+  /// dx from dy; adds to dweight the sum over these rows, in row order.
+  void (*rms_norm_backward)(std::int64_t rows, std::int64_t dim, const float* x, const float* weight,
+                            const float* inverse_rms, const float* dy, float* dx, float* dweight);
+
+  /// y = silu(gate) * up, elementwise.
+  void (*swiglu)(std::int64_t count, const float* gate, const float* up, float* y);
+  /// dgate and dup from dy; y too, recomputed. Outputs may be the inputs.
+  void (*swiglu_backward)(std::int64_t count, const float* gate, const float* up, const float* dy, float* dgate,
+                          float* dup, float* y);
+
+  /// Turns `heads` vectors of 2 * half elements, `stride` apart, by one row of angles; sin_sign -1 turns back.
+  void (*rotate)(std::int64_t heads, std::int64_t half, const float* cos, const float* sin, float sin_sign,
+                 const float* x, std::int64_t x_stride, float* y, std::int64_t y_stride);
+
+  /// Row by row: loss[r] = log(sum(exp(logits))) - logits[label]; with `scale` != 0 the logits become
+  /// scale * (softmax(logits) - one_hot(label)). Labels must be in range.
+  void (*cross_entropy)(std::int64_t rows, std::int64_t vocab, float* logits, const std::int64_t* labels, float scale,
+                        float* loss);
+};
+
+/// The fastest that this processor runs.
+const RowKernels& row_kernels();
+
+/// All that this processor runs, slowest first, for tests; nullptr from the first that it does not.
+struct AvailableRowKernels {
+  const RowKernels* tables[3] = {nullptr, nullptr, nullptr};
+};
+AvailableRowKernels available_row_kernels();
+
+}  // namespace phalanx::kernels

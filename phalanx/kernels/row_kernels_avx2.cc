@@ -1,0 +1,3 @@
+#define PHALANX_ROW_KERNELS kRowKernelsAvx2
+#define PHALANX_ISA "avx2"
+#include "phalanx/kernels/row_kernels_body.h"

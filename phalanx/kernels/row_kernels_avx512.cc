@@ -1,0 +1,3 @@
+#define PHALANX_ROW_KERNELS kRowKernelsAvx512
+#define PHALANX_ISA "avx512"
+#include "phalanx/kernels/row_kernels_body.h"

@@ -1,0 +1,3 @@
+#define PHALANX_ROW_KERNELS kRowKernelsBaseline
+#define PHALANX_ISA "baseline"
+#include "phalanx/kernels/row_kernels_body.h"

@@ -1,0 +1,121 @@
+// The loops of row_kernels.h; included by one source file per instruction set, which defines PHALANX_ROW_KERNELS (the
+// table's name) and PHALANX_ISA (its string) first. Nothing from the standard library is used here: an inline function
+// compiled for AVX-512 could otherwise be the copy that the linker keeps for everybody.
+#include "phalanx/kernels/row_kernels.h"
+
+namespace phalanx::kernels {
+namespace {
+
+/// e^x within 2 units in the last place; 0 below -87.3, large and finite above 88.3.
+inline float exponential(float x) {
+  x = x < -87.33f ? -87.33f : x;
+  x = x > 88.37f ? 88.37f : x;
+  // x = n ln 2 + r: adding 1.5 * 2^23 leaves the rounded n in the low bits.
+  const float shifted = x * 1.44269504088896341f + 12582912.0f;
+  const float n = shifted - 12582912.0f;
+  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  const std::int32_t exponent = (__builtin_bit_cast(std::int32_t, shifted) - 0x4B400000 + 127) << 23;
+  return p * __builtin_bit_cast(float, exponent);
+}
+
+void rms_norm(std::int64_t rows, std::int64_t dim, const float* x, const float* weight, float eps, float* y,
+              float* inverse_rms) {
+  for (std::int64_t r = 0; r < rows; ++r, x += dim, y += dim) {
+    float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+    for (std::int64_t i = 0; i < dim; ++i) sum += x[i] * x[i];
+    const float inverse = 1.0f / __builtin_sqrtf(sum / static_cast<float>(dim) + eps);
+    inverse_rms[r] = inverse;
+#pragma omp simd
+    for (std::int64_t i = 0; i < dim; ++i) y[i] = x[i] * inverse * weight[i];
+  }
+}
+
+void rms_norm_backward(std::int64_t rows, std::int64_t dim, const float* x, const float* weight,
+                       const float* inverse_rms, const float* dy, float* dx, float* dweight) {
+  for (std::int64_t r = 0; r < rows; ++r, x += dim, dy += dim, dx += dim) {
+    const float inverse = inverse_rms[r];
+    float dot = 0.0f;
+#pragma omp simd reduction(+ : dot)
+    for (std::int64_t i = 0; i < dim; ++i) dot += dy[i] * weight[i] * x[i];
+    // d inverse / dx_i = -inverse^3 x_i / dim
+    const float shrink = dot * inverse * inverse * inverse / static_cast<float>(dim);
+#pragma omp simd
+    for (std::int64_t i = 0; i < dim; ++i) {
+      dweight[i] += dy[i] * x[i] * inverse;
+      dx[i] = dy[i] * weight[i] * inverse - x[i] * shrink;
+    }
+  }
+}
+
+void swiglu(std::int64_t count, const float* gate, const float* up, float* y) {
+#pragma omp simd
+  for (std::int64_t i = 0; i < count; ++i) y[i] = gate[i] / (1.0f + exponential(-gate[i])) * up[i];
+}
+
+void swiglu_backward(std::int64_t count, const float* gate, const float* up, const float* dy, float* dgate, float* dup,
+                     float* y) {
+#pragma omp simd
+  for (std::int64_t i = 0; i < count; ++i) {
+    const float g = gate[i], u = up[i], d = dy[i];
+    const float sigmoid = 1.0f / (1.0f + exponential(-g));
+    const float silu = g * sigmoid;
+    y[i] = silu * u;
+    dup[i] = d * silu;
+    dgate[i] = d * u * (sigmoid + silu * (1.0f - sigmoid));
+  }
+}
+
+void rotate(std::int64_t heads, std::int64_t half, const float* cos, const float* sin, float sin_sign, const float* x,
+            std::int64_t x_stride, float* y, std::int64_t y_stride) {
+  for (std::int64_t h = 0; h < heads; ++h, x += x_stride, y += y_stride) {
+#pragma omp simd
+    for (std::int64_t i = 0; i < half; ++i) {
+      const float a = x[i], b = x[i + half], c = cos[i], s = sin[i] * sin_sign;
+      y[i] = a * c - b * s;
+      y[i + half] = b * c + a * s;
+    }
+  }
+}
+
+void cross_entropy(std::int64_t rows, std::int64_t vocab, float* logits, const std::int64_t* labels, float scale,
+                   float* loss) {
+  for (std::int64_t r = 0; r < rows; ++r, logits += vocab) {
+    float largest = logits[0];
+#pragma omp simd reduction(max : largest)
+    for (std::int64_t i = 0; i < vocab; ++i) largest = logits[i] > largest ? logits[i] : largest;
+    const float chosen = logits[labels[r]];
+    float sum = 0.0f;
+    if (scale == 0.0f) {
+#pragma omp simd reduction(+ : sum)
+      for (std::int64_t i = 0; i < vocab; ++i) sum += exponential(logits[i] - largest);
+    } else {
+#pragma omp simd reduction(+ : sum)
+      for (std::int64_t i = 0; i < vocab; ++i) {
+        const float e = exponential(logits[i] - largest);
+        logits[i] = e;
+        sum += e;
+      }
+      const float factor = scale / sum;
+#pragma omp simd
+      for (std::int64_t i = 0; i < vocab; ++i) logits[i] *= factor;
+      logits[labels[r]] -= scale;
+    }
+    loss[r] = __builtin_logf(sum) + largest - chosen;
+  }
+}
+
+}  // namespace
+
+extern const RowKernels PHALANX_ROW_KERNELS;
+const RowKernels PHALANX_ROW_KERNELS = {PHALANX_ISA,     rms_norm, rms_norm_backward, swiglu,
+                                        swiglu_backward, rotate,   cross_entropy};
+
+}  // namespace phalanx::kernels

@@ -1,0 +1,98 @@
+#include "phalanx/kernels/swiglu_feed_forward.h"
+
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+
+#include "phalanx/kernels/fusible.h"
+#include "phalanx/kernels/row_kernels.h"
+
+namespace phalanx::kernels {
+namespace {
+
+constexpr std::int64_t kFeedForwardChunk = 512;    // rows; a fixed number, so that sums over chunks have fixed bits
+constexpr std::int64_t kElementwiseGrain = 32768;  // elements a thread takes at least
+
+struct FeedForwardFunction : torch::autograd::Function<FeedForwardFunction> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x_in, const at::Tensor& w1,
+                            const at::Tensor& w2, const at::Tensor& w3, bool record) {
+    const at::Tensor x = x_in.reshape({-1, x_in.size(-1)}).contiguous();  // [rows, dim]
+    const std::int64_t rows = x.size(0), hidden = w1.size(0);
+    const std::int64_t chunk = std::min(rows, kFeedForwardChunk), kept = record ? rows : chunk;
+    const at::Tensor gates = at::empty({kept, hidden}, x.options()), ups = at::empty({kept, hidden}, x.options());
+    const at::Tensor product = at::empty({chunk, hidden}, x.options());
+    const at::Tensor y = at::empty({rows, w2.size(0)}, x.options());
+    for (std::int64_t from = 0; from < rows; from += chunk) {
+      const std::int64_t n = std::min(chunk, rows - from), at_row = record ? from : 0;
+      at::Tensor gate = gates.narrow(0, at_row, n), up = ups.narrow(0, at_row, n), h = product.narrow(0, 0, n);
+      at::Tensor y_rows = y.narrow(0, from, n);
+      const at::Tensor x_rows = x.narrow(0, from, n);
+      at::mm_out(gate, x_rows, w1.t());
+      at::mm_out(up, x_rows, w3.t());
+      const float *g = gate.const_data_ptr<float>(), *u = up.const_data_ptr<float>();
+      float* out = h.mutable_data_ptr<float>();
+      at::parallel_for(0, n * hidden, kElementwiseGrain, [&](std::int64_t begin, std::int64_t end) {
+        row_kernels().swiglu(end - begin, g + begin, u + begin, out + begin);
+      });
+      at::mm_out(y_rows, h, w2.t());
+    }
+    if (record) ctx->save_for_backward({x, w1, w2, w3, gates, ups});
+    std::vector<std::int64_t> shape = x_in.sizes().vec();
+    shape.back() = w2.size(0);
+    return y.view(shape);
+  }
+
+  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
+                                               const torch::autograd::tensor_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    const at::Tensor &x = saved[0], &w1 = saved[1], &w2 = saved[2], &w3 = saved[3], &gates = saved[4], &ups = saved[5];
+    const at::Tensor dy = grads[0].reshape({x.size(0), -1});
+    const std::int64_t rows = x.size(0), hidden = w1.size(0), chunk = std::min(rows, kFeedForwardChunk);
+    const at::Tensor dproduct = at::empty({chunk, hidden}, x.options()), product = at::empty_like(dproduct);
+    const at::Tensor dgates = at::empty_like(dproduct), dups = at::empty_like(dproduct);
+    at::Tensor dx = at::empty_like(x);
+    at::Tensor dw1 = at::empty_like(w1), dw2 = at::empty_like(w2), dw3 = at::empty_like(w3);
+    for (std::int64_t from = 0; from < rows; from += chunk) {
+      const std::int64_t n = std::min(chunk, rows - from);
+      const double add = from == 0 ? 0.0 : 1.0;  // the first chunk writes, the others add
+      at::Tensor dh = dproduct.narrow(0, 0, n), h = product.narrow(0, 0, n);
+      const at::Tensor dgate = dgates.narrow(0, 0, n), dup = dups.narrow(0, 0, n);
+      const at::Tensor x_rows = x.narrow(0, from, n), dy_rows = dy.narrow(0, from, n);
+      at::Tensor dx_rows = dx.narrow(0, from, n);
+      at::mm_out(dh, dy_rows, w2);
+      const float *g = gates.const_data_ptr<float>() + from * hidden, *u = ups.const_data_ptr<float>() + from * hidden,
+                  *d = dh.const_data_ptr<float>();
+      float *dg = dgate.mutable_data_ptr<float>(), *du = dup.mutable_data_ptr<float>(),
+            *out = h.mutable_data_ptr<float>();
+      at::parallel_for(0, n * hidden, kElementwiseGrain, [&](std::int64_t begin, std::int64_t end) {
+        row_kernels().swiglu_backward(end - begin, g + begin, u + begin, d + begin, dg + begin, du + begin,
+                                      out + begin);
+      });
+      dw2.addmm_(dy_rows.t(), h, add);
+      dw1.addmm_(dgate.t(), x_rows, add);
+      dw3.addmm_(dup.t(), x_rows, add);
+      at::mm_out(dx_rows, dgate, w1);
+      dx_rows.addmm_(dup, w3);
+    }
+    std::vector<std::int64_t> shape = grads[0].sizes().vec();
+    shape.back() = x.size(1);
+    return {dx.view(shape), dw1, dw2, dw3, at::Tensor()};
+  }
+};
+
+}  // namespace
+
+at::Tensor swiglu_reference(const at::Tensor& gate, const at::Tensor& up) { return at::silu(gate) * up; }
+
+at::Tensor swiglu_feed_forward(const at::Tensor& x, const at::Tensor& w1, const at::Tensor& w2, const at::Tensor& w3) {
+  if (!fusible(x, w1, w2, w3) || x.numel() == 0) {
+    return at::linear(swiglu_reference(at::linear(x, w1), at::linear(x, w3)), w2);
+  }
+  const bool record = at::GradMode::is_enabled() &&
+                      (x.requires_grad() || w1.requires_grad() || w2.requires_grad() || w3.requires_grad());
+  return FeedForwardFunction::apply(x, w1, w2, w3, record);
+}
+
+}  // namespace phalanx::kernels
