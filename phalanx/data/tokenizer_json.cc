@@ -271,7 +271,7 @@ BpeModel parse_tokenizer_json(std::string_view text, const std::string& name) {
   try {
     root = json::parse(text);
   } catch (const json::exception& error) {
-    throw DataError(fmt::format("{}: not valid JSON: {}", name, error.what()));
+    throw DataError(fmt::format("{}: not valid JSON: {}", name, std::string(error.what()).substr(0, 300)));
   }
   if (!root.is_object()) throw DataError(fmt::format("{}: expected an object, as tokenizer.json is", name));
   try {

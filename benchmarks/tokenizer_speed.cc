@@ -1,0 +1,73 @@
+// Speed of the tokenizer on one core: training, encoding, decoding. One line of JSON; tokenizer_speed.py sets the
+// `tokenizers` Python package beside it, in turns.
+//
+//   tokenizer_speed TEXT --train 4096 tokenizer.json    train on TEXT, save, print the seconds
+//   tokenizer_speed TEXT --encode tokenizer.json IDS    encode (as one document) and decode; ids to IDS as raw int32
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <exception>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "phalanx/base/file.h"
+#include "phalanx/data/bpe_tokenizer.h"
+#include "phalanx/data/bpe_trainer.h"
+
+namespace {
+
+/// CPU time of this process: what other programs on the machine do does not count.
+double cpu_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+int run(const std::vector<std::string>& arguments) {
+  if (arguments.size() != 4 || (arguments[1] != "--train" && arguments[1] != "--encode")) {
+    fmt::print(stderr, "usage: tokenizer_speed TEXT --train VOCAB_SIZE TOKENIZER | TEXT --encode TOKENIZER IDS\n");
+    return 2;
+  }
+  const std::string text = phalanx::read_file(arguments[0]);
+  const auto megabytes = static_cast<double>(text.size()) / 1e6;
+  if (arguments[1] == "--train") {
+    const double start = cpu_seconds();
+    phalanx::data::BpeTrainer trainer({.vocab_size = std::atoll(arguments[2].c_str())});
+    trainer.add(text);
+    const double read = cpu_seconds();
+    const auto tokenizer = trainer.train();
+    const double end = cpu_seconds();
+    tokenizer.save(arguments[3]);
+    fmt::print("{{\"train_s\": {:.3f}, \"count_s\": {:.3f}, \"merge_s\": {:.3f}}}\n", end - start, read - start,
+               end - read);
+    return 0;
+  }
+  double start = cpu_seconds();
+  const auto tokenizer = phalanx::data::BpeTokenizer::load(arguments[2]);
+  const double load = cpu_seconds() - start;
+  start = cpu_seconds();
+  const auto ids = tokenizer.encode(text);
+  const double encode = cpu_seconds() - start;
+  start = cpu_seconds();
+  const std::string back = tokenizer.decode(ids);
+  const double decode = cpu_seconds() - start;
+  phalanx::write_file(arguments[3], {reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(ids[0])});
+  fmt::print(
+      "{{\"encode_mb_s\": {:.2f}, \"decode_mb_s\": {:.2f}, \"load_s\": {:.4f}, \"tokens\": {}, \"round_trip\": {}}}\n",
+      megabytes / encode, megabytes / decode, load, ids.size(), back == text);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run({argv + 1, argv + argc});
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "tokenizer_speed: {}\n", error.what());
+    return 1;
+  }
+}

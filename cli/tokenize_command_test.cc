@@ -1,0 +1,112 @@
+#include "cli/tokenize_command.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "phalanx/base/error.h"
+#include "phalanx/base/temp_directory.h"
+#include "phalanx/data/bpe_tokenizer.h"
+#include "phalanx/data/token_file.h"
+
+namespace phalanx::cli {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class TokenizeCommandTest : public ::testing::Test {
+ protected:
+  TokenizeCommandTest() {
+    for (int i = 0; i < 20; ++i) {
+      std::ofstream(path("corpus" + std::to_string(i) + ".txt")) << "the cat sat on the mat, number " << i << "\n";
+    }
+  }
+  std::string path(const std::string& name) { return (directory_.path() / name).string(); }
+
+  /// Exit status, with what it printed in out_ and error_.
+  int run(const Arguments& arguments) {
+    ::testing::internal::CaptureStdout();
+    ::testing::internal::CaptureStderr();
+    const int status = run_command({"tokenize", "", "", tokenize_command}, arguments);
+    out_ = ::testing::internal::GetCapturedStdout();
+    error_ = ::testing::internal::GetCapturedStderr();
+    return status;
+  }
+
+  TempDirectory directory_{"tokenize-command"};
+  std::string out_, error_;
+};
+
+TEST_F(TokenizeCommandTest, TrainsEncodesAndSetsAside) {
+  ASSERT_EQ(run({path("*.txt"), "--vocab-size", "270", "--tokenizer", path("new/tokenizer.json"),
+                 "--output=" + path("ids/all"), "--validation-fraction", "0.2", "--quiet"}),
+            0)
+      << error_;
+  const auto tokenizer = data::BpeTokenizer::load(path("new"));
+  EXPECT_EQ(tokenizer.vocab_size(), 270);
+  const data::TokenFile train(path("ids/all"), {.vocab_size = 270});
+  const data::TokenFile validation(path("ids/all-validation"), {.vocab_size = 270});
+  EXPECT_EQ(train.document_count() + validation.document_count(), 20);
+  EXPECT_EQ(validation.document_count(), 4);
+  EXPECT_THAT(out_, AllOf(HasSubstr("20 text files"), HasSubstr("270 ids"), HasSubstr("bytes/token"),
+                          HasSubstr("unigram entropy"), HasSubstr("all-validation.bin")));
+  EXPECT_EQ(error_, "");
+
+  // With the tokenizer that there is now; the same ids again, all in one file.
+  ASSERT_EQ(
+      run({path("corpus3.txt"), "--tokenizer", path("new/tokenizer.json"), "-o", path("one"), "--no-end-of-text"}), 0);
+  const data::TokenFile one(path("one"));
+  std::vector<std::int64_t> ids(static_cast<std::size_t>(one.size()));
+  one.read(0, ids);
+  EXPECT_EQ(tokenizer.decode(ids), "the cat sat on the mat, number 3\n");
+  EXPECT_THAT(error_, HasSubstr("tokenizing"));  // progress
+}
+
+TEST_F(TokenizeCommandTest, TooLittleTextIsSaid) {
+  EXPECT_EQ(run({path("corpus1.txt"), "--vocab-size", "5000", "--tokenizer", path("t.json"), "-q"}), 0);
+  EXPECT_THAT(error_, AllOf(HasSubstr("5000 were asked for"), HasSubstr("--vocab-size")));
+}
+
+TEST_F(TokenizeCommandTest, HelpHasAnExample) {
+  EXPECT_EQ(run({"--help"}), 0);
+  EXPECT_THAT(out_, AllOf(HasSubstr("usage: phalanx tokenize INPUT..."), HasSubstr("--validation-fraction 0.1")));
+}
+
+TEST_F(TokenizeCommandTest, WrongInputIsOneErrorAndTheRightStatus) {
+  const std::string text = path("corpus1.txt"), tokenizer = path("t.json");
+  ASSERT_EQ(run({text, "--vocab-size", "257", "--tokenizer", tokenizer, "-q"}), 0);
+  std::ofstream(path("bad.json")) << "{\"model\": {\"type\": \"Unigram\"}}";
+  struct Case {
+    Arguments arguments;
+    int status;
+    std::string message;
+  };
+  const std::vector<Case> cases = {
+      {{}, 2, "expected at least one input"},
+      {{text}, 2, "--tokenizer FILE is missing"},
+      {{text, "--tokenizer", tokenizer}, 2, "nothing to do"},
+      {{text, "--tokenizer", tokenizer, "--outptu", "x"}, 2, "--outptu"},
+      {{text, "--tokenizer", tokenizer, "--vocab-size", "many"}, 2, "--vocab-size"},
+      {{text, "--tokenizer", tokenizer, "-o", "x", "--validation-fraction", "1.5"}, 2, "--validation-fraction is 1.5"},
+      {{text, "--tokenizer", tokenizer, "--vocab-size", "300", "--min-frequency", "0"}, 2, "--min-frequency is 0"},
+      {{text, "--tokenizer", tokenizer, "--vocab-size", "100"}, 2, "vocab_size is 100: expected 257"},
+      {{path("none.txt"), "--tokenizer", tokenizer, "-o", path("x")}, 1, "none.txt: no such file"},
+      {{text, "--tokenizer", path("none.json"), "-o", path("x")}, 1, "none.json"},
+      {{text, "--tokenizer", path("bad.json"), "-o", path("x")}, 1, "bad.json: decoder: 'null' is not supported"},
+      {{text, "--tokenizer", tokenizer, "-o", path("corpus2.txt/x")}, 1, "corpus2.txt"},
+      {{text, "--tokenizer", tokenizer, "-o", path("x"), "--validation-fraction", "0.1"}, 2, "leaves no document"},
+  };
+  for (const Case& test : cases) {
+    EXPECT_EQ(run(test.arguments), test.status) << test.message;
+    EXPECT_THAT(error_, AllOf(HasSubstr("phalanx tokenize: "), HasSubstr(test.message)));
+    EXPECT_EQ(out_.find("terminate"), std::string::npos);
+    EXPECT_FALSE(std::filesystem::exists(path("x.bin")));
+  }
+}
+
+}  // namespace
+}  // namespace phalanx::cli
