@@ -54,7 +54,8 @@ TEST(TensorBytes, ABoxLandsInItsPlaceAndNowhereElse) {
 
 TEST(TensorBytes, ConvertsDtypesAlsoFromUnalignedBytes) {
   const auto source = counted({4}, at::kBFloat16);
-  const auto bytes = "x" + raw_bytes(source);
+  std::string bytes("x");
+  bytes += raw_bytes(source);
   const auto target = at::zeros({4});
   write_tensor_box(target, {.name = "b", .dtype = safetensors::Dtype::bf16, .shape = {4}}, std::vector<std::int64_t>{0},
                    std::as_bytes(std::span(bytes)).subspan(1));
