@@ -57,6 +57,7 @@ void RunFiles::write_step(const StepMetrics& m, bool to_tensorboard) {
       {"tps", m.tps},   {"tflops", m.tflops}};
   if (m.mfu_percent) line["mfu_percent"] = *m.mfu_percent;
   line["memory_gib"] = m.memory_gib;
+  line["cpu_seconds"] = m.cpu_seconds;
   line["time"] = unix_time();
   impl_->metrics.write(line);
   if (!impl_->board || !to_tensorboard) return;

@@ -30,7 +30,8 @@ struct StepMetrics {
   double tps = 0;  // of one device
   double tflops = 0;
   std::optional<double> mfu_percent;
-  std::vector<double> memory_gib;  // peak, per rank
+  std::vector<double> memory_gib;   // peak, per rank
+  std::vector<double> cpu_seconds;  // processor time of the step, per rank
 };
 
 struct ValidationMetrics {

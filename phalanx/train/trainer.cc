@@ -90,7 +90,8 @@ struct Trainer::StepOutcome {
   double data_seconds = 0;  // of the slowest rank
   double seconds = 0;
   bool stop = false;
-  std::vector<double> memory_gib;  // per rank
+  std::vector<double> memory_gib;   // per rank
+  std::vector<double> cpu_seconds;  // per rank, from the same point of the step before
 };
 
 Trainer::Trainer(TrainConfig config, TrainerContext context)
@@ -174,6 +175,9 @@ void Trainer::make_model() {
     if (path.empty()) {
       nn::initialise(*model_, static_cast<std::uint64_t>(config_.debug.seed));
     } else {
+      if (!std::filesystem::exists(path)) {
+        throw CheckpointError(fmt::format("[checkpoint] initial_load_path '{}' does not exist", path));
+      }
       LoadWeightsOptions options;
       if (config_.checkpoint.initial_load_in_hf) options.name_in_file = models::llama_hf_name;
       const LoadedWeights loaded = load_weights(path, nn::named_parameters(*model_), options);
@@ -263,9 +267,12 @@ Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
   loss = loss_sum.item<double>() / static_cast<double>(parts);
 
   // All that the ranks tell each other in a step, in one small collective.
-  constexpr std::int64_t kFields = 4;
+  constexpr std::int64_t kFields = 5;
+  const double cpu_now = process_cpu_seconds();
   const double mine[kFields] = {loss, context_.stop_requested && context_.stop_requested() ? 1.0 : 0.0, data_seconds,
-                                static_cast<double>(peak_device_bytes(context_.device)) / kGiB};
+                                static_cast<double>(peak_device_bytes(context_.device)) / kGiB,
+                                cpu_now - last_cpu_seconds_};
+  last_cpu_seconds_ = cpu_now;
   const auto doubles = at::TensorOptions(at::kDouble).device(context_.device);
   at::Tensor all = at::empty({size, kFields}, doubles);
   context_.world->all_gather(all, at::tensor(at::ArrayRef<double>(mine, kFields), doubles));
@@ -278,6 +285,7 @@ Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
     outcome.stop = outcome.stop || values[1] != 0;
     outcome.data_seconds = std::max(outcome.data_seconds, values[2]);
     outcome.memory_gib.push_back(values[3]);
+    outcome.cpu_seconds.push_back(values[4]);
   }
   outcome.grad_norm = norm.value();
   if (!std::isfinite(outcome.loss) || !norm.is_finite()) {
@@ -309,7 +317,8 @@ void Trainer::log_step(const StepOutcome& outcome, double lr) {
                       .data_seconds = outcome.data_seconds,
                       .tokens = plan_.global_batch_size * config_.training.seq_len,
                       .tps = device_tokens / outcome.seconds,
-                      .memory_gib = outcome.memory_gib};
+                      .memory_gib = outcome.memory_gib,
+                      .cpu_seconds = outcome.cpu_seconds};
   metrics.tflops = metrics.tps * flops / 1e12;
   if (peak_tflops_) metrics.mfu_percent = 100.0 * metrics.tflops / *peak_tflops_;
   files_->write_step(metrics, to_log);
@@ -456,6 +465,7 @@ TrainResult Trainer::run() {
                    .style = show_bar ? ProgressStyle::bar : ProgressStyle::silent,
                    .start = static_cast<std::uint64_t>(std::min(step_, steps))});
   bool first = true;
+  last_cpu_seconds_ = process_cpu_seconds();
   while (step_ < steps && !result_.stopped) {
     const double lr = schedule_->lr_at(step_);
     const StepOutcome outcome = train_step(step_);
@@ -498,6 +508,7 @@ TrainResult Trainer::run() {
                       {"peak_rss_mib", peak},
                       {"pss_mib", pss},
                       {"steps_done", step_}});
+    if (result_.validation_loss) files_->describe({{"validation_loss", *result_.validation_loss}});
   }
   return result_;
 }

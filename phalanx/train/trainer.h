@@ -103,6 +103,7 @@ class Trainer {
   std::optional<double> peak_tflops_;
   double interval_seconds_ = 0;  // of steps since the last log line
   std::int64_t interval_tokens_ = 0;
+  double last_cpu_seconds_ = 0;
   TrainResult result_;
 };
 

@@ -1,0 +1,67 @@
+#include "cli/command.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+
+#include "phalanx/base/error.h"
+
+namespace phalanx::cli {
+
+int run_command(const Command& command, const Arguments& arguments, ErrorReporter reporter) {
+  const auto tell = [&](const std::exception& error, int status) {
+    if (reporter && reporter(error)) return status;
+    fmt::print(stderr, "phalanx {}: {}\n", command.name, error.what());
+    return status;
+  };
+  try {
+    const bool help_wanted = std::any_of(arguments.begin(), arguments.end(),
+                                         [](const std::string& a) { return a == "--help" || a == "-h"; });
+    if (help_wanted && !command.help.empty()) {
+      fmt::print("{}", command.help);
+      return 0;
+    }
+    return command.run(arguments);
+  } catch (const UsageError& error) {
+    const int status = tell(error, error.exit_status());
+    if (!reporter) fmt::print(stderr, "See `phalanx {} --help`.\n", command.name);
+    return status;
+  } catch (const Error& error) {
+    return tell(error, error.exit_status());
+  } catch (const std::exception& error) {
+    return tell(error, 1);
+  }
+}
+
+bool take_option(Arguments& arguments, std::string_view name, std::string& value) {
+  for (auto it = arguments.begin(); it != arguments.end(); ++it) {
+    if (*it == name) {
+      if (it + 1 == arguments.end()) throw UsageError(fmt::format("{} needs a value", name));
+      value = *(it + 1);
+      arguments.erase(it, it + 2);
+      return true;
+    }
+    if (it->size() > name.size() && it->starts_with(name) && (*it)[name.size()] == '=') {
+      value = it->substr(name.size() + 1);
+      arguments.erase(it);
+      return true;
+    }
+  }
+  return false;
+}
+
+bool take_flag(Arguments& arguments, std::string_view name) {
+  const auto it = std::find(arguments.begin(), arguments.end(), name);
+  if (it == arguments.end()) return false;
+  arguments.erase(it);
+  return true;
+}
+
+void refuse_rest(const Arguments& arguments, std::string_view command) {
+  if (arguments.empty()) return;
+  throw UsageError(fmt::format("unexpected argument '{}' of `phalanx {}`", arguments.front(), command));
+}
+
+}  // namespace phalanx::cli

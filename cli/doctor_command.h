@@ -1,0 +1,11 @@
+// phalanx doctor: what this machine and build have, what is missing, and what to do about it.
+#pragma once
+
+#include "cli/command.h"
+
+namespace phalanx::cli {
+
+int doctor_command(const Arguments& arguments);
+extern const std::string_view kDoctorHelp;
+
+}  // namespace phalanx::cli

@@ -1,0 +1,83 @@
+// phalanx: the program that the user types. Torch-free; see command.h.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "cli/command.h"
+#include "cli/launch_command.h"
+#include "cli/report_command.h"
+#include "cli/tokenize_command.h"
+#include "cli/train_command.h"
+#include "cli/worker_program.h"
+#include "phalanx/base/error.h"
+#include "phalanx/base/nearest.h"
+
+
+namespace phalanx::cli {
+namespace {
+
+std::vector<Command> commands() {
+  // Those without help text here print their own.
+  const auto in_worker = [](const char* name) {
+    return [name](const Arguments& arguments) -> int { become_worker(name, arguments); };
+  };
+  return {
+      {"train", "train a model as a configuration file says", kTrainHelp, train_command},
+      {"tokenize", "train a tokenizer, turn text into a token file", "", tokenize_command},
+      {"generate", "continue a text with a trained model", "", in_worker("generate")},
+      {"launch", "start the ranks of any program on this machine", "", launch_command},
+      {"report", "write the HTML report of a run", kReportHelp, report_command},
+      {"doctor", "say what this machine and build have, and what is missing", "", in_worker("doctor")},
+  };
+}
+
+std::string help_text() {
+  std::string text =
+      "Phalanx trains and runs large language models on libtorch, on one process or many.\n\n"
+      "usage: phalanx COMMAND [arguments]\n\n";
+  for (const Command& command : commands()) text += fmt::format("  {:<10} {}\n", command.name, command.summary);
+  text +=
+      "  version    print the version\n\n"
+      "  phalanx tokenize docs --vocab-size 4096 --tokenizer data/tokenizer.json --output data/train\n"
+      "  phalanx train -n 2 configs/demo.toml\n"
+      "  phalanx doctor\n\n"
+      "`phalanx COMMAND --help` explains a command.\n";
+  return text;
+}
+
+int run(const Arguments& arguments) {
+  if (arguments.empty()) {
+    fmt::print(stderr, "{}", help_text());
+    return 2;
+  }
+  std::string name = arguments[0];
+  Arguments rest(arguments.begin() + 1, arguments.end());
+  if (name == "--help" || name == "-h" || name == "help") {
+    if (rest.empty() || name != "help") {
+      fmt::print("{}", help_text());
+      return 0;
+    }
+    name = rest[0];  // phalanx help train
+    rest = {"--help"};
+  }
+  if (name == "--version" || name == "version") {
+    fmt::print("phalanx {}\n", PHALANX_VERSION);
+    return 0;
+  }
+  const std::vector<Command> known = commands();
+  std::vector<std::string> names = {"version", "help"};
+  for (const Command& command : known) {
+    if (command.name == name) return run_command(command, rest);
+    names.emplace_back(command.name);
+  }
+  fmt::print(stderr, "phalanx: unknown command '{}'{}\nSee `phalanx --help`.\n", name, did_you_mean(name, names));
+  return 2;
+}
+
+}  // namespace
+}  // namespace phalanx::cli
+
+int main(int argc, char** argv) { return phalanx::cli::run({argv + 1, argv + argc}); }

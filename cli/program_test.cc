@@ -1,0 +1,275 @@
+// Runs the real programs, as a user would, and looks at their output, exit status and files.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "phalanx/base/temp_directory.h"
+
+namespace phalanx::cli {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::string program() { return (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "phalanx").string(); }
+
+std::string contents(const std::filesystem::path& path) {
+  std::ostringstream text;
+  text << std::ifstream(path, std::ios::binary).rdbuf();
+  return text.str();
+}
+
+int count(const std::string& text, const std::string& part) {
+  int found = 0;
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
+  return found;
+}
+
+struct Outcome {
+  int status = -1;  // 128 + signal where one ended it
+  std::string out;
+  std::string err;
+};
+
+struct RunOptions {
+  std::map<std::string, std::string> environment;
+  rlim_t file_size_limit = RLIM_INFINITY;
+  /// Called with the process id again and again until it returns true or the process has ended.
+  std::function<bool(pid_t)> meanwhile;
+};
+
+class ProgramTest : public ::testing::Test {
+ protected:
+  std::string path(const std::string& name) const { return (folder_.path() / name).string(); }
+  void write(const std::string& name, const std::string& text) const { std::ofstream(path(name)) << text; }
+
+  Outcome run(const std::vector<std::string>& arguments, const RunOptions& options = {}) const {
+    const std::string out = path("stdout.txt"), err = path("stderr.txt");
+    const pid_t child = ::fork();
+    if (child == 0) {
+      // A group of its own, so that whatever it starts can be ended with it.
+      ::setpgid(0, 0);
+      ::dup2(::open(out.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600), STDOUT_FILENO);
+      ::dup2(::open(err.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600), STDERR_FILENO);
+      for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
+        ::unsetenv(name);
+      }
+      for (const auto& [name, value] : options.environment) ::setenv(name.c_str(), value.c_str(), 1);
+      if (options.file_size_limit != RLIM_INFINITY) {
+        ::signal(SIGXFSZ, SIG_IGN);  // a write past the limit then fails, as on a full disk
+        const rlimit limit{options.file_size_limit, options.file_size_limit};
+        ::setrlimit(RLIMIT_FSIZE, &limit);
+      }
+      std::vector<std::string> words = {program()};
+      words.insert(words.end(), arguments.begin(), arguments.end());
+      std::vector<char*> argv;
+      for (std::string& word : words) argv.push_back(word.data());
+      argv.push_back(nullptr);
+      ::execv(argv[0], argv.data());
+      ::_exit(127);
+    }
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(120);
+    bool busy = static_cast<bool>(options.meanwhile);
+    int status = 0;
+    while (::waitpid(child, &status, WNOHANG) == 0) {
+      if (busy && options.meanwhile(child)) busy = false;
+      if (std::chrono::steady_clock::now() > deadline) {
+        ADD_FAILURE() << "still running after 120 s: " << arguments[0] << "\n" << contents(err);
+        ::kill(-child, SIGKILL);
+        ::waitpid(child, &status, 0);
+        break;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), contents(out), contents(err)};
+  }
+
+  /// A configuration that trains in a second or two; the token file has 512 ids.
+  std::string config(const std::string& more = "") const {
+    std::string tokens;
+    std::uint32_t value = 1;
+    for (int i = 0; i < 4000; ++i) {
+      value = value * 1664525U + 1013904223U;
+      const std::uint32_t id = (value >> 16) % 512 * ((value >> 8) % 512) / 512;
+      tokens += static_cast<char>(id & 255U);
+      tokens += static_cast<char>(id >> 8);
+    }
+    std::ofstream(path("tokens.bin"), std::ios::binary) << tokens;
+    write("run.toml", "[job]\ndump_folder = \"" + path("run") + "\"\n[model]\nflavor = \"debug\"\n[training]\n" +
+                          "dataset_path = \"" + path("tokens.bin") + "\"\nseq_len = 32\nlocal_batch_size = 4\n" +
+                          "steps = 8\n[lr_scheduler]\nwarmup_steps = 2\n" + more);
+    return path("run.toml");
+  }
+
+  /// One clear message: the program's name, the text, the status; no second copy and no trace of a crash.
+  static void expect_one_error(const Outcome& outcome, int status, const std::string& text) {
+    EXPECT_EQ(outcome.status, status) << outcome.err;
+    EXPECT_EQ(count(outcome.err, text), 1) << outcome.err;
+    EXPECT_THAT(outcome.err, Not(HasSubstr("terminate called")));
+  }
+
+ private:
+  TempDirectory folder_{"program-test"};
+};
+
+TEST_F(ProgramTest, HelpAndVersion) {
+  const Outcome help = run({"--help"});
+  EXPECT_EQ(help.status, 0);
+  for (const char* name : {"train", "tokenize", "generate", "launch", "report", "doctor"}) {
+    EXPECT_THAT(help.out, HasSubstr(std::string("\n  ") + name));
+    const Outcome own = run({name, "--help"});
+    EXPECT_EQ(own.status, 0) << name << own.err;
+    EXPECT_THAT(own.out, HasSubstr(std::string("phalanx ") + name));
+  }
+  EXPECT_THAT(run({"version"}).out, HasSubstr("phalanx "));
+  EXPECT_EQ(run({}).status, 2);
+}
+
+TEST_F(ProgramTest, UnknownCommandNamesTheNearest) {
+  const Outcome outcome = run({"trian"});
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("unknown command 'trian' (did you mean 'train'?)"));
+}
+
+TEST_F(ProgramTest, ConfigurationErrorsEndWithStatus2) {
+  expect_one_error(run({"train", path("missing.toml")}), 2, "missing.toml': No such file");
+  expect_one_error(run({"train"}), 2, "expected a configuration file");
+  expect_one_error(run({"train", config("[training\n")}), 2, "not valid TOML");
+  expect_one_error(run({"train", config("[optimizer]\nlearning_rate = 1\n")}), 2,
+                   "unknown key [optimizer] learning_rate");
+  expect_one_error(run({"train", config(), "--compile.enable"}), 2, "[compile] enable = true is not supported");
+  expect_one_error(run({"train", "-n", "0", config()}), 2, "-n");
+  expect_one_error(run({"train", "-n", "2", config(), "--training.stpes", "3"}), 2, "did you mean 'steps'?");
+}
+
+TEST_F(ProgramTest, PrintedConfigurationReadsBackTheSame) {
+  const Outcome first = run({"train", config(), "--print-config", "--training.steps=3"});
+  ASSERT_EQ(first.status, 0) << first.err;
+  EXPECT_THAT(first.out, AllOf(HasSubstr("\nsteps = 3\n"), HasSubstr("\ndim = 64\n")));
+  write("printed.toml", first.out);
+  EXPECT_EQ(run({"train", path("printed.toml"), "--print-config"}).out, first.out);
+}
+
+TEST_F(ProgramTest, DoctorFindsNothingMissingHere) {
+  const Outcome outcome = run({"doctor"});
+  EXPECT_EQ(outcome.status, 0) << outcome.out << outcome.err;
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("libtorch"), HasSubstr("cores"), HasSubstr("shared memory")));
+}
+
+TEST_F(ProgramTest, TrainsOnOneRankAndWritesTheReport) {
+  const Outcome outcome = run({"train", config("[validation]\nenable = true\nfraction = 0.2\n")});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_THAT(outcome.err, ::testing::ContainsRegex("step:  1  loss:  [0-9]\\.[0-9]{5}  grad_norm: "));
+  EXPECT_THAT(outcome.err, HasSubstr("validate step:  8  loss: "));
+  EXPECT_THAT(contents(path("run/report.html")), HasSubstr("validation loss"));
+  EXPECT_EQ(nlohmann::json::parse(contents(path("run/run.json")))["status"], "finished");
+  EXPECT_EQ(count(contents(path("run/metrics.jsonl")), "\"loss\""), 8);
+  EXPECT_EQ(run({"report", path("run")}).status, 0);
+}
+
+TEST_F(ProgramTest, StoppedBySigtermTwoRanksSaveAndContinueWithTheSameBits) {
+  const std::string file = config();
+  const std::string folder = path("whole");
+  const Outcome whole = run({"train", "-n", "2", file, "--training.steps=30", "--job.dump_folder", folder});
+  ASSERT_EQ(whole.status, 0) << whole.err;
+
+  const std::vector<std::string> command = {"train", "-n", "2", file, "--training.steps=30"};
+  const Outcome stopped = run(command, {.meanwhile = [&](pid_t launcher) {
+                                if (count(contents(path("run/metrics.jsonl")), "\n") < 3) return false;
+                                ::kill(launcher, SIGTERM);
+                                return true;
+                              }});
+  ASSERT_EQ(stopped.status, 0) << stopped.err;
+  EXPECT_THAT(stopped.err, HasSubstr("stopped on request after step"));
+  EXPECT_EQ(nlohmann::json::parse(contents(path("run/run.json")))["status"], "stopped");
+
+  const Outcome resumed = run(command);
+  ASSERT_EQ(resumed.status, 0) << resumed.err;
+  EXPECT_THAT(resumed.err, HasSubstr("continuing from"));
+  int shards = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(path("whole/checkpoint/step-30"))) {
+    if (entry.path().extension() != ".safetensors") continue;
+    ++shards;
+    EXPECT_EQ(contents(entry.path()), contents(path("run/checkpoint/step-30/" + entry.path().filename().string())));
+  }
+  EXPECT_EQ(shards, 2);
+}
+
+TEST_F(ProgramTest, DataErrorsOfTwoRanksAreToldOnce) {
+  for (const char* ranks : {"1", "2"}) {
+    expect_one_error(run({"train", "-n", ranks, config(), "--training.dataset_path=/nonexistent/t.bin"}), 1,
+                     "/nonexistent/t.bin");
+    expect_one_error(run({"train", "-n", ranks, config(), "--training.global_batch_size=7"}), 2,
+                     "global_batch_size 7 is not a multiple of local_batch_size 4 x " + std::string(ranks));
+  }
+}
+
+TEST_F(ProgramTest, MalformedWeightsAreRefused) {
+  write("model.safetensors", "this is no safetensors file at all");
+  expect_one_error(run({"train", config(), "--checkpoint.initial_load_path", path("model.safetensors"),
+                        "--checkpoint.initial_load_in_hf"}),
+                   1, "phalanx train: ");
+}
+
+TEST_F(ProgramTest, AFullDiskDuringASaveLeavesTheEarlierCheckpoint) {
+  const std::string file = config("[checkpoint]\ninterval = 4\n");
+  ASSERT_EQ(run({"train", file, "--training.steps=4"}).status, 0);
+  // The file of the model is larger than the limit, the other files of the run are not.
+  const Outcome full = run({"train", file, "--metrics.no-enable_tensorboard"}, {.file_size_limit = 100'000});
+  EXPECT_EQ(full.status, 1) << full.err;
+  EXPECT_EQ(count(full.err, "phalanx train: "), 1) << full.err;
+  EXPECT_TRUE(std::filesystem::exists(path("run/checkpoint/step-4/manifest.json")));
+  EXPECT_FALSE(std::filesystem::exists(path("run/checkpoint/step-8")));
+  const Outcome again = run({"train", file});
+  EXPECT_EQ(again.status, 0) << again.err;
+  EXPECT_THAT(again.err, HasSubstr("step-4"));
+}
+
+TEST_F(ProgramTest, APortInUseIsNamed) {
+  const int listener = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  ASSERT_EQ(::bind(listener, reinterpret_cast<sockaddr*>(&address), size), 0);
+  ASSERT_EQ(::listen(listener, 1), 0);
+  ::getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size);
+  const std::string port = std::to_string(ntohs(address.sin_port));
+  const Outcome outcome =
+      run({"train", config(), "--comm.init_timeout_seconds=5"}, {.environment = {{"RANK", "0"},
+                                                                                 {"WORLD_SIZE", "2"},
+                                                                                 {"LOCAL_RANK", "0"},
+                                                                                 {"LOCAL_WORLD_SIZE", "2"},
+                                                                                 {"MASTER_ADDR", "127.0.0.1"},
+                                                                                 {"MASTER_PORT", port}}});
+  ::close(listener);
+  EXPECT_EQ(outcome.status, 1) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr(port));
+}
+
+TEST_F(ProgramTest, ReportOfAFolderWithoutARunIsAnError) {
+  expect_one_error(run({"report", path("nothing")}), 1, "run.json");
+  EXPECT_EQ(run({"report"}).status, 2);
+}
+
+}  // namespace
+}  // namespace phalanx::cli

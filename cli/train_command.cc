@@ -1,0 +1,59 @@
+#include "cli/train_command.h"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "cli/launch_command.h"
+#include "cli/train_arguments.h"
+#include "cli/worker_program.h"
+#include "phalanx/base/error.h"
+#include "phalanx/train/config.h"
+
+namespace phalanx::cli {
+
+const std::string_view kTrainHelp = R"(usage: phalanx train [-n N] CONFIG.toml [--section.key value ...]
+
+Trains a model as the configuration says; continues from the newest checkpoint in its folder if there is one.
+
+  -n, --nproc-per-node N     start N ranks (or auto) on this machine and train with data parallelism over them
+  --section.key value        overrule a key of the file (--section.key=value; --section.key and --section.no-key
+                             switch a boolean on and off)
+  --print-config             print the effective configuration and end
+  --print-config-reference   print the page that explains every key (docs/configuration.md) and end
+
+  phalanx train configs/demo.toml                                  one rank
+  phalanx train -n 2 configs/demo.toml --training.steps 100        two ranks
+  torchrun --no-python --nproc-per-node 2 phalanx train configs/demo.toml
+
+Ctrl-C or SIGTERM saves a checkpoint and ends with status 0; the same command then goes on where it stopped. A wrong
+command line or configuration ends with status 2, any other failure with status 1.
+)";
+
+int train_command(const Arguments& arguments) {
+  const TrainArguments parsed = parse_train_arguments(arguments);
+  if (parsed.print_config_reference) {
+    fmt::print("{}", train::config_reference());
+    return 0;
+  }
+  const bool launched = std::getenv("RANK") != nullptr;
+  if (launched && parsed.ranks) {
+    throw UsageError("-n starts ranks, but this process is itself a rank of a launcher (RANK is set): leave -n out");
+  }
+  if (!launched) train::read_config(parsed.config, parsed.overrides);
+
+  Arguments rest = parsed.overrides;
+  rest.insert(rest.begin(), parsed.config);
+  if (parsed.print_config) {
+    rest.insert(rest.begin(), "--print-config");
+    become_worker("train", rest);
+  }
+  if (!parsed.ranks) become_worker("train", rest);
+
+  Arguments program = {worker_program(), "train"};
+  program.insert(program.end(), rest.begin(), rest.end());
+  return launch_ranks("train", program, *parsed.ranks);
+}
+
+}  // namespace phalanx::cli

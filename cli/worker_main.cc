@@ -1,0 +1,33 @@
+// phalanx-worker: the subcommands that need libtorch. Started by `phalanx`, not by hand.
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "cli/command.h"
+#include "cli/doctor_command.h"
+#include "cli/train_worker.h"
+#if __has_include("cli/generate_command.h")
+#include "cli/generate_command.h"
+#endif
+#include "phalanx/launch/worker_report.h"
+
+int main(int argc, char** argv) {
+  using namespace phalanx::cli;
+  const std::vector<Command> commands = {
+    {"train", "", "", train_worker},
+    {"doctor", "", kDoctorHelp, doctor_command},
+#if __has_include("cli/generate_command.h")
+    {"generate", "", "", generate_command},
+#endif
+  };
+  const Arguments arguments(argv + 1, argv + argc);
+  for (const Command& command : commands) {
+    if (!arguments.empty() && command.name == arguments[0]) {
+      return run_command(command, {arguments.begin() + 1, arguments.end()}, phalanx::report_error_to_launcher);
+    }
+  }
+  fmt::print(stderr, "phalanx-worker is started by `phalanx`; see `phalanx --help`\n");
+  return 2;
+}

@@ -1,0 +1,144 @@
+#!/usr/bin/env python3
+"""Compares `phalanx train` with a PyTorch program on the same model, weights, tokens and threads.
+
+    scripts/compare_with_torch.py --peers DIR [--program build/release/bin/phalanx] [--rounds 3] [--json FILE]
+
+DIR holds train.py, a plain PyTorch program that takes --mode single|ddp, --init-from, --save-init, --tokens,
+--save-tokens, --steps, --batch and --threads and closes with one JSON line (losses, step_ms, cpu_ms_per_step, pss_mib,
+startup_from_launch_s). The runs alternate, round by round, so that a disturbance of the machine does not fall on one of
+them. Wall times on a busy machine mean little: the table also has the CPU time of a step, summed over the ranks.
+
+The model is the 5M flavor: dim 256, 4 layers, 4/2 heads, ffn 688, vocabulary 4096, sequences of 256 tokens; the step is
+AdamW, learning rate 1e-3 constant, betas 0.9 and 0.95, decay 0.1 on every parameter, gradients clipped to norm 1.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+BATCH, SEQ, SKIP = 8, 256, 3
+
+
+def environment(threads):
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("GLIBC_TUNABLES", "OMP_", "GOMP_", "MKL_"))}
+    env["OMP_NUM_THREADS"] = str(threads)
+    return env
+
+
+def run(command, env):
+    done = subprocess.run([str(c) for c in command], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(map(str, command))}\nended with status {done.returncode}:\n{done.stderr[-3000:]}")
+    return done.stdout
+
+
+def run_torch(args, ranks, work, first):
+    env = environment(args.threads)
+    train = args.peers / "train.py"
+    flags = ["--steps", args.steps, "--batch", BATCH, "--skip", SKIP, "--threads", args.threads, "--quiet"]
+    if first:
+        flags += ["--save-init", work / "init.safetensors", "--save-tokens", work / "data.tokens"]
+    else:
+        flags += ["--init-from", work / "init.safetensors", "--tokens", work / "data.tokens"]
+    if ranks == 1:
+        command = [args.python, train, "--mode", "single", *flags]
+    else:
+        command = [args.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks, train, "--mode",
+                   "ddp", *flags]
+    env["PEER_T0"] = repr(time.time())
+    out = run(command, env)
+    result = json.loads([line for line in out.splitlines() if line.startswith("{")][-1])
+    return {"losses": result["losses"], "tokens_per_s": result["tokens_per_s"],
+            "cpu_ms": sum(result["cpu_ms_per_step"]), "pss_mib": max(result["pss_mib"]),
+            "first_step_s": result["startup_from_launch_s"] or result["startup_s"]}
+
+
+def run_phalanx(args, ranks, work):
+    folder = work / f"run{ranks}"
+    keys = {"job.dump_folder": folder, "model.flavor": "5M", "training.dataset_path": work / "data.tokens",
+            "training.seq_len": SEQ, "training.local_batch_size": BATCH // ranks, "training.steps": args.steps,
+            "training.shuffle": "false", "training.max_norm": 1.0, "optimizer.lr": 1e-3, "optimizer.eps": 1e-8,
+            "lr_scheduler.warmup_steps": 0, "lr_scheduler.decay_ratio": 0, "checkpoint.enable": "false",
+            "checkpoint.initial_load_path": work / "init.safetensors", "checkpoint.initial_load_in_hf": "true",
+            "metrics.enable_tensorboard": "false", "metrics.enable_report": "false"}
+    config = work / "run.toml"
+    config.write_text("")
+    command = [args.program, "train", *(["-n", ranks] if ranks > 1 else []), config]
+    command += [f"--{key}={value}" for key, value in keys.items()]
+    begin = time.time()
+    run(command, environment(args.threads))
+    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    described = json.loads((folder / "run.json").read_text())
+    timed = steps[SKIP:]
+    return {"losses": [s["loss"] for s in steps],
+            "tokens_per_s": BATCH * SEQ / statistics.median(s["seconds"] for s in timed),
+            "cpu_ms": 1e3 * statistics.median(sum(s["cpu_seconds"]) for s in timed),
+            "pss_mib": max(described["pss_mib"]), "first_step_s": steps[0]["time"] - begin}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", type=pathlib.Path, required=True, help="folder of the PyTorch program train.py")
+    parser.add_argument("--program", type=pathlib.Path, default=pathlib.Path("build/release/bin/phalanx"))
+    parser.add_argument("--python", default=sys.executable, help="a Python that has torch")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--threads", type=int, default=1, help="of each rank")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--json", type=pathlib.Path, help="write all figures to this file")
+    args = parser.parse_args()
+
+    results = {}
+    with tempfile.TemporaryDirectory(prefix="phalanx-compare-") as folder:
+        work = pathlib.Path(folder)
+        run_torch(args, 1, work, first=True)  # makes weights and tokens; not counted
+        for number in range(args.rounds):
+            for ranks in args.ranks:
+                for name, runner in (("torch", lambda: run_torch(args, ranks, work, first=False)),
+                                     ("phalanx", lambda: run_phalanx(args, ranks, work))):
+                    result = runner()
+                    results.setdefault((ranks, name), []).append(result)
+                    print(f"round {number + 1}, {ranks} rank(s), {name}: {result['tokens_per_s']:.0f} tokens/s, "
+                          f"{result['cpu_ms']:.0f} ms CPU a step, first step after {result['first_step_s']:.2f} s",
+                          file=sys.stderr, flush=True)
+
+    def median(ranks, name, key):
+        return statistics.median(r[key] for r in results[ranks, name])
+
+    rows = []
+    for ranks in args.ranks:
+        pairs = zip(results[ranks, "torch"], results[ranks, "phalanx"])
+        row = {"ranks": ranks,
+               "max_loss_difference": max(abs(a - b) for t, p in pairs for a, b in zip(t["losses"], p["losses"]))}
+        for key in ("tokens_per_s", "cpu_ms", "pss_mib", "first_step_s"):
+            torch, ours = median(ranks, "torch", key), median(ranks, "phalanx", key)
+            row[key] = {"torch": torch, "phalanx": ours, "ratio": ours / torch}
+        rows.append(row)
+
+    print(f"\n{args.rounds} rounds, {args.steps} steps, {args.threads} thread(s) a rank, medians\n")
+    print("| ranks | | torch | Phalanx | Phalanx / torch |\n| --- | --- | --- | --- | --- |")
+    names = {"tokens_per_s": ("tokens/s", "{:.0f}"), "cpu_ms": ("CPU ms a step, all ranks", "{:.0f}"),
+             "pss_mib": ("PSS of the fullest rank, MiB", "{:.0f}"),
+             "first_step_s": ("start to first step done, s", "{:.2f}")}
+    for row in rows:
+        for key, (name, form) in names.items():
+            v = row[key]
+            print(f"| {row['ranks']} | {name} | {form.format(v['torch'])} | {form.format(v['phalanx'])} | {v['ratio']:.2f} |")
+        print(f"| {row['ranks']} | largest loss difference over {args.steps} steps | | {row['max_loss_difference']:.1e} | |")
+    if 1 in args.ranks and len(args.ranks) > 1:
+        for ranks in args.ranks[1:]:
+            ratio = median(ranks, "phalanx", "tokens_per_s") / (ranks * median(1, "phalanx", "tokens_per_s"))
+            print(f"| {ranks} | share of {ranks} x our one rank | | {ratio:.2f} | |")
+    if args.json:
+        runs = {f"{name}, {ranks} ranks": r for (ranks, name), r in results.items()}
+        args.json.write_text(json.dumps({"rows": rows, "runs": runs}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
