@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/kernels/causal_attention.h"
 #include "phalanx/kernels/linear_cross_entropy.h"
 #include "phalanx/kernels/rms_norm.h"
 #include "phalanx/kernels/rotary.h"
@@ -75,6 +76,28 @@ TEST(RotaryKernel, EqualsTheReferenceForAnyLayoutOfHeadsAndPositions) {
       return kernels::apply_rotary_reference(in[0].transpose(1, 2), table.cos(), table.sin());
     };
     expect_equal_to_reference(fused, reference, {at::randn({3, 7, 2, 10})});
+  }
+}
+
+TEST(AttentionKernel, EqualsTheReferenceForAnyGroupingLengthAndLayout) {
+  struct Case {
+    std::int64_t heads, kv_heads, seq, dim;
+  };
+  for (const Case& c : {Case{1, 1, 1, 2}, Case{4, 2, 64, 16}, Case{6, 2, 65, 10}, Case{3, 1, 200, 8}}) {
+    for (const bool heads_first : {false, true}) {
+      at::manual_seed(1);
+      // [batch, seq, heads, dim], as the projections give it, or contiguous.
+      const auto split = [&](const at::Tensor& t) { return heads_first ? t : t.transpose(1, 2); };
+      const auto input = [&](std::int64_t heads) {
+        return heads_first ? at::randn({2, heads, c.seq, c.dim}) : at::randn({2, c.seq, heads, c.dim});
+      };
+      expect_equal_to_reference(
+          [&](const Tensors& in) { return kernels::causal_attention(split(in[0]), split(in[1]), split(in[2])); },
+          [&](const Tensors& in) {
+            return kernels::causal_attention_reference(split(in[0]), split(in[1]), split(in[2]));
+          },
+          {input(c.heads) * 2.0, input(c.kv_heads), input(c.kv_heads)});
+    }
   }
 }
 
@@ -163,6 +186,14 @@ TEST(RowKernels, EveryInstructionSetGivesTheSameToRounding) {
     float *dgate = buffer(), *dup = buffer(), *h = buffer();
     table->swiglu_backward(kRows * kDim, in, u, in, dgate, dup, h);
     table->rotate(kRows, kDim / 2, weight, u, 1.0f, in, kDim, buffer(), kDim);
+    float *p = buffer(), *dp = buffer();
+    std::vector<float> log_sum(kRows);
+    out[out.size() - 2].copy_(x);
+    table->causal_softmax(kRows, kDim, 33, p, log_sum.data());
+    out.push_back(at::tensor(log_sum));
+    out[out.size() - 3].copy_(x);
+    out[out.size() - 2].copy_(up);
+    table->causal_softmax_backward(kRows, kDim, 33, kDim, 0.5f, log_sum.data(), in, kDim, u, kDim, p, dp);
     out.push_back(x.clone());
     table->cross_entropy(kRows, kDim, out.back().mutable_data_ptr<float>(), labels.data(), 0.5f, loss.data());
     out.push_back(at::tensor(loss));

@@ -85,6 +85,45 @@ void rotate(std::int64_t heads, std::int64_t half, const float* cos, const float
   }
 }
 
+void causal_softmax(std::int64_t rows, std::int64_t width, std::int64_t first, float* scores, float* log_sum) {
+  for (std::int64_t r = 0; r < rows; ++r, scores += width) {
+    const std::int64_t seen = first + r + 1;
+    float largest = scores[0], sum = 0.0f;
+#pragma omp simd reduction(max : largest)
+    for (std::int64_t i = 0; i < seen; ++i) largest = scores[i] > largest ? scores[i] : largest;
+#pragma omp simd reduction(+ : sum)
+    for (std::int64_t i = 0; i < seen; ++i) {
+      const float e = exponential(scores[i] - largest);
+      scores[i] = e;
+      sum += e;
+    }
+    const float inverse = 1.0f / sum;
+#pragma omp simd
+    for (std::int64_t i = 0; i < seen; ++i) scores[i] *= inverse;
+    for (std::int64_t i = seen; i < width; ++i) scores[i] = 0.0f;
+    log_sum[r] = largest + __builtin_logf(sum);
+  }
+}
+
+void causal_softmax_backward(std::int64_t rows, std::int64_t width, std::int64_t first, std::int64_t dim, float scale,
+                             const float* log_sum, const float* out, std::int64_t out_stride, const float* dout,
+                             std::int64_t dout_stride, float* p, float* dp) {
+  for (std::int64_t r = 0; r < rows; ++r, p += width, dp += width, out += out_stride, dout += dout_stride) {
+    const std::int64_t seen = first + r + 1;
+    float dot = 0.0f;  // sum of p dp, by way of the output: p v dout
+#pragma omp simd reduction(+ : dot)
+    for (std::int64_t i = 0; i < dim; ++i) dot += out[i] * dout[i];
+    const float shift = log_sum[r];
+#pragma omp simd
+    for (std::int64_t i = 0; i < seen; ++i) {
+      const float probability = exponential(p[i] - shift);
+      p[i] = probability;
+      dp[i] = scale * probability * (dp[i] - dot);
+    }
+    for (std::int64_t i = seen; i < width; ++i) p[i] = dp[i] = 0.0f;
+  }
+}
+
 void cross_entropy(std::int64_t rows, std::int64_t vocab, float* logits, const std::int64_t* labels, float scale,
                    float* loss) {
   for (std::int64_t r = 0; r < rows; ++r, logits += vocab) {
@@ -116,6 +155,7 @@ void cross_entropy(std::int64_t rows, std::int64_t vocab, float* logits, const s
 
 extern const RowKernels PHALANX_ROW_KERNELS;
 const RowKernels PHALANX_ROW_KERNELS = {PHALANX_ISA,     rms_norm, rms_norm_backward, swiglu,
-                                        swiglu_backward, rotate,   cross_entropy};
+                                        swiglu_backward, rotate,   causal_softmax,    causal_softmax_backward,
+                                        cross_entropy};
 
 }  // namespace phalanx::kernels

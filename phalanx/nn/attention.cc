@@ -2,6 +2,7 @@
 
 #include <ATen/ops/scaled_dot_product_attention.h>
 
+#include "phalanx/kernels/causal_attention.h"
 #include "phalanx/kernels/rotary.h"
 
 namespace phalanx::nn {
@@ -30,8 +31,7 @@ at::Tensor Attention::project(const at::Tensor& y) {
 
 at::Tensor Attention::forward(const at::Tensor& x, const RotaryTables& rope) {
   const auto [q, k, v] = heads(x, rope);
-  return project(at::scaled_dot_product_attention(q, k, v, /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true,
-                                                  /*scale=*/std::nullopt, /*enable_gqa=*/q.size(1) != k.size(1)));
+  return project(kernels::causal_attention(q, k, v));
 }
 
 at::Tensor Attention::forward(const at::Tensor& x, const RotaryTables& rope, KvCache& cache, std::int64_t layer) {

@@ -1,0 +1,150 @@
+#include "phalanx/kernels/causal_attention.h"
+
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "phalanx/kernels/fusible.h"
+#include "phalanx/kernels/row_kernels.h"
+
+// libtorch's own BLAS, called without the dispatcher: a block's products take 25 us, a dispatched op several. Weak,
+// because not every build of libtorch exports it; without it the ATen op is used.
+extern "C" __attribute__((weak)) void sgemm_(const char* transpose_a, const char* transpose_b, const int* m,
+                                             const int* n, const int* k, const float* alpha, const float* a,
+                                             const int* lda, const float* b, const int* ldb, const float* beta,
+                                             float* c, const int* ldc);
+
+namespace phalanx::kernels {
+namespace {
+
+constexpr std::int64_t kQueryBlock = 64;
+
+/// A row-major matrix with contiguous rows `stride` apart; transposed() is read the other way round.
+struct Matrix {
+  const float* data;
+  std::int64_t stride;
+  bool transpose = false;
+  Matrix transposed() const { return {data, stride, !transpose}; }
+};
+
+/// c [m, n] = alpha a [m, k] b [k, n] + beta c, in row-major terms: BLAS sees the transposes of all three.
+void multiply(std::int64_t m, std::int64_t n, std::int64_t k, float alpha, const Matrix& a, const Matrix& b, float beta,
+              float* c, std::int64_t c_stride) {
+  const char ta = a.transpose ? 'T' : 'N', tb = b.transpose ? 'T' : 'N';
+  const int im = static_cast<int>(m), in = static_cast<int>(n), ik = static_cast<int>(k);
+  const int lda = static_cast<int>(a.stride), ldb = static_cast<int>(b.stride), ldc = static_cast<int>(c_stride);
+  sgemm_(&tb, &ta, &in, &im, &ik, &alpha, b.data, &ldb, a.data, &lda, &beta, c, &ldc);
+}
+
+/// One head of a tensor [batch, heads, seq, head_dim] with contiguous head_dim.
+template <class Float>
+struct Head {
+  Float* data;
+  std::int64_t stride;  // between positions
+  Matrix rows(std::int64_t first) const { return {data + first * stride, stride}; }
+};
+Head<const float> head_of(const at::Tensor& t, std::int64_t batch, std::int64_t head) {
+  return {t.const_data_ptr<float>() + batch * t.stride(0) + head * t.stride(1), t.stride(2)};
+}
+Head<float> mutable_head_of(const at::Tensor& t, std::int64_t batch, std::int64_t head) {
+  return {t.mutable_data_ptr<float>() + batch * t.stride(0) + head * t.stride(1), t.stride(2)};
+}
+
+at::Tensor with_contiguous_heads(const at::Tensor& t) {
+  return t.stride(-1) == 1 && t.stride(2) >= t.size(3) ? t : t.contiguous();
+}
+
+/// [batch, heads, seq, head_dim] laid out as [batch, seq, heads, head_dim], as the projections around want it.
+at::Tensor empty_heads_like(const at::Tensor& t) {
+  return at::empty({t.size(0), t.size(2), t.size(1), t.size(3)}, t.options()).transpose(1, 2);
+}
+
+struct CausalAttentionFunction : torch::autograd::Function<CausalAttentionFunction> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& q_in, const at::Tensor& k_in,
+                            const at::Tensor& v_in) {
+    const at::Tensor q = with_contiguous_heads(q_in), k = with_contiguous_heads(k_in), v = with_contiguous_heads(v_in);
+    const std::int64_t batch = q.size(0), heads = q.size(1), seq = q.size(2), dim = q.size(3);
+    const std::int64_t group = heads / k.size(1);
+    const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
+    const at::Tensor y = empty_heads_like(q), log_sums = at::empty({batch, heads, seq}, q.options());
+    float* log_sum = log_sums.mutable_data_ptr<float>();
+    at::parallel_for(0, batch * heads, 1, [&](std::int64_t from, std::int64_t to) {
+      std::vector<float> scores(static_cast<std::size_t>(kQueryBlock * seq));
+      for (std::int64_t task = from; task < to; ++task) {
+        const std::int64_t b = task / heads, h = task % heads;
+        const auto query = head_of(q, b, h), key = head_of(k, b, h / group), value = head_of(v, b, h / group);
+        const auto out = mutable_head_of(y, b, h);
+        for (std::int64_t first = 0; first < seq; first += kQueryBlock) {
+          const std::int64_t n = std::min(kQueryBlock, seq - first), seen = first + n;
+          multiply(n, seen, dim, scale, query.rows(first), key.rows(0).transposed(), 0.0f, scores.data(), seen);
+          row_kernels().causal_softmax(n, seen, first, scores.data(), log_sum + task * seq + first);
+          multiply(n, dim, seen, 1.0f, {scores.data(), seen}, value.rows(0), 0.0f, out.data + first * out.stride,
+                   out.stride);
+        }
+      }
+    });
+    ctx->save_for_backward({q, k, v, log_sums});
+    ctx->saved_data["y"] = y.detach();  // values for the backward pass, outside the graph
+    return y;
+  }
+
+  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
+                                               const torch::autograd::tensor_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2], &log_sums = saved[3];
+    const at::Tensor y = ctx->saved_data["y"].toTensor(), dy = with_contiguous_heads(grads[0]);
+    const std::int64_t batch = q.size(0), heads = q.size(1), kv_heads = k.size(1), seq = q.size(2), dim = q.size(3);
+    const std::int64_t group = heads / kv_heads;
+    const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
+    const at::Tensor dq = empty_heads_like(q), dk = empty_heads_like(k), dv = empty_heads_like(v);
+    // One task owns a key head with all the query heads that share it, so its sums have one order.
+    at::parallel_for(0, batch * kv_heads, 1, [&](std::int64_t from, std::int64_t to) {
+      std::vector<float> p(static_cast<std::size_t>(kQueryBlock * seq)), dp(p.size());
+      for (std::int64_t task = from; task < to; ++task) {
+        const std::int64_t b = task / kv_heads, kv = task % kv_heads;
+        const auto key = head_of(k, b, kv), value = head_of(v, b, kv);
+        const auto dkey = mutable_head_of(dk, b, kv), dvalue = mutable_head_of(dv, b, kv);
+        for (const auto& sum : {dkey, dvalue}) {
+          for (std::int64_t t = 0; t < seq; ++t) std::fill_n(sum.data + t * sum.stride, dim, 0.0f);
+        }
+        for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h) {
+          const auto query = head_of(q, b, h), out = head_of(y, b, h), dout = head_of(dy, b, h);
+          const auto dquery = mutable_head_of(dq, b, h);
+          const float* log_sum = log_sums.const_data_ptr<float>() + (b * heads + h) * seq;
+          for (std::int64_t first = 0; first < seq; first += kQueryBlock) {
+            const std::int64_t n = std::min(kQueryBlock, seq - first), seen = first + n;
+            const Matrix probability = {p.data(), seen}, dscore = {dp.data(), seen};
+            multiply(n, seen, dim, scale, query.rows(first), key.rows(0).transposed(), 0.0f, p.data(), seen);
+            multiply(n, seen, dim, 1.0f, dout.rows(first), value.rows(0).transposed(), 0.0f, dp.data(), seen);
+            row_kernels().causal_softmax_backward(n, seen, first, dim, scale, log_sum + first,
+                                                  out.data + first * out.stride, out.stride,
+                                                  dout.data + first * dout.stride, dout.stride, p.data(), dp.data());
+            multiply(seen, dim, n, 1.0f, probability.transposed(), dout.rows(first), 1.0f, dvalue.data, dvalue.stride);
+            multiply(seen, dim, n, 1.0f, dscore.transposed(), query.rows(first), 1.0f, dkey.data, dkey.stride);
+            multiply(n, dim, seen, 1.0f, dscore, key.rows(0), 0.0f, dquery.data + first * dquery.stride, dquery.stride);
+          }
+        }
+      }
+    });
+    return {dq, dk, dv};
+  }
+};
+
+}  // namespace
+
+at::Tensor causal_attention_reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  return at::scaled_dot_product_attention(q, k, v, /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true,
+                                          /*scale=*/std::nullopt, /*enable_gqa=*/q.size(1) != k.size(1));
+}
+
+at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  const bool whole = q.dim() == 4 && q.numel() > 0 && q.size(2) == k.size(2) && q.size(1) % k.size(1) == 0;
+  if (sgemm_ == nullptr || !whole || !fusible(q, k, v)) return causal_attention_reference(q, k, v);
+  return CausalAttentionFunction::apply(q, k, v);
+}
+
+}  // namespace phalanx::kernels
