@@ -30,10 +30,15 @@ struct Attempt {
   std::int64_t number;
 };
 
+/// A copy of a folder saved once: copying does not wait for the disk.
 void fill_folder(const std::filesystem::path& folder) {
-  CheckpointManager checkpoints(folder, kKeepTwo);
-  checkpoints.save(make_state(1), 1);
-  checkpoints.save(make_state(2), 2);
+  static const TempDirectory original("interrupted-original");
+  if (std::filesystem::is_empty(original.path())) {
+    CheckpointManager checkpoints(original.path(), kKeepTwo);
+    checkpoints.save(make_state(1), 1);
+    checkpoints.save(make_state(2), 2);
+  }
+  std::filesystem::copy(original.path(), folder, std::filesystem::copy_options::recursive);
 }
 
 std::int64_t count_operations(const Attempt& attempt) {
