@@ -13,6 +13,7 @@ namespace phalanx {
 
 struct GradReadySubscription::Registry {
   std::vector<std::shared_ptr<GradReadyListener>> listeners;
+  bool arrived = false;  // the backward pass under way brought a gradient
 
   void fire(const at::Tensor& parameter) {
     // A copy: a listener may unsubscribe while it runs.
@@ -30,9 +31,30 @@ struct GradReadyHook final : torch::autograd::PostAccumulateGradHook {
 
   void operator()(const at::Tensor& parameter) override {
     if (earlier) (*earlier)(parameter);
-    registry->fire(parameter);
+    if (std::exchange(registry->arrived, false)) registry->fire(parameter);
   }
 };
+
+// Autograd calls the hook above even where a node returned no gradient for the parameter: a layer that defers its
+// weight gradient, a recomputed block. This one runs before the accumulation and sees what arrives. It sits on the
+// accumulating node, because Tensor::register_hook() throws away what others put on the tensor itself.
+struct ArrivalHook final : torch::autograd::FunctionPreHook {
+  explicit ArrivalHook(std::shared_ptr<GradReadySubscription::Registry> registry) : registry(std::move(registry)) {}
+  std::shared_ptr<GradReadySubscription::Registry> registry;
+
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
+    registry->arrived = grads[0].defined();
+    return grads;
+  }
+};
+
+void watch_arrivals(torch::autograd::Node& node, const std::shared_ptr<GradReadySubscription::Registry>& registry) {
+  for (const auto& hook : node.pre_hooks()) {
+    const auto* ours = dynamic_cast<const ArrivalHook*>(hook.get());
+    if (ours != nullptr && ours->registry == registry) return;
+  }
+  node.add_pre_hook(std::make_unique<ArrivalHook>(registry));
+}
 
 GradReadyHook* grad_ready_hook_of(const at::Tensor& parameter) {
   return dynamic_cast<GradReadyHook*>(torch::autograd::impl::post_acc_grad_hooks(parameter).get());
@@ -41,12 +63,13 @@ GradReadyHook* grad_ready_hook_of(const at::Tensor& parameter) {
 }  // namespace
 
 GradReadySubscription::GradReadySubscription(std::shared_ptr<Registry> registry,
-                                             std::shared_ptr<GradReadyListener> listener)
-    : registry_(std::move(registry)), listener_(std::move(listener)) {}
+                                             std::shared_ptr<GradReadyListener> listener, std::shared_ptr<void> node)
+    : registry_(std::move(registry)), listener_(std::move(listener)), node_(std::move(node)) {}
 
 GradReadySubscription& GradReadySubscription::operator=(GradReadySubscription&& other) noexcept {
   std::swap(registry_, other.registry_);
   std::swap(listener_, other.listener_);
+  std::swap(node_, other.node_);
   return *this;
 }
 
@@ -65,9 +88,14 @@ GradReadySubscription on_grad_ready(const at::Tensor& parameter, GradReadyListen
     made->earlier = std::move(torch::autograd::impl::post_acc_grad_hooks(parameter));
     torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::move(made));
   }
+  // Tensors refer to their accumulating node weakly: it must be kept, or its hook is lost. Not in the registry, which
+  // the tensor owns: the node owns the tensor. Its pointer type differs between versions of libtorch.
+  using NodePointer = decltype(torch::autograd::Edge::function);
+  const auto node = std::make_shared<NodePointer>(torch::autograd::impl::grad_accumulator(parameter));
+  watch_arrivals(**node, hook->registry);
   auto shared = std::make_shared<GradReadyListener>(std::move(listener));
   hook->registry->listeners.push_back(shared);
-  return {hook->registry, std::move(shared)};
+  return {hook->registry, std::move(shared), node};
 }
 
 void fire_grad_ready(const at::Tensor& parameter) {

@@ -11,7 +11,9 @@
 // - A listener runs on the thread that runs the backward pass (on CUDA an engine thread, on that device's stream) with
 //   grad mode as in the backward pass. It may replace parameter.mutable_grad(). What it throws ends the backward pass
 //   and reaches the caller of backward(). It must carry its state in captures: thread-locals are not set there.
-// - torch::autograd::grad() does not accumulate and so does not fire the event.
+// - torch::autograd::grad() does not accumulate and so does not fire the event. Neither does a backward pass that
+// reaches
+//   the parameter with an undefined gradient (a layer that defers its weight gradient): it brought nothing.
 // - Every backward pass fires, also the early micro-batches of an accumulation: it is the listener who knows which one
 //   is the last (see DistributedDataParallel::no_sync).
 // - Subscribing and unsubscribing must not run beside a backward pass; a listener may end its own subscription.
@@ -28,12 +30,13 @@ namespace phalanx {
 
 using GradReadyListener = std::function<void(const at::Tensor& parameter)>;
 
-/// Ends the subscription when destroyed. May outlive the parameter.
+/// Ends the subscription when destroyed. Keeps the parameter alive.
 class [[nodiscard]] GradReadySubscription {
  public:
   struct Registry;
   GradReadySubscription() = default;
-  GradReadySubscription(std::shared_ptr<Registry> registry, std::shared_ptr<GradReadyListener> listener);
+  GradReadySubscription(std::shared_ptr<Registry> registry, std::shared_ptr<GradReadyListener> listener,
+                        std::shared_ptr<void> node);
   GradReadySubscription(GradReadySubscription&&) noexcept = default;
   GradReadySubscription& operator=(GradReadySubscription&& other) noexcept;
   ~GradReadySubscription();
@@ -41,6 +44,7 @@ class [[nodiscard]] GradReadySubscription {
  private:
   std::shared_ptr<Registry> registry_;
   std::shared_ptr<GradReadyListener> listener_;
+  std::shared_ptr<void> node_;  // autograd's accumulating node of the parameter
 };
 
 /// The parameter must be a leaf that requires grad.

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -66,6 +67,34 @@ TEST(GradReady, CanBeFiredByHand) {
   EXPECT_EQ(calls, 1);
 }
 
+// w * x, but its backward keeps w's gradient for later.
+struct DeferredProduct : torch::autograd::Function<DeferredProduct> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x, const at::Tensor& w) {
+    return x.mul(w);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list& grads) {
+    return {grads[0], at::Tensor()};
+  }
+};
+
+TEST(GradReady, AnUndefinedGradientIsNotOne) {
+  const auto x = at::ones({1}).requires_grad_(), w = at::ones({1}).requires_grad_();
+  int calls = 0;
+  const auto subscription = on_grad_ready(w, [&](const at::Tensor&) { ++calls; });
+  DeferredProduct::apply(x, w).backward();
+  EXPECT_EQ(calls, 0);
+  w.sum().backward();
+  EXPECT_EQ(calls, 1);
+  DeferredProduct::apply(x, w).backward();  // w.grad() is there from before
+  EXPECT_EQ(calls, 1);
+  DeferredProduct::apply(x, w).add(w).sum().backward();
+  EXPECT_EQ(calls, 2);
+  torch::autograd::grad({w.sum()}, {w});
+  DeferredProduct::apply(x, w).backward();
+  EXPECT_EQ(calls, 2);
+}
+
 struct CountingHook final : torch::autograd::PostAccumulateGradHook {
   explicit CountingHook(int& calls) : calls(calls) {}
   void operator()(const at::Tensor&) override { ++calls; }
@@ -83,6 +112,17 @@ TEST(GradReady, KeepsAHookThatWasThereBefore) {
   w.sum().backward();
   EXPECT_EQ(foreign, 1);
   EXPECT_EQ(ours, 1);
+}
+
+TEST(GradReady, LivesBesideOrdinaryTensorHooks) {
+  const auto w = at::ones({1}).requires_grad_();
+  int ours = 0, theirs = 0;
+  w.register_hook([&](const at::Tensor&) { ++theirs; });
+  const auto subscription = on_grad_ready(w, [&](const at::Tensor&) { ++ours; });
+  w.register_hook([&](const at::Tensor&) { ++theirs; });
+  w.sum().backward();
+  EXPECT_EQ(ours, 1);
+  EXPECT_EQ(theirs, 2);
 }
 
 TEST(GradReady, DoesNotFireForGradOrForFrozenParts) {

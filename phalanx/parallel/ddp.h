@@ -1,0 +1,105 @@
+// DistributedDataParallel: attaching it to a module is the only line that a single-process program needs.
+//
+//   auto model = std::make_shared<Net>();                      // any torch::nn::Module
+//   phalanx::DistributedDataParallel ddp(*model, world);       // the one line
+//   ...
+//   model->forward(batch).backward();                          // gradients are averages over the ranks afterwards
+//   optimizer.step();                                          // any optimizer
+//
+// What it does
+// - At construction (collective): checks that every rank has the same parameters, buffers and options; copies rank 0's
+//   values to all ranks.
+// - Gradients live in a few flat buckets; every p.grad() is a view into one. As soon as all gradients of a bucket are
+//   ready its all-reduce (average) starts, in bucket order, while the backward pass goes on. backward() returns when
+//   all of them are done. Average: with local batches of equal size and a mean loss this is the gradient of the mean
+//   loss over the global batch.
+// - After the first synchronised backward pass the buckets are rebuilt once, in the order in which gradients became
+//   ready on rank 0.
+//
+// Contract
+// - Every rank runs the same sequence of synchronised backward passes; each must produce a gradient for every
+//   parameter. One that does not is an Error that names the parameters, on every rank, and the communicator is aborted;
+//   with `find_unused_parameters` it contributes zeros instead (a parameter that no rank used keeps no gradient).
+// - An exception inside backward() on one rank aborts the communicator, so that no other rank waits for it.
+// - Gradients may be set to undefined (zero_grad()) or zeroed in place between steps. A gradient tensor that the caller
+//   put there itself is added to, then moved into the bucket. Handles to p.grad() are valid until the next
+//   zero_grad() and until the rebuild at the end of the first synchronised pass.
+// - Parameters that did not require grad at construction are left alone. Shared parameters are handled once.
+// - Gradients must be dense; all parameters on one device.
+// - Buffers are copied from rank 0 at construction and by broadcast_buffers(), not in every forward.
+// - Between begin and end of backward() the communicator belongs to this object.
+// - The module's parameters may outlive this object; destroying it ends the synchronisation.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "phalanx/comm/communicator.h"
+#include "phalanx/tensor/named.h"
+#include "phalanx/tensor/train_state.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace phalanx {
+
+class GradientReducer;
+
+struct DdpOptions {
+  std::size_t first_bucket_bytes = 1 << 20;
+  std::size_t bucket_bytes = 25 << 20;
+  bool find_unused_parameters = false;  // costs one more small collective per backward pass
+};
+
+struct DdpStatistics {
+  std::int64_t synchronisations = 0;  // backward passes whose gradients were averaged
+  std::int64_t bytes = 0;             // bytes handed to all_reduce by this rank
+  double communication_seconds = 0;   // time with a bucket under way, as far as this rank saw: an upper bound
+  double exposed_seconds = 0;         // the part of it spent waiting at the end of backward (CPU; on CUDA host time)
+  std::int64_t rebuilds = 0;          // of the buckets: 0 or 1, plus one for each loaded order
+};
+
+class DistributedDataParallel {
+ public:
+  DistributedDataParallel(torch::nn::Module& module, std::shared_ptr<Communicator> comm, DdpOptions options = {});
+  ~DistributedDataParallel();
+  DistributedDataParallel(const DistributedDataParallel&) = delete;
+  DistributedDataParallel& operator=(const DistributedDataParallel&) = delete;
+
+  /// While one is alive, backward() accumulates locally and nothing is sent. The first backward() after the last guard
+  /// is gone averages the accumulated sum: guard all micro-batches but the last.
+  class [[nodiscard]] NoSync {
+   public:
+    explicit NoSync(std::shared_ptr<GradientReducer> reducer);
+    NoSync(NoSync&&) noexcept = default;
+    NoSync& operator=(NoSync&&) = delete;
+    ~NoSync();
+
+   private:
+    std::shared_ptr<GradientReducer> reducer_;
+  };
+  NoSync no_sync();
+
+  /// Collective: copies rank 0's buffers to all ranks.
+  void broadcast_buffers();
+
+  /// The parameters that are synchronised, each once, with their names.
+  const std::vector<NamedTensor>& parameters() const noexcept;
+  /// Parameter indices of each bucket, in the order of sending.
+  const std::vector<std::vector<std::size_t>>& buckets() const noexcept;
+  DdpStatistics statistics() const;
+
+  /// Appends "ddp.bucket_order". An order that a load wrote into it is taken over at the next synchronised backward.
+  void collect_state(TrainState& state) const;
+
+ private:
+  std::shared_ptr<Communicator> comm_;
+  DdpOptions options_;
+  std::vector<NamedTensor> buffers_;
+  std::shared_ptr<GradientReducer> reducer_;
+};
+
+}  // namespace phalanx

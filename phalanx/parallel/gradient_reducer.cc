@@ -1,0 +1,359 @@
+#include "phalanx/parallel/gradient_reducer.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/engine.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include "phalanx/base/error.h"
+#include "phalanx/parallel/replicate.h"
+
+namespace phalanx {
+namespace {
+
+constexpr std::int64_t kGradientAlignment = 64;  // bytes: a cache line, so that no two gradients share one
+
+std::int64_t padded_elements(const at::Tensor& tensor) {
+  const auto size = static_cast<std::int64_t>(tensor.element_size());
+  const auto bytes = static_cast<std::int64_t>(tensor.nbytes());
+  return (bytes + kGradientAlignment - 1) / kGradientAlignment * kGradientAlignment / size;
+}
+
+// FNV-1a over names, shapes and dtypes: whether a bucket order belongs to this model.
+std::int64_t fingerprint_of(const std::vector<NamedTensor>& parameters) {
+  std::uint64_t hash = 0xcbf29ce484222325U;
+  for (const auto& [name, tensor] : parameters) {
+    for (const char c : name + ' ' + describe(tensor) + '\n') {
+      hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
+    }
+  }
+  return static_cast<std::int64_t>(hash);
+}
+
+double seconds(std::chrono::steady_clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
+
+// Inside a node's evaluation there is one: the pass that ends now was started by a node of an outer pass.
+bool inside_an_outer_backward() { return static_cast<bool>(torch::autograd::get_current_node()); }
+
+}  // namespace
+
+// Handed to the engine; dropped without having run if the backward pass ends with an exception.
+struct GradientReducer::EndOfPass {
+  std::weak_ptr<GradientReducer> reducer;
+  std::shared_ptr<Pass> pass;
+  bool ran = false;
+
+  void run() {
+    ran = true;
+    if (const auto alive = reducer.lock()) alive->finish(pass);
+  }
+  ~EndOfPass() {
+    if (ran) return;
+    if (const auto alive = reducer.lock()) alive->abandon(pass);
+  }
+};
+
+std::shared_ptr<GradientReducer> GradientReducer::attach(std::vector<NamedTensor> parameters,
+                                                         std::shared_ptr<Communicator> comm, DdpOptions options) {
+  std::shared_ptr<GradientReducer> reducer(new GradientReducer(std::move(parameters), std::move(comm), options));
+  for (std::size_t i = 0; i < reducer->parameters_.size(); ++i) {
+    reducer->subscriptions_.push_back(on_grad_ready(
+        reducer->parameters_[i].tensor, [self = reducer.get(), i](const at::Tensor&) { self->on_ready(i); }));
+  }
+  return reducer;
+}
+
+void GradientReducer::detach() { subscriptions_.clear(); }
+
+GradientReducer::GradientReducer(std::vector<NamedTensor> parameters, std::shared_ptr<Communicator> comm,
+                                 DdpOptions options)
+    : parameters_(std::move(parameters)), comm_(std::move(comm)), options_(options) {
+  const at::Device device = parameters_.front().tensor.device();
+  for (const auto& [name, tensor] : parameters_) {
+    if (tensor.device() != device) {
+      throw Error(fmt::format("DistributedDataParallel: parameter '{}' is on {}, '{}' is on {}; expected one device",
+                              name, tensor.device().str(), parameters_.front().name, device.str()));
+    }
+    if (!tensor.is_floating_point()) {
+      throw Error(fmt::format("DistributedDataParallel: parameter '{}' has dtype {}; expected a floating-point dtype",
+                              name, c10::toString(tensor.scalar_type())));
+    }
+  }
+  fingerprint_ = fingerprint_of(parameters_);
+  slots_.resize(parameters_.size());
+  order_state_ = at::empty({static_cast<std::int64_t>(2 + 2 * parameters_.size())}, at::kLong);
+  std::vector<std::size_t> order(parameters_.size());
+  std::iota(order.rbegin(), order.rend(), 0);  // the last layers' gradients come first
+  std::vector<BucketParameter> sizes;
+  for (const auto& p : parameters_) sizes.push_back({p.tensor.nbytes(), static_cast<int>(p.tensor.scalar_type())});
+  lay_out(plan_buckets(sizes, order, {options_.first_bucket_bytes, options_.bucket_bytes}));
+}
+
+// Makes the buckets of a plan, moves gradients that are already there, and publishes the plan as state.
+void GradientReducer::lay_out(BucketPlan plan) {
+  const at::NoGradGuard no_grad;
+  const bool same_buckets = plan.buckets == plan_.buckets;
+  std::vector<Bucket> buckets(same_buckets ? 0 : plan.buckets.size());
+  for (std::size_t b = 0; b < buckets.size(); ++b) {
+    std::int64_t elements = 0;
+    const auto& members = plan.buckets[b];
+    for (const std::size_t i : members) elements += padded_elements(parameters_[i].tensor);
+    // Zeros, once: the padding between gradients is sent along and must stay finite.
+    buckets[b].flat = at::zeros({elements}, parameters_[members.front()].tensor.options().requires_grad(false));
+    std::int64_t offset = 0;
+    for (const std::size_t i : members) {
+      const at::Tensor& parameter = parameters_[i].tensor;
+      // The parameter's own strides where it is dense: then autograd adds into the view without a copy.
+      const bool dense = parameter.is_non_overlapping_and_dense();
+      at::Tensor view = dense ? buckets[b].flat.as_strided(parameter.sizes(), parameter.strides(), offset)
+                              : buckets[b].flat.narrow(0, offset, parameter.numel()).view(parameter.sizes());
+      at::Tensor& grad = parameter.mutable_grad();
+      if (grad.defined() && grad.is_same(slots_[i].view)) {
+        view.copy_(grad);
+        grad = view;
+      }
+      slots_[i].view = std::move(view);
+      slots_[i].bucket = b;
+      offset += padded_elements(parameter);
+    }
+  }
+  if (!same_buckets) buckets_ = std::move(buckets);
+  plan_ = std::move(plan);
+  adopted_order_ = encode_bucket_plan(plan_, fingerprint_);
+  std::memcpy(order_state_.data_ptr<std::int64_t>(), adopted_order_.data(),
+              adopted_order_.size() * sizeof(std::int64_t));
+}
+
+void GradientReducer::on_ready(std::size_t index) {
+  const at::NoGradGuard no_grad;
+  if (holds_ > 0) {
+    place(index);
+    return;
+  }
+  if (!pass_) begin_pass();
+  const bool inside_backward = torch::autograd::get_current_graph_task_id() != -1;
+  if (!pass_->asked && inside_backward) ask_for_end();
+  place(index);
+  mark_ready(index);
+  // Fired by hand: there is no end of a backward pass to wait for.
+  if (!inside_backward && !pass_->asked && ready_ == slots_.size()) finish(pass_);
+}
+
+void GradientReducer::begin_pass() {
+  const auto* loaded = order_state_.const_data_ptr<std::int64_t>();
+  if (!std::equal(adopted_order_.begin(), adopted_order_.end(), loaded)) adopt_loaded_order();
+  for (std::size_t b = 0; b < buckets_.size(); ++b) buckets_[b].pending = plan_.buckets[b].size();
+  for (auto& slot : slots_) slot.ready = false;
+  ready_ = next_ = finished_ = 0;
+  ready_order_.clear();
+  had_gradient_.clear();
+  pass_ = std::make_shared<Pass>();
+}
+
+void GradientReducer::ask_for_end() {
+  auto end = std::make_shared<EndOfPass>();
+  end->reducer = weak_from_this();
+  end->pass = pass_;
+  torch::autograd::Engine::get_default_engine().queue_callback([end] { end->run(); });
+  pass_->asked = true;
+}
+
+void GradientReducer::place(std::size_t index) {
+  at::Tensor& grad = parameters_[index].tensor.mutable_grad();
+  Slot& slot = slots_[index];
+  if (grad.is_same(slot.view)) return;  // autograd has added into the bucket
+  if (!grad.defined()) {
+    throw Error(fmt::format("DistributedDataParallel: grad_ready of '{}' was fired without a gradient",
+                            parameters_[index].name));
+  }
+  if (grad.is_sparse()) {
+    throw Error(
+        fmt::format("DistributedDataParallel: the gradient of '{}' is sparse; expected a dense one (an "
+                    "embedding must be made with sparse(false))",
+                    parameters_[index].name));
+  }
+  slot.view.copy_(grad);
+  grad = slot.view;
+}
+
+void GradientReducer::mark_ready(std::size_t index) {
+  Slot& slot = slots_[index];
+  if (slot.ready) {
+    throw Error(fmt::format(
+        "DistributedDataParallel: '{}' received a second gradient before its backward pass was complete. Either the "
+        "graph is run backward inside itself, or the pass before left parameters without a gradient ({})",
+        parameters_[index].name, ready_ == slots_.size() ? "none" : names_of_unready()));
+  }
+  slot.ready = true;
+  ++ready_;
+  if (!plan_.in_ready_order) ready_order_.push_back(index);
+  --buckets_[slot.bucket].pending;
+  while (next_ < buckets_.size() && buckets_[next_].pending == 0) launch(next_++);
+  note_finished_buckets(/*all=*/false);
+}
+
+void GradientReducer::launch(std::size_t bucket) {
+  if (comm_->size() == 1) return;
+  Bucket& b = buckets_[bucket];
+  b.launched = Clock::now();
+  b.work = comm_->all_reduce(b.flat, {.op = ReduceOp::avg, .async = true});
+  statistics_.bytes += static_cast<std::int64_t>(b.flat.nbytes());
+}
+
+// Buckets complete in order. The clock is read when this rank looks, so what is summed is an upper bound.
+void GradientReducer::note_finished_buckets(bool all) {
+  if (comm_->size() == 1) return;
+  while (finished_ < next_ && (all || buckets_[finished_].work.is_done())) {
+    const auto now = Clock::now();
+    statistics_.communication_seconds += seconds(now - std::max(buckets_[finished_].launched, busy_until_));
+    busy_until_ = now;
+    ++finished_;
+  }
+}
+
+DdpStatistics GradientReducer::statistics() {
+  if (pass_) note_finished_buckets(/*all=*/false);
+  return statistics_;
+}
+
+void GradientReducer::finish(const std::shared_ptr<Pass>& pass) {
+  if (pass_ != pass) return;  // an inner pass's call that came after the last gradient has finished already
+  pass->asked = false;
+  const at::NoGradGuard no_grad;
+  try {
+    if (ready_ < slots_.size()) {
+      if (inside_an_outer_backward()) return;
+      if (!options_.find_unused_parameters) fail_unused();
+    }
+    if (options_.find_unused_parameters) contribute_zeros_for_unused();
+    const auto start = Clock::now();
+    for (auto& bucket : buckets_) {
+      bucket.work.wait();
+      bucket.work = Work();
+      note_finished_buckets(/*all=*/false);
+    }
+    note_finished_buckets(/*all=*/true);
+    statistics_.exposed_seconds += comm_->size() > 1 ? seconds(Clock::now() - start) : 0;
+    if (options_.find_unused_parameters) drop_gradients_nobody_has(had_gradient_);
+    ++statistics_.synchronisations;
+    if (!plan_.in_ready_order) rebuild_in_ready_order();
+  } catch (...) {
+    abandon(pass);
+    throw;
+  }
+  pass_.reset();
+}
+
+// The pass ended with an exception: this rank will not issue what its peers are waiting for.
+void GradientReducer::abandon(const std::shared_ptr<Pass>& pass) noexcept {
+  if (pass_ != pass) return;
+  pass_.reset();
+  for (auto& bucket : buckets_) bucket.work = Work();
+  if (comm_->size() == 1) return;
+  try {
+    comm_->abort(fmt::format(
+        "DistributedDataParallel: the backward pass of rank {} ended with an error before its gradients were averaged",
+        comm_->rank()));
+  } catch (...) {
+    // The communicator has failed already, which is all that was wanted.
+  }
+}
+
+std::string GradientReducer::names_of_unready() const {
+  constexpr std::size_t kShown = 10;
+  std::string names;
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    if (slots_[i].ready) continue;
+    if (count < kShown) names += (count > 0 ? ", '" : "'") + parameters_[i].name + "'";
+    ++count;
+  }
+  if (count > kShown) names += fmt::format(" and {} more", count - kShown);
+  return names;
+}
+
+void GradientReducer::fail_unused() {
+  const std::string message = fmt::format(
+      "DistributedDataParallel: on rank {} the backward pass gave no gradient to {} of {} parameters: {}. Use them in "
+      "the loss, freeze them (requires_grad = false) before attaching, or set find_unused_parameters",
+      comm_->rank(), slots_.size() - ready_, slots_.size(), names_of_unready());
+  // The other ranks may have used them and be waiting: they fail with the same words.
+  if (comm_->size() > 1) comm_->abort(message);
+  throw Error(message);
+}
+
+void GradientReducer::contribute_zeros_for_unused() {
+  had_gradient_.assign(slots_.size(), 1);
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    if (slots_[i].ready) continue;
+    if (parameters_[i].tensor.grad().defined()) {
+      place(i);  // from an earlier backward pass: already an average, or not yet sent
+    } else {
+      had_gradient_[i] = 0;
+      slots_[i].view.zero_();
+      parameters_[i].tensor.mutable_grad() = slots_[i].view;
+    }
+    mark_ready(i);
+    if (!plan_.in_ready_order) ready_order_.pop_back();
+  }
+}
+
+void GradientReducer::drop_gradients_nobody_has(const std::vector<std::uint8_t>& had_gradient) {
+  const at::Tensor used = at::empty({static_cast<std::int64_t>(had_gradient.size())}, at::kByte);
+  std::memcpy(used.data_ptr<std::uint8_t>(), had_gradient.data(), had_gradient.size());
+  const at::Tensor on_device = used.to(parameters_.front().tensor.device());
+  comm_->all_reduce(on_device, {.op = ReduceOp::max});
+  const at::Tensor result = on_device.to(at::kCPU);
+  for (std::size_t i = 0; i < had_gradient.size(); ++i) {
+    if (result.const_data_ptr<std::uint8_t>()[i] == 0) parameters_[i].tensor.mutable_grad().reset();
+  }
+}
+
+void GradientReducer::rebuild_in_ready_order() {
+  std::vector<std::size_t> order = ready_order_;
+  std::vector<bool> has_place(slots_.size(), false);
+  for (const std::size_t i : ready_order_) has_place[i] = true;
+  for (std::size_t i = slots_.size(); i-- > 0;) {
+    if (!has_place[i]) order.push_back(i);  // unused in this pass
+  }
+  std::vector<BucketParameter> sizes;
+  for (const auto& p : parameters_) sizes.push_back({p.tensor.nbytes(), static_cast<int>(p.tensor.scalar_type())});
+  BucketPlan plan = plan_buckets(sizes, order, {options_.first_bucket_bytes, options_.bucket_bytes});
+  plan.in_ready_order = true;
+  // Ranks may have seen different orders; rank 0's counts.
+  auto code = encode_bucket_plan(plan, fingerprint_);
+  std::string bytes(reinterpret_cast<const char*>(code.data()), code.size() * sizeof(code[0]));
+  bytes = comm_->broadcast_bytes(bytes);
+  std::memcpy(code.data(), bytes.data(), bytes.size());
+  lay_out(decode_bucket_plan(code, fingerprint_));
+  ++statistics_.rebuilds;
+}
+
+void GradientReducer::adopt_loaded_order() {
+  const auto* loaded = order_state_.const_data_ptr<std::int64_t>();
+  std::vector<std::int64_t> code(loaded, loaded + order_state_.numel());
+  const std::string mine(reinterpret_cast<const char*>(code.data()), code.size() * sizeof(code[0]));
+  for (const std::string& theirs : comm_->all_gather_bytes(mine)) {
+    if (theirs != mine) {
+      throw CheckpointError("ddp.bucket_order: the ranks loaded different orders; load the same checkpoint everywhere");
+    }
+  }
+  BucketPlan plan = decode_bucket_plan(code, fingerprint_);
+  for (const auto& bucket : plan.buckets) {
+    for (const std::size_t i : bucket) {
+      if (parameters_[i].tensor.scalar_type() != parameters_[bucket.front()].tensor.scalar_type()) {
+        throw CheckpointError("ddp.bucket_order: a bucket holds parameters of several dtypes; the list is damaged");
+      }
+    }
+  }
+  lay_out(std::move(plan));
+  ++statistics_.rebuilds;
+}
+
+}  // namespace phalanx

@@ -1,0 +1,34 @@
+// Starting a model as equal copies: every rank holds the same tensors by name, and rank 0's values.
+//
+//   require_same_on_all_ranks(comm, lines);                               // throws on every rank, names the difference
+//   broadcast_coalesced(comm, nn::named_parameters(model), 25 << 20);     // rank 0's values, packed into few messages
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "phalanx/comm/communicator.h"
+#include "phalanx/tensor/named.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace phalanx {
+
+/// The module's defined buffers in the order of registration; one that is shared appears once.
+std::vector<NamedTensor> named_buffers(const torch::nn::Module& module);
+
+/// "Float [3, 4] requires_grad": what must agree between ranks.
+std::string describe(const at::Tensor& tensor);
+
+/// Collective. `lines` are compared with rank 0's; the first difference is an Error on every rank.
+void require_same_on_all_ranks(Communicator& comm, const std::vector<std::string>& lines);
+
+/// Collective. Copies rank `root`'s values into every rank's tensors (any dtypes, one device), in messages of at least
+/// one tensor and at most about `chunk_bytes`.
+void broadcast_coalesced(Communicator& comm, const std::vector<NamedTensor>& tensors, std::size_t chunk_bytes,
+                         int root = 0);
+
+}  // namespace phalanx
