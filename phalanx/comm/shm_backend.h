@@ -1,0 +1,17 @@
+// The shm backend, torch-free. See shm_collectives.h for how data move, board.h for why that is safe, shm_segment.h for
+// the memory and peer_mail.h for point-to-point messages.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "phalanx/comm/backend.h"
+#include "phalanx/comm/store.h"
+
+namespace phalanx {
+
+std::shared_ptr<Backend> make_shm_backend(Store& store, int rank, int size, const std::string& name,
+                                          std::chrono::milliseconds timeout);
+
+}  // namespace phalanx
