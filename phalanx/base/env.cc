@@ -72,7 +72,7 @@ std::optional<bool> env_bool(const std::string& name) {
 }
 
 std::optional<std::string> env_choice(const std::string& name, const std::vector<std::string>& choices) {
-  const std::optional<std::string> text = env_string(name);
+  std::optional<std::string> text = env_string(name);
   if (!text) return std::nullopt;
   if (std::find(choices.begin(), choices.end(), *text) == choices.end()) {
     bad_env_value(name, *text, fmt::format("one of {}{}", fmt::join(choices, ", "), did_you_mean(*text, choices)));

@@ -1,10 +1,10 @@
 #include "phalanx/base/process_stats.h"
 
 #include <sys/resource.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <charconv>
+#include <ctime>
 #include <string>
 #include <string_view>
 

@@ -1,4 +1,5 @@
 # Installs the build into a fresh prefix, then configures, builds and runs the project beside this file against it.
+cmake_policy(VERSION 3.22)
 
 function(run)
   execute_process(COMMAND ${ARGV} RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output)
