@@ -1,0 +1,93 @@
+// GlooBackend: collectives as sequences of gloo's byte operations; see gloo.h for what it promises.
+//
+// Every collective begins with an all-gather of signatures. Then, with S ranks and reductions in rank order:
+//   all_reduce, reduce      small: all-gather everything, reduce. Large: all-to-all of slices, reduce the own slice,
+//                           all-gather the slices
+//   reduce_scatter          all-to-all, reduce
+//   all_gather, gather, scatter, broadcast, all_to_all    gloo's own; uneven parts are padded to the longest
+//   barrier                 the signatures
+// A message from peer to peer is a header (type, length, number) under an even gloo tag, then the data under an odd tag
+// made of the number; the receiver asks for data only when the header fits. gloo has no way to ask whether a message is
+// through, so each has a thread that waits for it.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <vector>
+
+#include "phalanx/comm/backend.h"
+#include "phalanx/comm/gloo_watch.h"
+#include "phalanx/comm/store.h"
+
+namespace phalanx {
+
+struct GlooBell {
+  std::atomic<std::uint32_t> word{0};
+  std::atomic<std::uint32_t> sleepers{0};
+};
+
+class GlooBackend final : public Backend {
+ public:
+  struct Setup {
+    std::shared_ptr<Store> store;  // of the whole world
+    std::shared_ptr<GlooWatch> watch;
+    std::string id;            // the group's, unique in the store
+    std::vector<int> members;  // world ranks
+    int rank = 0;              // in members
+    std::string host;
+    std::chrono::milliseconds connect_timeout{};
+  };
+  explicit GlooBackend(Setup setup);
+  ~GlooBackend() override;
+
+  int rank() const noexcept override { return setup_.rank; }
+  int size() const noexcept override { return static_cast<int>(setup_.members.size()); }
+  // The work is done by gloo's threads: a waiter that spins takes the core from them.
+  BackendTraits traits() const noexcept override {
+    return {.name = "gloo", .rank_order_reduction = true, .crowded = true};
+  }
+  std::unique_ptr<Operation> start(const OperationDescription& description) override;
+  std::shared_ptr<Backend> split(const SplitRequest& request) override;
+  void abort(const std::string& reason) noexcept override;
+
+  // For the operations.
+  c10d::Backend& group() { return *gloo_; }
+  const std::shared_ptr<GlooBell>& bell() const { return bell_; }
+  void throw_if_aborted() const;
+  /// As GlooWatch's, with ranks of this group.
+  std::string trouble(std::chrono::milliseconds age = {}) const { return setup_.watch->trouble(*watched_, age); }
+  std::vector<int> behind(std::uint64_t collective) const;
+  std::uint64_t begin_collective() { return watched_->sequence.fetch_add(1); }
+  int next_message_tag(int destination);
+
+  struct SelfMessage {  // a rank's message to itself
+    int tag = 0;
+    DataType dtype = DataType::u8;
+    std::int64_t count = 0;
+    std::string bytes;
+  };
+  std::deque<SelfMessage>& self_messages() { return self_messages_; }
+
+ private:
+  Setup setup_;
+  std::shared_ptr<GlooWatch::Group> watched_ = std::make_shared<GlooWatch::Group>();
+  std::shared_ptr<GlooBell> bell_ = std::make_shared<GlooBell>();
+  c10::intrusive_ptr<c10d::Backend> gloo_;  // null for a group of one
+  std::vector<std::uint32_t> messages_;     // sent so far, by destination
+  std::deque<SelfMessage> self_messages_;
+  mutable std::mutex abort_mutex_;
+  std::string abort_reason_;
+  std::atomic<bool> aborted_{false};
+};
+
+/// "name: first line" of what gloo threw, without its C++ stack.
+std::string gloo_error_text(const std::exception_ptr& error);
+
+std::unique_ptr<Operation> make_gloo_collective(GlooBackend& backend, const OperationDescription& description);
+std::unique_ptr<Operation> make_gloo_transfers(GlooBackend& backend, const OperationDescription& description);
+
+}  // namespace phalanx

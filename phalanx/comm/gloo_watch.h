@@ -1,0 +1,59 @@
+// GlooWatch: how the ranks of a gloo world hear of each other beside gloo: who has died, who gave up and why, how far
+// each has come. One thread per rank blocks on the store; nothing is exchanged while all is well. Torch-free.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "phalanx/comm/store.h"
+
+namespace phalanx {
+
+class GlooWatch {
+ public:
+  /// One group (the world, or one split from it) of this rank.
+  struct Group {
+    std::string id;
+    std::vector<int> members;                // world ranks
+    std::atomic<std::uint64_t> sequence{0};  // collectives begun
+  };
+
+  GlooWatch(std::shared_ptr<Store> store, int rank, int size);
+  ~GlooWatch();
+  GlooWatch(const GlooWatch&) = delete;
+  GlooWatch& operator=(const GlooWatch&) = delete;
+
+  void add(const std::shared_ptr<Group>& group);
+
+  /// Tells the members of the group that this rank gives it up. Once per group; later reasons are dropped.
+  void announce_abort(const Group& group, const std::string& reason) noexcept;
+  /// Why the group can go on no more: a member died at least `age` ago, or announced an abort. Empty: it can.
+  std::string trouble(const Group& group, std::chrono::milliseconds age = {}) const;
+  /// World ranks of the group that have not begun collective number `sequence`: they are asked, for at most a second.
+  std::vector<int> behind(const Group& group, std::uint64_t sequence);
+
+ private:
+  void watch();
+  void handle_event(const std::string& event);
+
+  std::shared_ptr<Store> store_;
+  int rank_;
+  int size_;
+  std::string stop_key_;
+  mutable std::mutex mutex_;
+  std::vector<std::weak_ptr<Group>> groups_;
+  std::map<int, std::chrono::steady_clock::time_point> dead_;
+  std::map<std::string, std::string> aborted_;  // group id -> reason, as the first announced
+  std::map<std::string, bool> announced_;
+  std::thread thread_;
+};
+
+}  // namespace phalanx
