@@ -2,8 +2,8 @@
 
     python benchmarks/tokenizer_speed.py --program build/release/bin/tokenizer_speed --text corpus.txt --rounds 5
 
-Both use the tokenizer.json that Phalanx trains first; the ids are compared. Figures are MB/s of CPU time, the median
-of the rounds. The package gets the text whole and in documents of about 20 kB, the better of which is quoted.
+Both use the tokenizer.json that Phalanx trains first. Figures are MB/s of CPU time, the median of the rounds. The
+package gets the text whole (these ids are compared) and in documents of about 20 kB; the ratio is to the better one.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from tokenizers import Tokenizer  # noqa: E402  (reads the environment when it i
 
 
 def documents(text, size):
-    """Cuts before line breaks that follow no white space, where cutting does not change the ids."""
+    """Cuts before line breaks."""
     parts, start = [], 0
     while start < len(text):
         end = start + size
@@ -70,9 +70,9 @@ def main():
         parts = documents(text, 20000)
         for _ in range(arguments.rounds):
             ours.append(run("--encode", path, ids_path))
-            seconds, ids = peer(tokenizer, parts)
+            seconds, _ = peer(tokenizer, parts)
             split.append(megabytes / seconds)
-            seconds, _ = peer(tokenizer, [text])
+            seconds, ids = peer(tokenizer, [text])
             whole.append(megabytes / seconds)
         found = array.array("i", pathlib.Path(ids_path).read_bytes()).tolist()
         result["ids_equal"] = found == ids

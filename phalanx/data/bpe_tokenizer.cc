@@ -21,17 +21,17 @@ namespace {
 
 constexpr std::uint64_t kMaxTokenizerBytes = std::uint64_t{1} << 30;
 
-/// What one call of encode() works with.
-struct EncodeScratch {
-  explicit EncodeScratch(Splitter::Scratch split_scratch) : split(std::move(split_scratch)) {}
-  Splitter::Scratch split;
-  BpeEncoder::Scratch bpe;
-  std::string prefixed;
-};
-
 }  // namespace
 
 struct BpeTokenizer::State {
+  /// What one call of encode() works with.
+  struct EncodeScratch {
+    explicit EncodeScratch(Splitter::Scratch split_scratch) : split(std::move(split_scratch)) {}
+    Splitter::Scratch split;
+    BpeEncoder::Scratch bpe;
+    std::string prefixed;
+  };
+
   explicit State(BpeModel m)
       : model(std::move(m)),
         splitter(model.split_patterns),
