@@ -19,6 +19,8 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/nn/init.h"
+#include "phalanx/optim/adamw.h"
+#include "phalanx/optim/grad_norm.h"
 
 namespace {
 
@@ -100,6 +102,24 @@ TEST_P(LlamaGolden, LossLogitsAndGradientsEqualPyTorchs) {
   for (std::int64_t i = 0; i < last.numel(); ++i)
     EXPECT_NEAR(last[i].item<double>(), expected["logits"][i].get<double>(), 5e-6);
   EXPECT_NEAR(at::cross_entropy_loss(logits.flatten(0, 1), labels.flatten()).item<double>(), loss.item<double>(), 1e-6);
+}
+
+TEST_P(LlamaGolden, LossesOfAdamWStepsEqualPyTorchs) {
+  const auto data = golden();
+  const auto& expected = data[GetParam() ? "tied" : "untied"]["adamw_losses"];
+  Llama model(golden_config(data, GetParam()));
+  for (const auto& p : model.named_parameters()) set_golden_weight(p.key(), p.value());
+  phalanx::AdamW optimizer(phalanx::nn::named_parameters(model),
+                           {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1});
+  for (std::size_t step = 0; step < expected.size(); ++step) {
+    const auto offset = static_cast<std::int64_t>(step);
+    const at::Tensor loss = model.loss(golden_tokens(data, offset), golden_tokens(data, offset + 5));
+    EXPECT_NEAR(loss.item<double>(), expected[step].get<double>(), 2e-5) << step;
+    loss.backward();
+    phalanx::clip_grad_norm(optimizer.parameters(), 1.0);
+    optimizer.step(1e-2);
+    optimizer.zero_grad();
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Embeddings, LlamaGolden, testing::Bool(),
@@ -199,6 +219,38 @@ TEST(Llama, InitialValuesDependOnNameAndSeedAlone) {
   EXPECT_NEAR(full["layers.0.attention.wo.weight"].std().item<double>(), 0.01, 0.0005);  // 0.02 / sqrt(2 * 2)
   EXPECT_NEAR(part["layers.0.attention.wo.weight"].std().item<double>(), 0.02, 0.001);
   EXPECT_TRUE(at::equal(full["norm.weight"], at::empty({64}, at::TensorOptions(at::kFloat)).fill_(1.0)));
+}
+
+TEST(Llama, TrainsInSixteenBitsThroughTheAtenOps) {
+  auto config = llama_flavor("debug");
+  const auto full = debug_model();
+  Llama half(config, {.dtype = at::kBFloat16});
+  phalanx::nn::initialise(half, 3);
+  const at::Tensor tokens = at::randint(512, {2, 33}, kIds), labels = at::randint(512, {2, 33}, kIds);
+  const at::Tensor loss = half.loss(tokens, labels), reference = full->loss(tokens, labels);
+  EXPECT_EQ(loss.scalar_type(), at::kFloat);
+  EXPECT_NEAR(loss.item<double>(), reference.item<double>(), 0.01);
+  loss.backward();
+  reference.backward();
+  const at::Tensor a = half.named_parameters()["layers.0.attention.wq.weight"].grad().to(at::kFloat);
+  const at::Tensor b = full->named_parameters()["layers.0.attention.wq.weight"].grad();
+  EXPECT_LT((a - b).norm().item<double>(), 0.05 * b.norm().item<double>());
+}
+
+TEST(Llama, HooksOnInnerLayersSeeTheirCallsAndChangeNothing) {
+  const auto fused = debug_model(), hooked = debug_model();
+  int calls = 0;
+  for (const auto& module : hooked->modules(/*include_self=*/false)) {
+    std::dynamic_pointer_cast<phalanx::nn::Module>(module)->add_pre_forward_hook([&](auto&) { ++calls; });
+  }
+  const at::Tensor tokens = at::randint(512, {2, 33}, kIds), labels = at::randint(512, {2, 33}, kIds);
+  const at::Tensor a = fused->loss(tokens, labels), b = hooked->loss(tokens, labels);
+  EXPECT_EQ(calls, 3 + 2 * 12);  // embedding, norm, output; per layer itself, 2 norms, attention, its 4, ffn, its 3
+  EXPECT_NEAR(a.item<double>(), b.item<double>(), 1e-5);
+  a.backward();
+  b.backward();
+  const auto pa = fused->parameters(), pb = hooked->parameters();
+  for (std::size_t i = 0; i < pa.size(); ++i) EXPECT_TRUE(at::allclose(pa[i].grad(), pb[i].grad(), 1e-3, 1e-6)) << i;
 }
 
 TEST(Llama, CountsParametersAndOperations) {
