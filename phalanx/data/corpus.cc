@@ -1,6 +1,7 @@
 #include "phalanx/data/corpus.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <fnmatch.h>
 #include <glob.h>
 
