@@ -310,6 +310,7 @@ TEST(HostPortTest, ParsesAndRefuses) {
   EXPECT_TRUE(is_loopback("127.0.0.1"));
   EXPECT_TRUE(is_loopback("localhost"));
   EXPECT_FALSE(is_loopback("192.0.2.1"));
+  EXPECT_EQ(address_towards({"127.0.0.1", 9}), "127.0.0.1");
 }
 
 }  // namespace

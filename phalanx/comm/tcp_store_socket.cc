@@ -177,4 +177,22 @@ bool is_loopback(const std::string& host) {
   return false;
 }
 
+std::string address_towards(const HostPort& other) {
+  const auto list = resolve_host(other, /*passive=*/false);
+  int error = 0;
+  for (const addrinfo* entry = list.get(); entry != nullptr; entry = entry->ai_next) {
+    // Connecting a datagram socket only chooses the route.
+    const UniqueFd fd(socket(entry->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    sockaddr_storage own{};
+    socklen_t size = sizeof own;
+    char text[NI_MAXHOST];
+    if (fd && connect(fd.get(), entry->ai_addr, entry->ai_addrlen) == 0 &&
+        getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own), &size) == 0 &&
+        getnameinfo(reinterpret_cast<sockaddr*>(&own), size, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0)
+      return text;
+    error = errno;
+  }
+  throw CommError(fmt::format("no way to {} from this machine: {}", other.text(), std::strerror(error)));
+}
+
 }  // namespace phalanx

@@ -49,4 +49,7 @@ UniqueFd connect_to(const HostPort& address, std::chrono::milliseconds timeout, 
 /// True if the host's name resolves to an address in 127/8 or to ::1.
 bool is_loopback(const std::string& host);
 
+/// The address that this machine uses towards another; nothing is sent. Throws CommError.
+std::string address_towards(const HostPort& other);
+
 }  // namespace phalanx
