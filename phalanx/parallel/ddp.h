@@ -13,6 +13,7 @@
 //   ready its all-reduce (average) starts, in bucket order, while the backward pass goes on. backward() returns when
 //   all of them are done. Average: with local batches of equal size and a mean loss this is the gradient of the mean
 //   loss over the global batch.
+//   A rank alone has nothing to send: its gradients stay where autograd puts them, and nothing is copied.
 // - After the first synchronised backward pass the buckets are rebuilt once, in the order in which gradients became
 //   ready on rank 0.
 //

@@ -101,6 +101,8 @@ void GradientReducer::lay_out(BucketPlan plan) {
   const bool same_buckets = plan.buckets == plan_.buckets;
   std::vector<Bucket> buckets(same_buckets ? 0 : plan.buckets.size());
   for (std::size_t b = 0; b < buckets.size(); ++b) {
+    for (const std::size_t i : plan.buckets[b]) slots_[i].bucket = b;
+    if (alone()) continue;  // nothing to send: gradients stay where autograd puts them
     std::int64_t elements = 0;
     const auto& members = plan.buckets[b];
     for (const std::size_t i : members) elements += padded_elements(parameters_[i].tensor);
@@ -119,7 +121,6 @@ void GradientReducer::lay_out(BucketPlan plan) {
         grad = view;
       }
       slots_[i].view = std::move(view);
-      slots_[i].bucket = b;
       offset += padded_elements(parameter);
     }
   }
@@ -167,7 +168,7 @@ void GradientReducer::ask_for_end() {
 void GradientReducer::place(std::size_t index) {
   at::Tensor& grad = parameters_[index].tensor.mutable_grad();
   Slot& slot = slots_[index];
-  if (grad.is_same(slot.view)) return;  // autograd has added into the bucket
+  if (grad.defined() && grad.is_same(slot.view)) return;  // autograd has added into the bucket
   if (!grad.defined()) {
     throw Error(fmt::format("DistributedDataParallel: grad_ready of '{}' was fired without a gradient",
                             parameters_[index].name));
@@ -178,6 +179,7 @@ void GradientReducer::place(std::size_t index) {
                     "embedding must be made with sparse(false))",
                     parameters_[index].name));
   }
+  if (alone()) return;
   slot.view.copy_(grad);
   grad = slot.view;
 }
@@ -199,7 +201,7 @@ void GradientReducer::mark_ready(std::size_t index) {
 }
 
 void GradientReducer::launch(std::size_t bucket) {
-  if (comm_->size() == 1) return;
+  if (alone()) return;
   Bucket& b = buckets_[bucket];
   b.launched = Clock::now();
   b.work = comm_->all_reduce(b.flat, {.op = ReduceOp::avg, .async = true});
@@ -208,7 +210,7 @@ void GradientReducer::launch(std::size_t bucket) {
 
 // Buckets complete in order. The clock is read when this rank looks, so what is summed is an upper bound.
 void GradientReducer::note_finished_buckets(bool all) {
-  if (comm_->size() == 1) return;
+  if (alone()) return;
   while (finished_ < next_ && (all || buckets_[finished_].work.is_done())) {
     const auto now = Clock::now();
     statistics_.communication_seconds += seconds(now - std::max(buckets_[finished_].launched, busy_until_));
@@ -239,7 +241,7 @@ void GradientReducer::finish(const std::shared_ptr<Pass>& pass) {
       note_finished_buckets(/*all=*/false);
     }
     note_finished_buckets(/*all=*/true);
-    statistics_.exposed_seconds += comm_->size() > 1 ? seconds(Clock::now() - start) : 0;
+    statistics_.exposed_seconds += !alone() ? seconds(Clock::now() - start) : 0;
     if (options_.find_unused_parameters) drop_gradients_nobody_has(had_gradient_);
     ++statistics_.synchronisations;
     if (!plan_.in_ready_order) rebuild_in_ready_order();
@@ -255,7 +257,7 @@ void GradientReducer::abandon(const std::shared_ptr<Pass>& pass) noexcept {
   if (pass_ != pass) return;
   pass_.reset();
   for (auto& bucket : buckets_) bucket.work = Work();
-  if (comm_->size() == 1) return;
+  if (alone()) return;
   try {
     comm_->abort(fmt::format(
         "DistributedDataParallel: the backward pass of rank {} ended with an error before its gradients were averaged",
@@ -284,7 +286,7 @@ void GradientReducer::fail_unused() {
       "the loss, freeze them (requires_grad = false) before attaching, or set find_unused_parameters",
       comm_->rank(), slots_.size() - ready_, slots_.size(), names_of_unready());
   // The other ranks may have used them and be waiting: they fail with the same words.
-  if (comm_->size() > 1) comm_->abort(message);
+  if (!alone()) comm_->abort(message);
   throw Error(message);
 }
 
@@ -294,7 +296,7 @@ void GradientReducer::contribute_zeros_for_unused() {
     if (slots_[i].ready) continue;
     if (parameters_[i].tensor.grad().defined()) {
       place(i);  // from an earlier backward pass: already an average, or not yet sent
-    } else {
+    } else if (!alone()) {
       had_gradient_[i] = 0;
       slots_[i].view.zero_();
       parameters_[i].tensor.mutable_grad() = slots_[i].view;
@@ -305,6 +307,7 @@ void GradientReducer::contribute_zeros_for_unused() {
 }
 
 void GradientReducer::drop_gradients_nobody_has(const std::vector<std::uint8_t>& had_gradient) {
+  if (alone()) return;
   const at::Tensor used = at::empty({static_cast<std::int64_t>(had_gradient.size())}, at::kByte);
   std::memcpy(used.data_ptr<std::uint8_t>(), had_gradient.data(), had_gradient.size());
   const at::Tensor on_device = used.to(parameters_.front().tensor.device());

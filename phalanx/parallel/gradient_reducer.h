@@ -60,6 +60,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   };
 
   GradientReducer(std::vector<NamedTensor> parameters, std::shared_ptr<Communicator> comm, DdpOptions options);
+  bool alone() const noexcept { return comm_->size() == 1; }
   void on_ready(std::size_t index);
   void begin_pass();
   void ask_for_end();
