@@ -11,6 +11,10 @@ namespace phalanx {
 namespace {
 
 constexpr std::size_t kOneShotBytes = 16U << 10;
+// Of a message that leaves the caches, smaller chunks are still in the second-level cache when they are copied out; a
+// smaller message is better off with fewer waits. A function of the size alone: all ranks must agree.
+constexpr std::size_t kLargeBytes = 8U << 20;
+constexpr std::size_t kLargeChunk = 256U << 10;
 constexpr std::size_t kReduceTile = 16U << 10;  // bytes; reduced, then copied to the slot while in the first cache
 
 void copy_bytes(void* to, const void* from, std::size_t bytes) {
@@ -264,7 +268,8 @@ class ShmReduce final : public ShmOperation {
         sources_(static_cast<std::size_t>(size())) {
     const std::size_t bytes = count_ * width_;
     if (bytes <= kOneShotBytes || size() == 1) return;  // alone, the tensor is its own result
-    const std::size_t per_slot = segment.layout().slot_bytes / width_;
+    const std::size_t slot_bytes = segment.layout().slot_bytes;
+    const std::size_t per_slot = (bytes >= kLargeBytes ? std::min(slot_bytes, kLargeChunk) : slot_bytes) / width_;
     // Equal chunks: a short last one would cost as many waits as a full one.
     chunks_ = (count_ + per_slot - 1) / per_slot;
     chunk_ = std::min(per_slot, ((count_ + chunks_ - 1) / chunks_ + 63) / 64 * 64);
