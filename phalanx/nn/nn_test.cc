@@ -8,7 +8,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "phalanx/base/error.h"
+#include "phalanx/kernels/rotary.h"
 #include "phalanx/nn/attention.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/nn/kv_cache.h"
@@ -120,6 +123,18 @@ TEST(KvCache, WrongCountsAreErrors) {
 }
 
 TEST(Rotary, ScoresDependOnTheDistanceAlone) {
+  const auto all = phalanx::nn::rotary_tables(8, 32, 10000.0);
+  const at::Tensor q = at::randn({1, 1, 1, 8}), k = at::randn({1, 1, 1, 8});
+  const auto turned = [&](const at::Tensor& x, std::int64_t position) {
+    const auto tables = all.narrow(position, 1);
+    return phalanx::kernels::apply_rotary(x, tables.cos, tables.sin);
+  };
+  const double near = (turned(q, 5) * turned(k, 2)).sum().item<double>();
+  EXPECT_NEAR((turned(q, 25) * turned(k, 22)).sum().item<double>(), near, 1e-5);
+  EXPECT_GT(std::abs((turned(q, 25) * turned(k, 2)).sum().item<double>() - near), 1e-3);
+}
+
+TEST(Rotary, TablesHoldTheAnglesOfPositionAndPair) {
   const auto tables = phalanx::nn::rotary_tables(8, 32, 10000.0);
   EXPECT_EQ(tables.cos.size(1), 4);
   // Position 0 turns by nothing, position p by p radians in the first pair.
