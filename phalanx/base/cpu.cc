@@ -38,8 +38,7 @@ bool has_controller(const std::string& list, const std::string& wanted) {
   return false;
 }
 
-/// A line: id parent device root mount-point options [tags...] - type source
-/// super-options
+/// A line: id parent device root mount-point options [tags...] - type source super-options
 std::optional<CgroupMount> find_mount(const std::string& mountinfo, bool version2) {
   std::istringstream lines(mountinfo);
   for (std::string line; std::getline(lines, line);) {
@@ -62,8 +61,7 @@ std::optional<CgroupMount> find_mount(const std::string& mountinfo, bool version
   return std::nullopt;
 }
 
-/// This process's group in a hierarchy. A line: hierarchy:controllers:path;
-/// version 2 has the line "0::path".
+/// This process's group in a hierarchy. A line: hierarchy:controllers:path; version 2 has the line "0::path".
 std::optional<stdfs::path> find_group(const std::string& cgroup, bool version2) {
   std::istringstream lines(cgroup);
   for (std::string line; std::getline(lines, line);) {
@@ -95,8 +93,7 @@ std::optional<double> smallest_quota(const stdfs::path& root, bool version2) {
   const std::optional<CgroupMount> mount = find_mount(contents_or_empty(root / "proc/self/mountinfo"), version2);
   const std::optional<stdfs::path> group = find_group(contents_or_empty(root / "proc/self/cgroup"), version2);
   if (!mount || !group) return std::nullopt;
-  // Inside a container the mount may show a subtree: a group outside of it is
-  // the mount's own root.
+  // Inside a container the mount may show a subtree: a group outside of it is the mount's own root.
   stdfs::path below = group->lexically_relative(mount->root);
   if (below.empty() || *below.begin() == "..") below = ".";
   const stdfs::path top = root / mount->point.relative_path();
@@ -112,8 +109,7 @@ std::optional<double> smallest_quota(const stdfs::path& root, bool version2) {
 }
 
 int cores_in_affinity_mask(int online) {
-  // The kernel's mask may be wider than cpu_set_t on very large machines: grow
-  // until it fits.
+  // The kernel's mask may be wider than cpu_set_t on very large machines: grow until it fits.
   for (int cores = 1024; cores <= (1 << 20); cores *= 2) {
     cpu_set_t* const set = CPU_ALLOC(static_cast<std::size_t>(cores));
     if (set == nullptr) break;

@@ -1,6 +1,5 @@
-// How many processor cores this process may use: not what the machine has, but
-// what is left after the affinity mask (taskset, Slurm, a batch system) and the
-// container's quota (cgroup version 1 or 2, also those of parents).
+// How many processor cores this process may use: not what the machine has, but what is left after the affinity mask
+// (taskset, Slurm, a batch system) and the container's quota (cgroup version 1 or 2, also those of parents).
 //
 //   const int threads = std::max(1, usable_cores() / local_ranks);
 #pragma once
@@ -17,8 +16,7 @@ struct CpuLimits {
   int usable = 1;               // min(affinity, quota rounded up), at least 1
 };
 
-/// `root` replaces "/" in /proc/self/{cgroup,mountinfo} and in the mount
-/// points, for tests.
+/// `root` replaces "/" in /proc/self/{cgroup,mountinfo} and in the mount points, for tests.
 CpuLimits cpu_limits(const std::filesystem::path& root = "/");
 
 int usable_cores();

@@ -43,9 +43,7 @@ TEST_F(CpuLimitsTest, NoCgroupNoQuota) { EXPECT_EQ(quota(), std::nullopt); }
 
 TEST_F(CpuLimitsTest, Version2TakesTheSmallestOfTheGroupAndItsParents) {
   put("proc/self/cgroup", "0::/jobs/job1/step\n");
-  put("proc/self/mountinfo",
-      "29 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - "
-      "cgroup2 cgroup2 rw,nsdelegate\n");
+  put("proc/self/mountinfo", "29 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n");
   put("sys/fs/cgroup/jobs/job1/step/cpu.max", "max 100000\n");
   EXPECT_EQ(quota(), std::nullopt);
   put("sys/fs/cgroup/jobs/job1/cpu.max", "150000 100000\n");
@@ -64,9 +62,7 @@ TEST_F(CpuLimitsTest, ContainerThatSeesOnlyItsOwnGroup) {
 
 TEST_F(CpuLimitsTest, Version1) {
   put("proc/self/cgroup", "5:memory:/docker/abc\n4:cpu,cpuacct:/docker/abc\n0::/\n");
-  put("proc/self/mountinfo",
-      "33 32 0:29 /docker/abc /sys/fs/cgroup/cpu,cpuacct ro - cgroup cgroup "
-      "rw,cpu,cpuacct\n");
+  put("proc/self/mountinfo", "33 32 0:29 /docker/abc /sys/fs/cgroup/cpu,cpuacct ro - cgroup cgroup rw,cpu,cpuacct\n");
   put("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "-1\n");
   put("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us", "100000\n");
   EXPECT_EQ(quota(), std::nullopt);

@@ -1,12 +1,10 @@
 // Errors that a user of Phalanx can cause or meet.
 //
-// A message says what happened, where (file, key, rank, operation), what was
-// expected, what was found, and what to do or the nearest valid choice. The
-// program prints it once and exits with exit_status(): 2 for a wrong command
-// line or configuration, 1 for everything else.
+// A message says what happened, where (file, key, rank, operation), what was expected, what was found, and what to do
+// or the nearest valid choice. The program prints it once and exits with exit_status(): 2 for a wrong command line or
+// configuration, 1 for everything else.
 //
-//   throw ConfigError(fmt::format("[training] local_batch_size is {}: expected
-//   a positive number", n));
+//   throw ConfigError(fmt::format("[training] local_batch_size is {}: expected a positive number", n));
 #pragma once
 
 #include <stdexcept>
@@ -29,8 +27,7 @@ class UsageError : public Error {
   const char* kind() const noexcept override { return "UsageError"; }
 };
 
-/// A configuration that cannot be run: unknown key, value out of range, degrees
-/// that do not divide.
+/// A configuration that cannot be run: unknown key, value out of range, degrees that do not divide.
 class ConfigError : public Error {
  public:
   using Error::Error;
@@ -45,8 +42,7 @@ class CommError : public Error {
   const char* kind() const noexcept override { return "CommError"; }
 };
 
-/// A checkpoint or safetensors file that is missing, malformed, or of another
-/// model.
+/// A checkpoint or safetensors file that is missing, malformed, or of another model.
 class CheckpointError : public Error {
  public:
   using Error::Error;
@@ -60,8 +56,7 @@ class DataError : public Error {
   const char* kind() const noexcept override { return "DataError"; }
 };
 
-/// A file operation that the system refused: disk full, no permission, no such
-/// file. code() is the errno value.
+/// A file operation that the system refused: disk full, no permission, no such file. code() is the errno value.
 class FileError : public Error {
  public:
   FileError(const std::string& message, int code) : Error(message), code_(code) {}

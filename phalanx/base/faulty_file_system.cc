@@ -60,13 +60,11 @@ FaultyFileSystem::Outcome FaultyFileSystem::before(const std::string& operation,
 }
 
 std::unique_ptr<WritableFile> FaultyFileSystem::create(const std::filesystem::path& path) {
-  before("create " + path.filename().string(), /*needs_space=*/true,
-         /*is_write=*/false);
+  before("create " + path.filename().string(), /*needs_space=*/true, /*is_write=*/false);
   return std::make_unique<FaultyFile>(*this, below_.create(path), path.filename().string());
 }
 std::unique_ptr<WritableFile> FaultyFileSystem::append(const std::filesystem::path& path) {
-  before("append " + path.filename().string(), /*needs_space=*/true,
-         /*is_write=*/false);
+  before("append " + path.filename().string(), /*needs_space=*/true, /*is_write=*/false);
   return std::make_unique<FaultyFile>(*this, below_.append(path), path.filename().string());
 }
 void FaultyFileSystem::rename(const std::filesystem::path& from, const std::filesystem::path& to) {
@@ -74,23 +72,19 @@ void FaultyFileSystem::rename(const std::filesystem::path& from, const std::file
   below_.rename(from, to);
 }
 void FaultyFileSystem::make_directory(const std::filesystem::path& path) {
-  before("make_directory " + path.filename().string(), /*needs_space=*/true,
-         /*is_write=*/false);
+  before("make_directory " + path.filename().string(), /*needs_space=*/true, /*is_write=*/false);
   below_.make_directory(path);
 }
 void FaultyFileSystem::remove(const std::filesystem::path& path) {
-  before("remove " + path.filename().string(), /*needs_space=*/false,
-         /*is_write=*/false);
+  before("remove " + path.filename().string(), /*needs_space=*/false, /*is_write=*/false);
   below_.remove(path);
 }
 void FaultyFileSystem::remove_all(const std::filesystem::path& path) {
-  before("remove_all " + path.filename().string(), /*needs_space=*/false,
-         /*is_write=*/false);
+  before("remove_all " + path.filename().string(), /*needs_space=*/false, /*is_write=*/false);
   below_.remove_all(path);
 }
 void FaultyFileSystem::sync_directory(const std::filesystem::path& path) {
-  before("sync_directory " + path.filename().string(), /*needs_space=*/false,
-         /*is_write=*/false);
+  before("sync_directory " + path.filename().string(), /*needs_space=*/false, /*is_write=*/false);
   below_.sync_directory(path);
 }
 

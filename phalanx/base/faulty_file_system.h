@@ -1,12 +1,11 @@
 // A FileSystem that fails on demand, for tests of code that must not lose data.
 //
-// Operations are numbered from 0 in the order they are made: create, append,
-// write, sync, close, rename, make_directory, remove, remove_all,
-// sync_directory. A test runs the code once to count them, then once for each
+// Operations are numbered from 0 in the order they are made: create, append, write, sync, close, rename,
+// make_directory, remove, remove_all, sync_directory. A test runs the code once to count them, then once for each
 // number and looks at what is left on the disk:
 //
-//   FaultyFileSystem fs(posix_file_system(), {.fail_at = n, .kind =
-//   Fault::crash}); EXPECT_THROW(save(state, directory, fs), SimulatedCrash);
+//   FaultyFileSystem fs(posix_file_system(), {.fail_at = n, .kind = Fault::crash});
+//   EXPECT_THROW(save(state, directory, fs), SimulatedCrash);
 #pragma once
 
 #include <cerrno>
@@ -23,10 +22,8 @@ namespace phalanx {
 
 enum class Fault {
   error,  // this operation throws FileError and has no effect; later ones work
-  full,   // as a full disk: from here on every create, append, write and sync
-          // fails with ENOSPC, writes half way
-  crash   // as kill -9: a write stops half way, anything else does not happen,
-          // and so does everything after it
+  full,   // as a full disk: from here on every create, append, write and sync fails with ENOSPC, writes half way
+  crash   // as kill -9: a write stops half way, anything else does not happen, and so does everything after it
 };
 
 struct FaultPlan {
@@ -35,15 +32,13 @@ struct FaultPlan {
   int code = EIO;  // errno of Fault::error
 };
 
-/// What every operation throws from a simulated crash on. Not an Error: nothing
-/// should catch and handle it.
+/// What every operation throws from a simulated crash on. Not an Error: nothing should catch and handle it.
 class SimulatedCrash : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// Thread-safe, as far as the FileSystem below it is. Must outlive the files it
-/// makes.
+/// Thread-safe, as far as the FileSystem below it is. Must outlive the files it makes.
 class FaultyFileSystem final : public FileSystem {
  public:
   explicit FaultyFileSystem(FileSystem& below, FaultPlan plan = {}) : below_(below), plan_(plan) {}

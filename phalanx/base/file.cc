@@ -113,8 +113,7 @@ class PosixFileSystem final : public FileSystem {
     const Descriptor descriptor(
         uninterrupted([&] { return ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
     if (descriptor.get() < 0) file_failure("open directory", directory, errno);
-    // Some network file systems have no such operation and answer EINVAL: there
-    // is nothing more to do on those.
+    // Some network file systems have no such operation and answer EINVAL: there is nothing more to do on those.
     if (uninterrupted([&] { return ::fsync(descriptor.get()); }) != 0 && errno != EINVAL) {
       file_failure("sync directory", directory, errno);
     }
@@ -176,8 +175,7 @@ void replace_file(const stdfs::path& path, std::string_view contents, FileSystem
   } catch (...) {
     try {
       fs.remove(temporary);
-    } catch (const Error&) {  // it may not exist; the first failure is the one
-                              // to report
+    } catch (const Error&) {  // it may not exist; the first failure is the one to report
     }
     throw;
   }

@@ -1,23 +1,18 @@
-// Files: whole reads and writes, atomic replacement, and the few operations
-// that durable saving is made of.
+// Files: whole reads and writes, atomic replacement, and the few operations that durable saving is made of.
 //
-// Everything that must survive a crash or a full disk goes through FileSystem,
-// so that a test can make any single operation fail (see faulty_file_system.h).
-// Each failure is a FileError with the path, the system's reason and its errno.
-// A short write is continued; a write that cannot be completed is an error,
-// never a shorter file in silence.
+// Everything that must survive a crash or a full disk goes through FileSystem, so that a test can make any single
+// operation fail (see faulty_file_system.h). Each failure is a FileError with the path, the system's reason and its
+// errno. A short write is continued; a write that cannot be completed is an error, never a shorter file in silence.
 //
 //   std::string text = read_file("config.toml");
-//   replace_file("tokenizer.json", json);          // readers see the old file
-//   or the new one, also after a crash
+//   replace_file("tokenizer.json", json);          // readers see the old file or the new one, also after a crash
 //
 //   auto file = fs.create(directory / "weights.safetensors");
 //   file->write(header);
 //   file->sync();
 //   file->close();
 //   fs.rename(temporary, final);
-//   fs.sync_directory(final.parent_path());        // the rename itself is
-//   durable only after this
+//   fs.sync_directory(final.parent_path());        // the rename itself is durable only after this
 #pragma once
 
 #include <cstddef>
@@ -46,8 +41,7 @@ class FileSystem {
   virtual ~FileSystem() = default;
   virtual std::unique_ptr<WritableFile> create(const std::filesystem::path& path) = 0;  // empties an existing file
   virtual std::unique_ptr<WritableFile> append(const std::filesystem::path& path) = 0;  // makes a missing file
-  virtual void rename(const std::filesystem::path& from,
-                      const std::filesystem::path& to) = 0;            // replaces a file
+  virtual void rename(const std::filesystem::path& from, const std::filesystem::path& to) = 0;  // replaces a file
   virtual void make_directory(const std::filesystem::path& path) = 0;  // with its parents; an existing one is fine
   virtual void remove(const std::filesystem::path& path) = 0;      // one file or empty directory; missing: FileError
   virtual void remove_all(const std::filesystem::path& path) = 0;  // with contents; a missing path is fine
@@ -57,18 +51,15 @@ class FileSystem {
 /// The real thing. Stateless, so one object serves all threads.
 FileSystem& posix_file_system();
 
-/// The whole file. One of more than `max_bytes` is an error before anything is
-/// read.
+/// The whole file. One of more than `max_bytes` is an error before anything is read.
 std::string read_file(const std::filesystem::path& path,
                       std::uint64_t max_bytes = std::numeric_limits<std::uint64_t>::max());
 
-/// Creates or overwrites in place, without syncing: for files that can be made
-/// again.
+/// Creates or overwrites in place, without syncing: for files that can be made again.
 void write_file(const std::filesystem::path& path, std::string_view contents, FileSystem& fs = posix_file_system());
 
-/// Writes beside the file (`<name>.tmp`), syncs, renames over it, syncs the
-/// directory. A failure removes the temporary file and leaves the old contents
-/// as they were.
+/// Writes beside the file (`<name>.tmp`), syncs, renames over it, syncs the directory. A failure removes the temporary
+/// file and leaves the old contents as they were.
 void replace_file(const std::filesystem::path& path, std::string_view contents, FileSystem& fs = posix_file_system());
 
 }  // namespace phalanx

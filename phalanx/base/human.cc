@@ -21,8 +21,7 @@ std::string three_digits(double value) {
 template <std::size_t N>
 std::string scaled(double value, double step, const std::array<std::string_view, N>& units) {
   std::size_t unit = 0;
-  // What would be rounded up to a whole step is written in the next unit: 1.00
-  // GiB, not 1024 MiB.
+  // What would be rounded up to a whole step is written in the next unit: 1.00 GiB, not 1024 MiB.
   while (unit + 1 < N && std::abs(value) >= step - 0.5) {
     value /= step;
     ++unit;

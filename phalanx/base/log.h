@@ -1,15 +1,12 @@
-// Logging: one line per event on standard error, prefixed with time, level and
-// rank.
+// Logging: one line per event on standard error, prefixed with time, level and rank.
 //
-// Only rank 0 writes info lines by default; warnings and errors are written by
-// every rank. The level comes from PHALANX_LOG_LEVEL (debug, info, warn, error;
-// default info; anything else is a ConfigError at the first line). Messages are
-// formatted by the caller:
+// Only rank 0 writes info lines by default; warnings and errors are written by every rank. The level comes from
+// PHALANX_LOG_LEVEL (debug, info, warn, error; default info; anything else is a ConfigError at the first line).
+// Messages are formatted by the caller:
 //
 //   log::info(fmt::format("device: {}, backend: {}", device, backend));
 //
-// A rank is set per thread, because tests run ranks as threads; threads that
-// set none inherit the process's.
+// A rank is set per thread, because tests run ranks as threads; threads that set none inherit the process's.
 #pragma once
 
 #include <string_view>

@@ -1,9 +1,7 @@
-// A file mapped read-only into memory. Pages are read when touched and shared
-// between processes.
+// A file mapped read-only into memory. Pages are read when touched and shared between processes.
 //
-// The bytes live as long as the object. A file that another process cuts short
-// while mapped raises SIGBUS on access, so map only files that are complete.
-// Safe to read from many threads.
+// The bytes live as long as the object. A file that another process cuts short while mapped raises SIGBUS on access,
+// so map only files that are complete. Safe to read from many threads.
 //
 //   const MappedFile tokens("train.bin");
 //   std::span<const std::byte> bytes = tokens.bytes();
@@ -21,8 +19,7 @@ class MappedFile {
   enum class Access { normal, sequential, random };
 
   MappedFile() = default;
-  /// Throws FileError for a missing file, a directory, a device. An empty file
-  /// gives an empty span.
+  /// Throws FileError for a missing file, a directory, a device. An empty file gives an empty span.
   explicit MappedFile(const std::filesystem::path& path, Access access = Access::normal);
   ~MappedFile();
   MappedFile(MappedFile&& other) noexcept;

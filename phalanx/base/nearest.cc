@@ -18,8 +18,7 @@ std::string lower_case(std::string_view text) {
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   const std::string left = lower_case(a);
   const std::string right = lower_case(b);
-  // Three rows of the table of distances between prefixes: two ago (for swaps),
-  // previous, current.
+  // Three rows of the table of distances between prefixes: two ago (for swaps), previous, current.
   std::vector<std::size_t> before(right.size() + 1);
   std::vector<std::size_t> previous(right.size() + 1);
   std::vector<std::size_t> current(right.size() + 1);

@@ -1,7 +1,6 @@
 // The nearest valid name to a mistyped one, for error messages.
 //
-//   throw ConfigError(fmt::format("unknown key '{}'{}", key, did_you_mean(key,
-//   known)));
+//   throw ConfigError(fmt::format("unknown key '{}'{}", key, did_you_mean(key, known)));
 //   -> unknown key 'learning_rat' (did you mean 'learning_rate'?)
 #pragma once
 
@@ -12,13 +11,11 @@
 
 namespace phalanx {
 
-/// Insertions, deletions, substitutions and swaps of neighbours that turn one
-/// into the other. ASCII case is ignored.
+/// Insertions, deletions, substitutions and swaps of neighbours that turn one into the other. ASCII case is ignored.
 std::size_t edit_distance(std::string_view a, std::string_view b);
 
-/// The candidate with the smallest edit distance (the first of equals), or ""
-/// where none is near enough to be meant: a distance of at most two, or a third
-/// of the longer name. A candidate that `name` is a part of counts as near.
+/// The candidate with the smallest edit distance (the first of equals), or "" where none is near enough to be meant:
+/// a distance of at most two, or a third of the longer name. A candidate that `name` is a part of counts as near.
 std::string nearest(std::string_view name, const std::vector<std::string>& candidates);
 
 /// " (did you mean 'x'?)", or "" where nothing is near.

@@ -1,15 +1,13 @@
 // Philox4x32-10: random numbers as a pure function of (key, counter).
 //
-// Four 32-bit words per counter value, no state to save or share, the same on
-// every machine. (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
-// SC 2011.) PhiloxStream draws numbers one after the other for code that wants
-// a generator, such as sampling; bulk fills of tensors have a vectorised form
-// in tensor/counter_fill.h.
+// Four 32-bit words per counter value, no state to save or share, the same on every machine. (Salmon et al., "Parallel
+// random numbers: as easy as 1, 2, 3", SC 2011.) PhiloxStream draws numbers one after the other for code that wants a
+// generator, such as sampling; bulk fills of tensors have a vectorised form in tensor/counter_fill.h.
 //
-//   std::array<std::uint32_t, 4> words = philox4x32({position, 0, 0, 0}, {seed,
-//   0}); PhiloxStream stream(seed, /*substream=*/step); double u =
-//   stream.uniform();             // [0, 1) std::uint64_t i =
-//   stream.below(count);   // without bias
+//   std::array<std::uint32_t, 4> words = philox4x32({position, 0, 0, 0}, {seed, 0});
+//   PhiloxStream stream(seed, /*substream=*/step);
+//   double u = stream.uniform();             // [0, 1)
+//   std::uint64_t i = stream.below(count);   // without bias
 #pragma once
 
 #include <array>
@@ -37,9 +35,8 @@ constexpr PhiloxCounter philox4x32(PhiloxCounter counter, PhiloxKey key) {
   return counter;
 }
 
-/// A sequence of draws: key = seed, high half of the counter = substream.
-/// Streams of two substreams never overlap. position() and seek() let a resumed
-/// run continue in the middle.
+/// A sequence of draws: key = seed, high half of the counter = substream. Streams of two substreams never overlap.
+/// position() and seek() let a resumed run continue in the middle.
 class PhiloxStream {
  public:
   explicit constexpr PhiloxStream(std::uint64_t seed, std::uint64_t substream = 0)
@@ -61,8 +58,7 @@ class PhiloxStream {
   /// A multiple of 2^-53 in [0, 1).
   constexpr double uniform() { return static_cast<double>(next_u64() >> 11) * 0x1p-53; }
 
-  /// Uniform over 0 ... bound - 1; bound > 0. Draws again in the rare case that
-  /// would favour small values.
+  /// Uniform over 0 ... bound - 1; bound > 0. Draws again in the rare case that would favour small values.
   constexpr std::uint64_t below(std::uint64_t bound) {
     const std::uint64_t rejected_below = (0 - bound) % bound;  // 2^64 mod bound
     std::uint64_t value = next_u64();

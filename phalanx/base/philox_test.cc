@@ -7,8 +7,7 @@
 namespace phalanx {
 namespace {
 
-// Known-answer vectors of the Random123 distribution (kat_vectors, philox4x32
-// 10).
+// Known-answer vectors of the Random123 distribution (kat_vectors, philox4x32 10).
 TEST(Philox, KnownAnswers) {
   EXPECT_EQ(philox4x32({0, 0, 0, 0}, {0, 0}), (PhiloxCounter{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
   constexpr std::uint32_t kOnes = 0xffffffff;

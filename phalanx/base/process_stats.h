@@ -1,11 +1,8 @@
-// Memory and processor time of this process, as the kernel accounts them. Linux
-// only.
+// Memory and processor time of this process, as the kernel accounts them. Linux only.
 //
-// Resident memory (RSS) counts pages shared with other ranks in full; PSS
-// divides them by the number of processes that share them, so the PSS of all
-// ranks add up to what the machine really uses. Reading PSS walks the page
-// tables and takes milliseconds: ask for it once a log line, not once an
-// operation.
+// Resident memory (RSS) counts pages shared with other ranks in full; PSS divides them by the number of processes that
+// share them, so the PSS of all ranks add up to what the machine really uses. Reading PSS walks the page tables and
+// takes milliseconds: ask for it once a log line, not once an operation.
 #pragma once
 
 #include <cstdint>

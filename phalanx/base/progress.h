@@ -1,20 +1,16 @@
-// Progress of a long job: a bar with rate and time left on a terminal, plain
-// lines elsewhere.
+// Progress of a long job: a bar with rate and time left on a terminal, plain lines elsewhere.
 //
 //   ProgressBar bar("tokenizing", total_bytes, {.unit = ProgressUnit::bytes});
 //   while (...) bar.advance(block.size());
 //   bar.finish();
 //
-//   terminal:   tokenizing  43% [############                ] 12.3 MiB of 28.6
-//   MiB  11.8 MB/s  ETA 1.38 s elsewhere:  tokenizing: 40% (11.4 MiB of 28.6
-//   MiB), 11.8 MB/s, ETA 1.45 s
+//   terminal:   tokenizing  43% [############                ] 12.3 MiB of 28.6 MiB  11.8 MB/s  ETA 1.38 s
+//   elsewhere:  tokenizing: 40% (11.4 MiB of 28.6 MiB), 11.8 MB/s, ETA 1.45 s
 //
-// On a terminal the bar is drawn at most ten times a second. Elsewhere a line
-// appears at every tenth of the work, but no more often than every two seconds,
-// and at least every thirty. advance() costs one atomic addition and a look at
-// the clock, and may be called from several threads. A line written through
-// print_line() does not tear the bar; the lines of base/log.h clear the bar
-// first and the next update draws it again.
+// On a terminal the bar is drawn at most ten times a second. Elsewhere a line appears at every tenth of the work, but
+// no more often than every two seconds, and at least every thirty. advance() costs one atomic addition and a look at
+// the clock, and may be called from several threads. A line written through print_line() does not tear the bar; the
+// lines of base/log.h clear the bar first and the next update draws it again.
 #pragma once
 
 #include <atomic>
@@ -43,8 +39,7 @@ class ProgressBar {
  public:
   /// total 0: unknown; then there is neither a percentage nor an ETA.
   ProgressBar(std::string title, std::uint64_t total, ProgressOptions options = {});
-  ~ProgressBar();  // leaves the terminal on a fresh line; does not claim that
-                   // the work is done
+  ~ProgressBar();  // leaves the terminal on a fresh line; does not claim that the work is done
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
 

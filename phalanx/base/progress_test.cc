@@ -36,8 +36,7 @@ class Progress : public ::testing::Test {
 TEST_F(Progress, LinesAppearAtTenthsAndNotTooOften) {
   ProgressBar bar("work", 640, options(ProgressStyle::lines));
   for (int i = 0; i < 640; ++i) {
-    now_ += 1.0 / 64;  // ten seconds in all: a tenth each second, so every
-                       // second tenth gets a line
+    now_ += 1.0 / 64;  // ten seconds in all: a tenth each second, so every second tenth gets a line
     bar.advance();
   }
   bar.finish();

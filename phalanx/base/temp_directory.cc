@@ -17,17 +17,15 @@ TempDirectory::TempDirectory(const std::string& purpose) {
   std::string name = fmt::format("{}/phalanx-{}-XXXXXX", parent, purpose);
   if (mkdtemp(name.data()) == nullptr) {
     const int code = errno;
-    throw FileError(fmt::format("cannot make a temporary directory in {}: {} "
-                                "(TMPDIR chooses another place)",
-                                parent, std::strerror(code)),
+    throw FileError(fmt::format("cannot make a temporary directory in {}: {} (TMPDIR chooses another place)", parent,
+                                std::strerror(code)),
                     code);
   }
   path_ = name;
 }
 
 TempDirectory::~TempDirectory() {
-  std::error_code ignored;  // a destructor has nobody to tell; what remains is
-                            // in the system's temporary folder
+  std::error_code ignored;  // a destructor has nobody to tell; what remains is in the system's temporary folder
   std::filesystem::remove_all(path_, ignored);
 }
 

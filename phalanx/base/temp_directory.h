@@ -1,5 +1,4 @@
-// A fresh private directory (mode 0700) under $TMPDIR or /tmp that goes, with
-// all it holds, when the object does.
+// A fresh private directory (mode 0700) under $TMPDIR or /tmp that goes, with all it holds, when the object does.
 //
 //   TempDirectory scratch("tokenize");
 //   write_file(scratch.path() / "part.bin", bytes);

@@ -10,7 +10,7 @@
 //   write_file("trace-rank0.json", trace.to_json());
 //
 // A null recorder makes a span free, so code is written once for traced and
-// untraced runs. Recording is thread-safe and costs about a tenth of a
+// untraced runs. Recording is thread-safe and costs less than a
 // microsecond; beyond `max_events` spans are counted but not kept. The rank is
 // the process id of the trace and times start from the wall clock, so the files
 // of ranks of one machine can be joined by concatenating their traceEvents.
