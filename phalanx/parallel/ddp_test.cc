@@ -101,6 +101,7 @@ TEST(Ddp, GradientsRemainViewsOfTheBuckets) {
         const auto expected = reference.named_parameters();
         for (const auto& [name, tensor] : ddp.parameters()) {
           EXPECT_TRUE(at::equal(tensor.grad(), expected[name].grad())) << name << " in step " << step;
+          tensor.mutable_grad().detach_();  // as torch::optim's zero_grad() does
           if (zeroing == Zeroing::undefined) tensor.mutable_grad().reset();
           if (zeroing == Zeroing::in_place) tensor.mutable_grad().zero_();
           if (zeroing == Zeroing::own_tensor) tensor.mutable_grad() = at::zeros_like(tensor);

@@ -115,6 +115,9 @@ void GradientReducer::lay_out(BucketPlan plan) {
       const bool dense = parameter.is_non_overlapping_and_dense();
       at::Tensor view = dense ? buckets[b].flat.as_strided(parameter.sizes(), parameter.strides(), offset)
                               : buckets[b].flat.narrow(0, offset, parameter.numel()).view(parameter.sizes());
+      // The same memory, but no view in autograd's eyes: torch::optim's zero_grad() detaches in place, which views
+      // refuse.
+      view = view.variable_data();
       at::Tensor& grad = parameter.mutable_grad();
       if (grad.defined() && grad.is_same(slots_[i].view)) {
         view.copy_(grad);
