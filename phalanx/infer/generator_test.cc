@@ -1,0 +1,179 @@
+#include "phalanx/infer/generator.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/tensor.h>
+#include <c10/core/GradMode.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <set>
+
+#include "phalanx/base/error.h"
+#include "phalanx/models/llama.h"
+#include "phalanx/nn/init.h"
+
+namespace phalanx::infer {
+namespace {
+
+using testing::HasSubstr;
+
+std::shared_ptr<models::Llama> small_model() {
+  auto model = std::make_shared<models::Llama>(models::LlamaConfig{
+      .dim = 32, .n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .ffn_hidden = 48, .vocab_size = 61, .max_seq_len = 40});
+  nn::initialise(*model, 3);
+  // Larger weights, so that the likeliest tokens differ from place to place and stand clear of each other.
+  const at::NoGradGuard no_grad;
+  for (auto& [name, parameter] : nn::named_parameters(*model))
+    if (parameter.dim() == 2) parameter.mul_(30);
+  return model;
+}
+
+std::vector<std::int64_t> prompt_of(std::size_t length, std::int64_t first) {
+  std::vector<std::int64_t> prompt;
+  for (std::size_t i = 0; i < length; ++i) prompt.push_back((first + 17 * static_cast<std::int64_t>(i)) % 61);
+  return prompt;
+}
+
+/// The likeliest continuation by running the whole sequence through the model for each token.
+std::vector<std::int64_t> greedy_without_cache(models::Llama& model, std::vector<std::int64_t> tokens, int count) {
+  const at::NoGradGuard no_grad;
+  std::vector<std::int64_t> result;
+  for (int i = 0; i < count; ++i) {
+    const auto logits = model.forward(at::tensor(tokens, at::TensorOptions(at::kLong)).unsqueeze(0));
+    result.push_back(logits.select(0, 0).select(0, -1).argmax().item<std::int64_t>());
+    tokens.push_back(result.back());
+  }
+  return result;
+}
+
+Request greedy_request(std::vector<std::int64_t> prompt, std::int64_t count) {
+  return {.prompt = std::move(prompt), .max_new_tokens = count, .sampling = {.temperature = 0}};
+}
+
+template <class Body>
+std::string generation_error(const Body& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Generator, GreedyEqualsTheWholeModelAtEveryToken) {
+  const auto model = small_model();
+  Generator generator(*model);
+  const auto result = generator.generate({greedy_request(prompt_of(5, 2), 20)});
+  const auto expected = greedy_without_cache(*model, prompt_of(5, 2), 20);
+  EXPECT_EQ(result[0].tokens, expected);
+  EXPECT_GT(std::set<std::int64_t>(expected.begin(), expected.end()).size(), 5u)
+      << "the model repeats itself: a weak test";
+  EXPECT_EQ(result[0].reason, FinishReason::max_new_tokens);
+}
+
+TEST(Generator, PromptsOfUnequalLengthsAndManyBatches) {
+  const auto model = small_model();
+  for (const GeneratorOptions options :
+       {GeneratorOptions{.max_batch = 8}, {.max_batch = 3}, {.max_batch = 8, .prefill_chunk = 4}}) {
+    Generator generator(*model, options);
+    std::vector<Request> requests;
+    for (std::int64_t i = 0; i < 7; ++i)
+      requests.push_back(greedy_request(prompt_of(1 + 3 * i % 13, i), 4 + 5 * i % 9));
+    const auto results = generator.generate(requests);
+    for (std::size_t i = 0; i < requests.size(); ++i)
+      EXPECT_EQ(results[i].tokens,
+                greedy_without_cache(*model, requests[i].prompt, static_cast<int>(requests[i].max_new_tokens)))
+          << "request " << i << ", batches of " << options.max_batch << ", chunks of " << options.prefill_chunk;
+  }
+}
+
+TEST(Generator, SampledTokensDoNotDependOnTheBatch) {
+  const auto model = small_model();
+  std::vector<Request> requests;
+  for (std::uint64_t i = 0; i < 5; ++i)
+    requests.push_back(
+        {.prompt = prompt_of(2 + i, 1), .max_new_tokens = 12, .sampling = {.top_p = 0.9, .seed = 100 + i}});
+  Generator generator(*model);
+  const auto together = generator.generate(requests);
+  for (std::size_t i = 0; i < requests.size(); ++i)
+    EXPECT_EQ(generator.generate({requests[i]})[0].tokens, together[i].tokens);
+  auto other_seed = requests[0];
+  other_seed.sampling.seed = 7;
+  EXPECT_NE(generator.generate({other_seed})[0].tokens, together[0].tokens);
+}
+
+TEST(Generator, StreamsEveryTokenInOrder) {
+  const auto model = small_model();
+  Generator generator(*model, {.max_batch = 2});
+  std::vector<std::vector<std::int64_t>> streamed(3);
+  const auto results = generator.generate(
+      {greedy_request(prompt_of(3, 1), 5), greedy_request(prompt_of(6, 2), 9), greedy_request(prompt_of(2, 3), 4)},
+      [&](std::size_t request, std::int64_t token) { streamed[request].push_back(token); });
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(streamed[i], results[i].tokens);
+  EXPECT_EQ(generator.stats().prompt_tokens, 11);
+  EXPECT_EQ(generator.stats().decoded_tokens, 5 + 9 + 4 - 3);
+}
+
+TEST(Generator, StopTokensEndARequestAndAreLeftOut) {
+  const auto model = small_model();
+  const auto expected = greedy_without_cache(*model, prompt_of(5, 2), 10);
+  Generator generator(*model);
+  auto request = greedy_request(prompt_of(5, 2), 10);
+  request.stop_tokens = {expected[4], 1000};
+  const auto result = generator.generate({request, greedy_request(prompt_of(5, 2), 10)});
+  const auto stop = std::find(expected.begin(), expected.end(), expected[4]);  // it may come earlier
+  EXPECT_EQ(result[0].tokens, std::vector<std::int64_t>(expected.begin(), stop));
+  EXPECT_EQ(result[0].reason, FinishReason::stop_token);
+  EXPECT_EQ(result[1].tokens, expected);
+}
+
+TEST(Generator, EndsWhereTheModelsLengthEnds) {
+  const auto model = small_model();
+  Generator generator(*model);
+  const auto results =
+      generator.generate({greedy_request(prompt_of(30, 1), 100), greedy_request(prompt_of(39, 1), 100)});
+  EXPECT_EQ(results[0].tokens, greedy_without_cache(*model, prompt_of(30, 1), 10));
+  EXPECT_EQ(results[0].reason, FinishReason::max_seq_len);
+  EXPECT_EQ(results[1].tokens.size(), 1u);
+}
+
+TEST(Generator, RequestsThatCannotRunAreNamedBeforeAnythingRuns) {
+  const auto model = small_model();
+  Generator generator(*model);
+  const auto error = [&](Request request) {
+    bool ran = false;
+    const auto message = generation_error([&] {
+      generator.generate({greedy_request({1}, 1), std::move(request)}, [&](std::size_t, std::int64_t) { ran = true; });
+    });
+    EXPECT_FALSE(ran);
+    return message;
+  };
+  EXPECT_THAT(error(greedy_request({}, 1)), HasSubstr("prompt 2: it has no tokens"));
+  EXPECT_THAT(error(greedy_request(prompt_of(40, 0), 1)),
+              HasSubstr("prompt 2: it has 40 tokens; the model's max_seq_len of 40 leaves room for at most 39"));
+  EXPECT_THAT(error(greedy_request({3, 61}, 1)), HasSubstr("token 61 is not in the model's vocabulary of 61"));
+  EXPECT_THAT(error(greedy_request({-1}, 1)), HasSubstr("token -1"));
+  EXPECT_THAT(error(greedy_request({3}, 0)), HasSubstr("max_new_tokens is 0"));
+  EXPECT_THAT(error({.prompt = {1}, .sampling = {.top_p = 2}}), HasSubstr("top_p is 2"));
+  EXPECT_THROW(Generator(*model, {.max_batch = 0}), ConfigError);
+}
+
+TEST(Generator, AnErrorInTheCallbackLeavesTheGeneratorUsable) {
+  const auto model = small_model();
+  Generator generator(*model);
+  EXPECT_THROW(
+      generator.generate({greedy_request({1, 2}, 5)}, [](std::size_t, std::int64_t) { throw Error("enough"); }), Error);
+  EXPECT_EQ(generator.generate({greedy_request({1, 2}, 5)})[0].tokens, greedy_without_cache(*model, {1, 2}, 5));
+}
+
+TEST(Generator, TheModelCanBeTrainedAfterwards) {
+  const auto model = small_model();
+  Generator(*model).generate({greedy_request(prompt_of(39, 1), 1)});
+  const auto tokens = at::tensor(prompt_of(8, 1), at::TensorOptions(at::kLong)).unsqueeze(0);
+  model->loss(tokens, tokens).backward();
+  EXPECT_TRUE(model->tok_embeddings->weight.grad().defined());
+}
+
+}  // namespace
+}  // namespace phalanx::infer

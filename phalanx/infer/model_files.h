@@ -1,0 +1,48 @@
+// Finds and loads what generation needs: the model's shape, its weights, its tokenizer.
+//
+// `path` is one of
+// - a run's checkpoint folder (the newest complete step is taken) or one of its step-N directories: the shape is in the
+//   manifest, the tokenizer beside the checkpoint, in the run's folder, or where the run was told to find it;
+// - a Hugging Face directory of a Llama: config.json, safetensors, tokenizer.json.
+//
+//   auto files = infer::find_model("outputs/checkpoint");
+//   auto model = infer::load_model(files, at::kCPU);
+//   if (files.tokenizer) auto tokenizer = data::BpeTokenizer::load(*files.tokenizer);
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "phalanx/models/llama_config.h"
+
+namespace phalanx::models {
+class Llama;
+}
+
+namespace phalanx::infer {
+
+struct ModelFiles {
+  std::filesystem::path weights;  // step directory, or Hugging Face directory
+  bool hugging_face = false;
+  models::LlamaConfig config;
+  std::optional<std::string> tokenizer;       // a tokenizer.json that exists
+  std::vector<std::string> tokenizer_places;  // where one was looked for, for messages
+};
+
+/// CheckpointError says what is missing or malformed.
+ModelFiles find_model(const std::filesystem::path& path);
+
+std::shared_ptr<models::Llama> load_model(const ModelFiles& files, c10::Device device,
+                                          c10::ScalarType dtype = c10::ScalarType::Float);
+
+/// Hugging Face's config.json of a LlamaForCausalLM; CheckpointError names the key that is missing or not supported.
+/// `file` stands for it in messages.
+models::LlamaConfig llama_config_from_hf(const std::string& json, const std::string& file);
+
+}  // namespace phalanx::infer

@@ -1,0 +1,173 @@
+#include "phalanx/infer/model_files.h"
+
+#include <ATen/core/Tensor.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "phalanx/base/error.h"
+#include "phalanx/base/file.h"
+#include "phalanx/base/temp_directory.h"
+#include "phalanx/checkpoint/checkpoint_manager.h"
+#include "phalanx/checkpoint/weights.h"
+#include "phalanx/models/llama.h"
+#include "phalanx/nn/init.h"
+
+namespace phalanx::infer {
+namespace {
+
+using testing::HasSubstr;
+
+const models::LlamaConfig kTiny{
+    .dim = 16, .n_layers = 1, .n_heads = 2, .n_kv_heads = 1, .ffn_hidden = 24, .vocab_size = 31, .max_seq_len = 12};
+
+nlohmann::json tiny_metadata() {
+  return {{"model",
+           {{"dim", 16},
+            {"n_layers", 1},
+            {"n_heads", 2},
+            {"n_kv_heads", 1},
+            {"ffn_hidden", 24},
+            {"vocab_size", 31},
+            {"max_seq_len", 12},
+            {"rope_theta", 10000.0},
+            {"norm_eps", 1e-5},
+            {"tie_embeddings", false}}}};
+}
+
+std::shared_ptr<models::Llama> tiny_model() {
+  auto model = std::make_shared<models::Llama>(kTiny);
+  nn::initialise(*model, 5);
+  return model;
+}
+
+void save_run(const std::filesystem::path& folder, const nlohmann::json& metadata) {
+  const auto model = tiny_model();
+  TrainState state;
+  state.tensors = with_prefix("model.", nn::named_parameters(*model));
+  CheckpointManager(folder).save(state, 3, metadata.dump());
+}
+
+bool same_weights(const models::Llama& a, const models::Llama& b) {
+  const auto x = nn::named_parameters(a), y = nn::named_parameters(b);
+  return std::ranges::equal(x, y,
+                            [](const auto& p, const auto& q) { return p.name == q.name && p.tensor.equal(q.tensor); });
+}
+
+std::string error_of(const std::filesystem::path& path) {
+  try {
+    find_model(path);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(ModelFiles, ARunsFolderGivesShapeWeightsAndTokenizer) {
+  const TempDirectory scratch("model");
+  save_run(scratch.path() / "run" / "checkpoint", tiny_metadata());
+  for (const auto& path : {scratch.path() / "run" / "checkpoint", scratch.path() / "run" / "checkpoint" / "step-3"}) {
+    const auto files = find_model(path);
+    EXPECT_EQ(files.weights, scratch.path() / "run" / "checkpoint" / "step-3");
+    EXPECT_EQ(files.config, kTiny);
+    EXPECT_FALSE(files.tokenizer);
+    EXPECT_TRUE(same_weights(*load_model(files, at::kCPU), *tiny_model()));
+  }
+  write_file(scratch.path() / "run" / "tokenizer.json", "{}");
+  EXPECT_EQ(find_model(scratch.path() / "run" / "checkpoint").tokenizer,
+            (scratch.path() / "run" / "tokenizer.json").string());
+}
+
+TEST(ModelFiles, TheTokenizerMayBeWhereTheRunWasTold) {
+  const TempDirectory scratch("model");
+  auto metadata = tiny_metadata();
+  metadata["hf_assets_path"] = (scratch.path() / "assets").string();
+  save_run(scratch.path() / "checkpoint", metadata);
+  const auto files = find_model(scratch.path() / "checkpoint");
+  EXPECT_FALSE(files.tokenizer);
+  EXPECT_THAT(files.tokenizer_places, testing::Contains((scratch.path() / "assets" / "tokenizer.json").string()));
+  std::filesystem::create_directory(scratch.path() / "assets");
+  write_file(scratch.path() / "assets" / "tokenizer.json", "{}");
+  EXPECT_EQ(find_model(scratch.path() / "checkpoint").tokenizer,
+            (scratch.path() / "assets" / "tokenizer.json").string());
+}
+
+TEST(ModelFiles, WhatIsMissingIsSaid) {
+  const TempDirectory scratch("model");
+  EXPECT_THAT(error_of(scratch.path() / "absent"), HasSubstr("absent is not a directory"));
+  EXPECT_THAT(error_of(scratch.path()), HasSubstr("holds no complete checkpoint"));
+  save_run(scratch.path() / "bare", nlohmann::json::object());
+  EXPECT_THAT(error_of(scratch.path() / "bare"), HasSubstr("does not say the model's shape"));
+  auto metadata = tiny_metadata();
+  metadata["model"].erase("n_heads");
+  save_run(scratch.path() / "partial", metadata);
+  EXPECT_THAT(error_of(scratch.path() / "partial"), HasSubstr("has no \"n_heads\""));
+  metadata["model"]["n_heads"] = "two";
+  save_run(scratch.path() / "mistyped", metadata);
+  EXPECT_THAT(error_of(scratch.path() / "mistyped"), HasSubstr("\"n_heads\" is \"two\""));
+}
+
+TEST(ModelFiles, AShapeThatIsNotTheWeightsIsAnError) {
+  const TempDirectory scratch("model");
+  auto metadata = tiny_metadata();
+  metadata["model"]["ffn_hidden"] = 32;
+  save_run(scratch.path(), metadata);
+  EXPECT_THROW(load_model(find_model(scratch.path()), at::kCPU), CheckpointError);
+  metadata["model"]["ffn_hidden"] = 24;
+  metadata["model"]["n_heads"] = 3;  // does not divide
+  save_run(scratch.path(), metadata);
+  EXPECT_THROW(load_model(find_model(scratch.path()), at::kCPU), CheckpointError);
+}
+
+nlohmann::json tiny_hf_config() {
+  return {{"model_type", "llama"},
+          {"hidden_size", 16},
+          {"num_hidden_layers", 1},
+          {"num_attention_heads", 2},
+          {"num_key_value_heads", 1},
+          {"intermediate_size", 24},
+          {"vocab_size", 31},
+          {"max_position_embeddings", 12},
+          {"rms_norm_eps", 1e-5},
+          {"rope_theta", 10000.0},
+          {"tie_word_embeddings", false},
+          {"rope_scaling", nullptr}};
+}
+
+TEST(ModelFiles, AHuggingFaceDirectoryIsAModelToo) {
+  const TempDirectory scratch("model");
+  write_file(scratch.path() / "config.json", tiny_hf_config().dump());
+  const auto model = tiny_model();
+  export_weights(scratch.path() / "model.safetensors", nn::named_parameters(*model),
+                 {.name_in_file = models::llama_hf_name}, posix_file_system());
+  const auto files = find_model(scratch.path());
+  EXPECT_TRUE(files.hugging_face);
+  EXPECT_EQ(files.config, kTiny);
+  EXPECT_TRUE(same_weights(*load_model(files, at::kCPU), *model));
+}
+
+TEST(ModelFiles, HuggingFaceModelsThatDifferAreRefused) {
+  const auto error = [](const char* key, const nlohmann::json& value) -> std::string {
+    auto config = tiny_hf_config();
+    config[key] = value;
+    try {
+      llama_config_from_hf(config.dump(), "config.json");
+    } catch (const CheckpointError& failure) {
+      return failure.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(error("torch_dtype", "bfloat16"), "");
+  EXPECT_THAT(error("model_type", "mistral"), HasSubstr("config.json: model_type \"mistral\" is not supported"));
+  EXPECT_THAT(error("hidden_act", "gelu"), HasSubstr("hidden_act"));
+  EXPECT_THAT(error("attention_bias", true), HasSubstr("attention_bias"));
+  EXPECT_THAT(error("head_dim", 64), HasSubstr("head_dim"));
+  EXPECT_THAT(error("rope_scaling", {{"rope_type", "llama3"}}), HasSubstr("rope_scaling of type \"llama3\""));
+  EXPECT_THAT(error("vocab_size", "many"), HasSubstr("\"vocab_size\" is \"many\""));
+  EXPECT_EQ(error("rope_parameters", {{"rope_type", "default"}, {"rope_theta", 5e5}}), "");
+  EXPECT_THROW(llama_config_from_hf("[", "config.json"), CheckpointError);
+}
+
+}  // namespace
+}  // namespace phalanx::infer

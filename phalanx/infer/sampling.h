@@ -1,0 +1,60 @@
+// Choosing the next token from a row of logits. Knows no tensor.
+//
+// The order is that of most libraries: divide by the temperature, keep the top_k largest, keep the smallest set of
+// those whose probabilities sum to top_p, draw from what is left. Equal logits rank by id, the lower first.
+//
+// The draw is a pure function of (logits, seed, position): a request gives the same tokens in any batch and at any
+// time, up to the rounding of the logits themselves.
+//
+//   Sampler sampler({.temperature = 0.8, .top_p = 0.95, .seed = 7}, vocab_size);
+//   std::int64_t token = sampler.sample(logits, /*position=*/generated.size());
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace phalanx::infer {
+
+struct SamplingOptions {
+  double temperature = 1.0;  // 0: always the likeliest token (greedy)
+  std::int64_t top_k = 0;    // 0: all
+  double top_p = 1.0;        // 1: all
+  std::uint64_t seed = 0;
+
+  bool greedy() const { return temperature == 0.0 || top_k == 1; }
+  /// Throws ConfigError naming the option that is out of range.
+  void validate() const;
+};
+
+class Sampler {
+ public:
+  Sampler(const SamplingOptions& options, std::int64_t vocab_size);
+
+  /// `logits` has vocab_size entries; -inf excludes a token, NaN and +inf are an Error.
+  std::int64_t sample(std::span<const float> logits, std::uint64_t position);
+
+  /// The tokens that could be drawn, likeliest first, with their probabilities: what sample() draws from.
+  std::vector<std::pair<std::int64_t, double>> distribution(std::span<const float> logits);
+
+ private:
+  struct Candidate {
+    float logit;
+    std::int32_t id;
+    bool operator<(const Candidate& other) const {  // likeliest first
+      return logit != other.logit ? logit > other.logit : id < other.id;
+    }
+  };
+  double uniform(std::uint64_t position) const;
+  std::int64_t draw_from_all(std::span<const float> logits, float largest, double uniform);
+  /// Fills candidates_ with what top_k and top_p leave, in order, and weights_ with their unnormalised probabilities.
+  void choose_candidates(std::span<const float> logits, float largest);
+
+  SamplingOptions options_;
+  std::vector<Candidate> candidates_;  // kept between calls: no allocation per token
+  std::vector<double> weights_;
+};
+
+}  // namespace phalanx::infer
