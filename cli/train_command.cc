@@ -41,7 +41,10 @@ int train_command(const Arguments& arguments) {
   if (launched && parsed.ranks) {
     throw UsageError("-n starts ranks, but this process is itself a rank of a launcher (RANK is set): leave -n out");
   }
-  if (!launched) train::read_config(parsed.config, parsed.overrides);
+  if (!launched) {
+    const train::TrainConfig config = train::read_config(parsed.config, parsed.overrides);
+    if (!parsed.print_config) train::plan_batches(config, parsed.ranks.value_or(1));
+  }
 
   Arguments rest = parsed.overrides;
   rest.insert(rest.begin(), parsed.config);

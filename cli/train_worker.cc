@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <chrono>
+#include <nlohmann/json.hpp>
 
+#include "cli/training_sample.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/log.h"
-#include "phalanx/comm/local.h"
+#include "phalanx/launch/process_context.h"
 #include "phalanx/launch/worker_report.h"
 #include "phalanx/train/config.h"
 #include "phalanx/train/model_config.h"
@@ -22,6 +24,10 @@ constexpr std::chrono::seconds kGracefulStop{120};
 
 void conclude(const train::TrainConfig& config, train::Trainer& trainer, const train::TrainResult& result) {
   if (!trainer.files()) return;
+  if (!config.metrics.sample_prompt.empty()) {
+    trainer.files()->describe(
+        {{"sample", {{"prompt", config.metrics.sample_prompt}, {"text", training_sample(config, trainer.model())}}}});
+  }
   if (result.validation_loss && result.unigram_entropy) {
     log::info(fmt::format("validation loss {:.4f}, {:.3f} x the unigram entropy {:.4f}", *result.validation_loss,
                           *result.validation_loss / *result.unigram_entropy, *result.unigram_entropy));
@@ -45,13 +51,23 @@ int train_worker(const Arguments& arguments) {
     return 0;
   }
 
-  const train::StopSignal stop;
+  // Kept until the process ends: a rank that fails at the same time as another must still end with its own status, not
+  // by the signal with which the launcher then ends it.
+  static const train::StopSignal stop;
   announce_graceful_stop(kGracefulStop);
-  run_local_ranks(1, [&](const std::shared_ptr<Communicator>& world) {
-    train::Trainer trainer(config, {.world = world, .stop_requested = [&stop] { return stop.requested(); }});
-    const train::TrainResult result = trainer.run();
-    conclude(config, trainer, result);
-  });
+  const ProcessContext process =
+      init_from_environment({.backend = config.comm.backend,
+                             .communicator = {.first_timeout = std::chrono::seconds(config.comm.init_timeout_seconds),
+                                              .timeout = std::chrono::seconds(config.comm.train_timeout_seconds)}});
+  try {
+    train::Trainer trainer(config, {.world = process.world, .device = process.device, .stop_requested = [&stop] {
+                                      return stop.requested();
+                                    }});
+    conclude(config, trainer, trainer.run());
+  } catch (const std::exception& error) {
+    process.world->abort(error.what());  // the other ranks need not wait for this one
+    throw;
+  }
   return 0;
 }
 

@@ -2,10 +2,10 @@
 # The main job, end to end, on this repository's own text: tokenise, train a Llama of about 5 M parameters on two local
 # ranks, stop it, resume it, validate, generate. Takes two to four minutes on two cores. `make demo` builds and runs it.
 #
-#   scripts/demo.sh [folder of the phalanx program]      default: build/release/bin
+#   BUILD=build/release scripts/demo.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
-phalanx=${1:-build/release/bin}/phalanx
+phalanx=${BUILD:-build/release}/bin/phalanx
 out=outputs/demo
 stop_after=80  # steps
 

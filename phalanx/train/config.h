@@ -97,7 +97,6 @@ struct TrainConfig {
     std::int64_t init_timeout_seconds = 300;
     std::int64_t train_timeout_seconds = 100;
     std::string backend = "auto";
-    std::string save_traces_folder = "comm_traces";
   } comm;
 
   struct Validation {

@@ -413,7 +413,7 @@ std::vector<std::pair<std::string, std::string>> Trainer::description() const {
                                       : "float32");
   lines.emplace_back("data", batches_->tokens().description());
   lines.emplace_back("batch",
-                     fmt::format("{} sequences x {} tokens x {} ranks x {} accumulated = {} tokens a step",
+                     fmt::format("{} sequences x {} tokens x {} rank(s) x {} accumulated = {} tokens a step",
                                  plan_.local_batch_size, training.seq_len, plan_.world_size, plan_.accumulation_steps,
                                  with_commas(plan_.global_batch_size * training.seq_len)));
   const double epochs =

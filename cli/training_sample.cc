@@ -1,0 +1,32 @@
+#include "cli/training_sample.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <span>
+
+#include "phalanx/base/error.h"
+#include "phalanx/data/bpe_tokenizer.h"
+#include "phalanx/infer/generator.h"
+
+namespace phalanx::cli {
+
+std::string training_sample(const train::TrainConfig& config, models::Llama& model) {
+  const std::filesystem::path path = std::filesystem::path(config.model.hf_assets_path) / "tokenizer.json";
+  const data::BpeTokenizer tokenizer = data::BpeTokenizer::load(path.string());
+  if (tokenizer.vocab_size() > model.config().vocab_size) {
+    throw DataError(fmt::format("'{}' has {} ids, the model only {}: is it another tokenizer than the data's?",
+                                path.string(), tokenizer.vocab_size(), model.config().vocab_size));
+  }
+  const auto prompt = tokenizer.encode(config.metrics.sample_prompt);
+  infer::Request request{
+      .prompt = {prompt.begin(), prompt.end()},
+      .max_new_tokens = config.metrics.sample_tokens,
+      .sampling = {.temperature = 0.8, .top_k = 50, .seed = static_cast<std::uint64_t>(config.debug.seed)}};
+  if (const auto end = tokenizer.end_of_text()) request.stop_tokens = {*end};
+  infer::Generator generator(model, {.max_batch = 1});
+  const auto completions = generator.generate({request});
+  return tokenizer.decode(std::span<const std::int64_t>(completions.at(0).tokens));
+}
+
+}  // namespace phalanx::cli

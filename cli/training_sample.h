@@ -1,0 +1,15 @@
+// The text that a model just trained writes, for the run's report.
+#pragma once
+
+#include <string>
+
+#include "phalanx/models/llama.h"
+#include "phalanx/train/config.h"
+
+namespace phalanx::cli {
+
+/// What the model writes after metrics.sample_prompt, with the tokenizer of model.hf_assets_path. Throws DataError if
+/// the tokenizer cannot be read or has more ids than the model.
+std::string training_sample(const train::TrainConfig& config, models::Llama& model);
+
+}  // namespace phalanx::cli
