@@ -44,7 +44,7 @@ say "Resume with the same command"
 "$phalanx" train -n 2 configs/demo.toml
 
 say "Generate"
-"$phalanx" generate --checkpoint "$out/run/checkpoint" --tokenizer "$out/data" --prompt "// The communicator" \
+"$phalanx" generate --checkpoint "$out/run/checkpoint" --tokenizer "$out/data/tokenizer.json" --prompt "// The communicator" \
   --max-new-tokens 80 --temperature 0.7 --seed 1
 
 say "Result"

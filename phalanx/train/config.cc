@@ -16,7 +16,6 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
-#include "phalanx/base/log.h"
 #include "phalanx/base/nearest.h"
 #include "phalanx/train/config_schema.h"
 
@@ -307,11 +306,6 @@ void resolve(TrainConfig& config) {
   refuse_zero("validation", "local_batch_size", config.validation.local_batch_size);
   refuse_zero("validation", "freq", config.validation.freq);
   refuse_zero("validation", "steps", config.validation.steps);
-  if (config.lr_scheduler.warmup_steps > training.steps) {
-    log::warn(fmt::format("[lr_scheduler] warmup_steps {} is more than [training] steps {}: warming up over all steps",
-                          config.lr_scheduler.warmup_steps, training.steps));
-    config.lr_scheduler.warmup_steps = training.steps;
-  }
   if (config.checkpoint.initial_load_in_hf && config.checkpoint.initial_load_path.empty()) {
     throw ConfigError("[checkpoint] initial_load_in_hf is true, but initial_load_path is not set");
   }

@@ -102,6 +102,10 @@ Trainer::Trainer(TrainConfig config, TrainerContext context)
         "this processor has no bfloat16 instructions: mixed_precision_param = \"bfloat16\" will be slower than "
         "\"float32\"");
   }
+  if (config_.lr_scheduler.warmup_steps > config_.training.steps && is_first_rank()) {
+    log::warn(fmt::format("[lr_scheduler] warmup_steps {} is more than [training] steps {}: warming up over all steps",
+                          config_.lr_scheduler.warmup_steps, config_.training.steps));
+  }
   model_config(config_);  // wrong numbers are reported before anything is read or written
   open_data();
   const DeviceInfo device = describe_device(context_.device);
