@@ -26,6 +26,11 @@ endif()
 add_library(phalanx_warnings INTERFACE)
 target_compile_options(phalanx_warnings INTERFACE -Wall -Wextra -Wnon-virtual-dtor -Woverloaded-virtual
                                                   -Wno-missing-field-initializers)
+if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+  # False alarms of gcc 12: -Wrestrict on std::string concatenation; -Wsubobject-linkage in unity builds, where a source
+  # file is an included one.
+  target_compile_options(phalanx_warnings INTERFACE -Wno-restrict -Wno-subobject-linkage)
+endif()
 if(PHALANX_WERROR)
   target_compile_options(phalanx_warnings INTERFACE -Werror)
 endif()

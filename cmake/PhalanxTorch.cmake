@@ -14,6 +14,8 @@ function(phalanx_use_torch target)
   target_link_libraries(${target} INTERFACE
     $<BUILD_INTERFACE:${lib}/libtorch_cpu.so> $<BUILD_INTERFACE:${lib}/libc10.so>)
   target_link_options(${target} INTERFACE $<BUILD_INTERFACE:-Wl,-rpath,${lib}>)
+  # torch's include folder carries an fmt newer than the system's: used as headers, so that nothing links the wrong one.
+  target_compile_definitions(${target} INTERFACE FMT_HEADER_ONLY)
   if(PHALANX_TORCH_CUDA)
     # Nothing refers to libtorch_cuda by symbol, yet loading it is what registers the CUDA kernels.
     target_link_libraries(${target} INTERFACE
