@@ -230,6 +230,13 @@ TEST_F(ProgramTest, MalformedWeightsAreRefused) {
                    1, "phalanx train: ");
 }
 
+TEST_F(ProgramTest, AMalformedTokenizerIsRefusedBeforeTraining) {
+  write("tokenizer.json", "{\"model\": 3");
+  expect_one_error(run({"train", config(), "--model.hf_assets_path", path("."), "--metrics.sample_prompt", "x"}), 1,
+                   "tokenizer.json");
+  EXPECT_FALSE(std::filesystem::exists(path("run")));
+}
+
 TEST_F(ProgramTest, AFullDiskDuringASaveLeavesTheEarlierCheckpoint) {
   const std::string file = config("[checkpoint]\ninterval = 4\n");
   ASSERT_EQ(run({"train", file, "--training.steps=4"}).status, 0);

@@ -51,6 +51,7 @@ int train_worker(const Arguments& arguments) {
     return 0;
   }
 
+  if (!config.metrics.sample_prompt.empty()) check_sample_tokenizer(config);
   // Kept until the process ends: a rank that fails at the same time as another must still end with its own status, not
   // by the signal with which the launcher then ends it.
   static const train::StopSignal stop;
@@ -60,9 +61,8 @@ int train_worker(const Arguments& arguments) {
                              .communicator = {.first_timeout = std::chrono::seconds(config.comm.init_timeout_seconds),
                                               .timeout = std::chrono::seconds(config.comm.train_timeout_seconds)}});
   try {
-    train::Trainer trainer(config, {.world = process.world, .device = process.device, .stop_requested = [&stop] {
-                                      return stop.requested();
-                                    }});
+    train::Trainer trainer(
+        config, {.world = process.world, .device = process.device, .stop_requested = [] { return stop.requested(); }});
     conclude(config, trainer, trainer.run());
   } catch (const std::exception& error) {
     process.world->abort(error.what());  // the other ranks need not wait for this one

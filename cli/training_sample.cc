@@ -8,16 +8,30 @@
 #include "phalanx/base/error.h"
 #include "phalanx/data/bpe_tokenizer.h"
 #include "phalanx/infer/generator.h"
+#include "phalanx/train/model_config.h"
 
 namespace phalanx::cli {
 
-std::string training_sample(const train::TrainConfig& config, models::Llama& model) {
+namespace {
+
+data::BpeTokenizer sample_tokenizer(const train::TrainConfig& config, std::int64_t vocab_size) {
   const std::filesystem::path path = std::filesystem::path(config.model.hf_assets_path) / "tokenizer.json";
-  const data::BpeTokenizer tokenizer = data::BpeTokenizer::load(path.string());
-  if (tokenizer.vocab_size() > model.config().vocab_size) {
+  data::BpeTokenizer tokenizer = data::BpeTokenizer::load(path.string());
+  if (tokenizer.vocab_size() > vocab_size) {
     throw DataError(fmt::format("'{}' has {} ids, the model only {}: is it another tokenizer than the data's?",
-                                path.string(), tokenizer.vocab_size(), model.config().vocab_size));
+                                path.string(), tokenizer.vocab_size(), vocab_size));
   }
+  return tokenizer;
+}
+
+}  // namespace
+
+void check_sample_tokenizer(const train::TrainConfig& config) {
+  sample_tokenizer(config, train::model_config(config).vocab_size);
+}
+
+std::string training_sample(const train::TrainConfig& config, models::Llama& model) {
+  const data::BpeTokenizer tokenizer = sample_tokenizer(config, model.config().vocab_size);
   const auto prompt = tokenizer.encode(config.metrics.sample_prompt);
   infer::Request request{
       .prompt = {prompt.begin(), prompt.end()},
