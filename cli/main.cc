@@ -15,7 +15,6 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/nearest.h"
 
-
 namespace phalanx::cli {
 namespace {
 
