@@ -281,6 +281,12 @@ class Supervisor {
     SupervisorResult result;
     result.failed_rank = root->rank;
     const int status = root->wait_status;
+    // Told to end, because a peer ended first, while it was still on its way out: what it reported is what counts.
+    if (root_report && root->told_to_end) {
+      result.exit_status = root_report->exit_status;
+      result.error = fmt::format("rank {}: {}", root->rank, root_report->message);
+      return result;
+    }
     std::string ended;
     if (WIFSIGNALED(status)) {
       const int signal = WTERMSIG(status);

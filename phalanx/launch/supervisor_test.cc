@@ -117,6 +117,12 @@ TEST(SupervisorTest, TheRootCauseIsToldOnceAndNotTheErrorsThatFollowFromIt) {
   EXPECT_EQ(launcher.err(), "launcher: rank 1: [training] steps is -1\n");
 }
 
+TEST(SupervisorTest, AReportCountsEvenIfItsRankIsStillOnItsWayOut) {
+  RunningLauncher launcher(2, {test_program(), "linger", "0"});
+  EXPECT_EQ(launcher.wait(), 2);
+  EXPECT_EQ(launcher.err(), "launcher: rank 0: [training] steps is -1\n");
+}
+
 TEST(SupervisorTest, AnExitStatusEndsTheOthers) {
   RunningLauncher launcher(3, {test_program(), "exit", "2", "7"});
   EXPECT_EQ(launcher.wait(), 1);

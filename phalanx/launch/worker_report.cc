@@ -61,7 +61,8 @@ bool report_error_to_launcher(const std::exception& error) noexcept {
     const nlohmann::json report{{"rank", rank != nullptr ? std::atoi(rank) : -1},
                                 {"kind", ours != nullptr ? ours->kind() : "std::exception"},
                                 {"message", error.what()},
-                                {"time_s", seconds_since_epoch()}};
+                                {"time_s", seconds_since_epoch()},
+                                {"exit_status", ours != nullptr ? ours->exit_status() : 1}};
     return write_report_file(std::string(directory) + kErrorFile,
                              report.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
   } catch (...) {
@@ -83,7 +84,8 @@ std::optional<WorkerReport> read_worker_report(const std::string& directory) {
   if (!text) return std::nullopt;
   try {
     const auto json = nlohmann::json::parse(*text);
-    return WorkerReport{json.at("rank"), json.at("kind"), json.at("message"), json.at("time_s")};
+    return WorkerReport{json.at("rank"), json.at("kind"), json.at("message"), json.at("time_s"),
+                        json.at("exit_status")};
   } catch (const nlohmann::json::exception&) {
     return std::nullopt;
   }

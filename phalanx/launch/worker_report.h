@@ -30,7 +30,8 @@ struct WorkerReport {
   int rank = -1;
   std::string kind;  // the error's class, "ConfigError"
   std::string message;
-  double time_s = 0;  // since the epoch
+  double time_s = 0;    // since the epoch
+  int exit_status = 1;  // what the worker means to end with
 };
 
 /// The launcher's side. A missing or unreadable report is nullopt.

@@ -76,6 +76,16 @@ int run(const std::vector<std::string>& arguments) {
     if (rank == chosen) raise(std::stoi(arguments.at(2)));
     sleep_for_ever();
   }
+  if (mode == "linger") {  // RANK: reports first but is slow to end; the others report after it, and end first
+    if (rank == chosen) {
+      report_error_to_launcher(ConfigError("[training] steps is -1"));
+      TcpStore store(environment.store);
+      store.set("failed", "");
+      sleep_for_ever();
+    }
+    wait_for_failure();
+    throw ConfigError("[training] steps is -2");
+  }
   if (mode == "throw") {  // RANK: its ConfigError is the cause; the others' CommErrors are reported before it
     if (rank != chosen) {
       try {
