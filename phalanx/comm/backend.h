@@ -97,6 +97,9 @@ class Operation {
   virtual std::optional<Doorbell> doorbell() { return std::nullopt; }
   /// Called about every 100 ms while blocked. Throws CommError if a rank waited for is dead, naming it.
   virtual void check_peers() {}
+  /// Called after a failure, once the backend has been aborted, until it returns true: then no peer reads or writes
+  /// this operation's buffers any more. Never blocks; what it waits for is only that peers finish the piece in hand.
+  virtual bool retire() noexcept { return true; }
   /// The ranks this operation is waiting for, for error messages; empty if the backend cannot know.
   virtual std::vector<int> missing_ranks() { return {}; }
 };

@@ -129,6 +129,10 @@ void RoundOperation::check_peers() {
     const std::string why = board_.why_dead(peer);
     // It may have published its last round just before it ended.
     if (!why.empty() && !board_.reached(peer, blocked_round_)) throw CommError(fmt::format("rank {} {}", peer, why));
+    // Asked first, looked at afterwards: a rank that has been through this operation may wait for its next one.
+    const std::string stuck = board_.why_stuck(peer);
+    if (!stuck.empty() && !board_.reached(peer, blocked_round_))
+      throw CommError(fmt::format("the ranks do not call the same operation: {}", stuck));
   }
 }
 

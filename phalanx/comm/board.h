@@ -43,6 +43,7 @@ struct alignas(kCacheLine) RoundHeader {
 struct alignas(kCacheLine) RankBoard {
   alignas(kCacheLine) std::atomic<std::uint32_t> published;           // last round; a futex word
   alignas(kCacheLine) std::atomic<std::uint32_t> published_sleepers;  // peers that sleep on it
+  std::atomic<std::uint32_t> left_in;  // local backend only: first round of the operation that this rank gave up
   alignas(kCacheLine) std::atomic<std::uint32_t> mail;  // changed whenever a channel to or from this rank moves
   alignas(kCacheLine) std::atomic<std::uint32_t> mail_sleepers;
   std::array<RoundHeader, kBuffers> headers;
@@ -96,10 +97,13 @@ class Board {
   }
 
   void abort(const std::string& reason) noexcept;
-  bool aborted() const noexcept { return memory_.head->abort_state.load(std::memory_order_acquire) == 2; }
+  bool aborted() const noexcept { return memory_.head->abort_state.load(std::memory_order_seq_cst) == 2; }
   std::string abort_reason() const;
   void throw_if_aborted() const;
   std::string why_dead(int rank) const { return why_dead_ ? why_dead_(rank) : std::string(); }
+  /// Empty unless that rank waits for a message to or from this one, and so cannot come to a collective of ours.
+  std::string why_stuck(int rank) const { return why_stuck_ ? why_stuck_(rank) : std::string(); }
+  void set_why_stuck(std::function<std::string(int)> why_stuck) { why_stuck_ = std::move(why_stuck); }
 
  private:
   bool look(int peer, std::uint64_t round);
@@ -110,6 +114,7 @@ class Board {
   std::uint64_t round_ = 0;
   std::vector<std::uint64_t> seen_;
   std::function<std::string(int)> why_dead_;
+  std::function<std::string(int)> why_stuck_;
 };
 
 /// A collective as a sequence of rounds: what all of them share. The first round compares signatures.
@@ -130,6 +135,7 @@ class RoundOperation : public Operation {
   /// False: notes whom we wait for, and advance() should return blocked.
   bool await_all(std::uint64_t round);
   bool await(int peer, std::uint64_t round);
+  bool has_published() const noexcept { return state_ != State::open; }
 
   Board& board_;
   const OperationDescription& description_;

@@ -5,11 +5,13 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <map>
+#include <mutex>
 #include <numeric>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/file.h"
 #include "phalanx/comm/backend.h"
+#include "phalanx/comm/flight_log.h"
 #include "phalanx/comm/progress.h"
 #include "phalanx/comm/reduce.h"
 #include "phalanx/comm/signature.h"
@@ -47,12 +49,32 @@ DataType data_type_of(const at::Tensor& tensor, const char* what) {
 
 class Communicator::Impl {
  public:
-  Impl(std::shared_ptr<Backend> backend, CommunicatorOptions options, std::shared_ptr<std::atomic<bool>> started)
+  struct Family;
+  Impl(std::shared_ptr<Backend> backend, CommunicatorOptions options, std::shared_ptr<Family> family = nullptr)
       : backend_(std::move(backend)),
         options_(std::move(options)),
         name_(std::make_shared<const std::string>(options_.name)),
-        traits_(backend_->traits()),
-        started_(std::move(started)) {}
+        traits_(backend_->traits()) {
+    join(family ? std::move(family) : std::make_shared<Family>(backend_->rank(), options_.trace_folder));
+  }
+
+  // What a communicator shares with all that are split from it.
+  struct Family {
+    Family(int rank, std::string folder) : logs(std::make_shared<FlightLogs>(rank, std::move(folder))) {}
+    std::atomic<bool> is_started{false};
+    std::shared_ptr<FlightLogs> logs;
+    std::mutex mutex;
+    std::vector<std::weak_ptr<OperationQueue>> queues;
+  };
+
+  void join(std::shared_ptr<Family> family) {
+    family_ = std::move(family);
+    flight_ = std::make_shared<FlightLog>(family_->logs, *name_, rank(), size());
+    family_->logs->add(flight_);
+    const std::lock_guard lock(family_->mutex);
+    std::erase_if(family_->queues, [](const auto& queue) { return queue.expired(); });
+    family_->queues.push_back(queue_);
+  }
 
   ~Impl() {
     if (queue_->is_empty()) return;
@@ -131,10 +153,12 @@ class Communicator::Impl {
     WorkState::Issued issued;
     const bool is_peer = !description.transfers.empty();
     description.sequence = is_peer ? peer_sequence_++ : sequence_++;
+    issued.flight = flight_;
+    issued.flight_number = flight_->issued(description);
     issued.description = std::move(description);
     issued.backend = backend_;
     issued.group = name_;
-    issued.timeout = started_->load(std::memory_order_relaxed) ? options_.timeout : options_.first_timeout;
+    issued.timeout = family_->is_started.load(std::memory_order_relaxed) ? options_.timeout : options_.first_timeout;
     if (!async && queue_->is_empty()) {
       WorkState work(std::move(issued));
       work.run();
@@ -293,16 +317,16 @@ class Communicator::Impl {
     if (!backend) return nullptr;
     CommunicatorOptions options = options_;
     options.name = request.name;
-    auto child = std::make_shared<Communicator>(std::move(backend), std::move(options));
-    child->impl_->started_ = started_;
-    return child;
+    return std::shared_ptr<Communicator>(
+        new Communicator(std::make_unique<Impl>(std::move(backend), std::move(options), family_)));
   }
 
   std::shared_ptr<Backend> backend_;
   CommunicatorOptions options_;
   std::shared_ptr<const std::string> name_;
   BackendTraits traits_;
-  std::shared_ptr<std::atomic<bool>> started_;  // one for a communicator and all that were split from it
+  std::shared_ptr<Family> family_;
+  std::shared_ptr<FlightLog> flight_;
   std::shared_ptr<OperationQueue> queue_ = std::make_shared<OperationQueue>();
   std::shared_ptr<ProgressEngine> engine_;  // from the first asynchronous operation on
   std::uint64_t sequence_ = 0;
@@ -311,9 +335,9 @@ class Communicator::Impl {
 };
 
 Communicator::Communicator(std::shared_ptr<Backend> backend, CommunicatorOptions options)
-    : impl_(
-          std::make_unique<Impl>(std::move(backend), std::move(options), std::make_shared<std::atomic<bool>>(false))) {}
+    : impl_(std::make_unique<Impl>(std::move(backend), std::move(options))) {}
 
+Communicator::Communicator(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Communicator::~Communicator() = default;
 
 int Communicator::rank() const noexcept { return impl_->rank(); }
@@ -556,7 +580,18 @@ std::shared_ptr<Communicator> Communicator::split(int color, int key, std::strin
   return impl_->split(color, key, std::move(name));
 }
 
-void Communicator::mark_started() { impl_->started_->store(true, std::memory_order_relaxed); }
+void Communicator::mark_started() { impl_->family_->is_started.store(true, std::memory_order_relaxed); }
+bool Communicator::is_idle() const {
+  const std::lock_guard lock(impl_->family_->mutex);
+  return std::ranges::all_of(impl_->family_->queues, [](const auto& one) {
+    const auto queue = one.lock();
+    return !queue || queue->is_empty();
+  });
+}
+void Communicator::dump_flight_recorder(const std::string& path) const {
+  replace_file(path, impl_->family_->logs->to_json("asked for"));
+}
+
 void Communicator::abort(const std::string& reason) {
   impl_->backend_->abort(fmt::format("rank {} of group '{}': {}", rank(), name(), reason));
 }

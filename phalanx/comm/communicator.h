@@ -59,6 +59,7 @@ struct CommunicatorOptions {
   std::string name = "world";                        // shown in errors and traces
   std::chrono::milliseconds first_timeout{300'000};  // until mark_started() is called
   std::chrono::milliseconds timeout{100'000};        // afterwards
+  std::string trace_folder;  // for rank_<r>.json after an error; empty: $PHALANX_COMM_TRACE_DIR, else none
 };
 
 class Communicator {
@@ -123,11 +124,17 @@ class Communicator {
 
   /// The first training step is done: timeouts switch from first_timeout to timeout.
   void mark_started();
+  /// True if no asynchronous operation is under way, here or in a communicator that was split from this one.
+  bool is_idle() const;
+  /// Writes the last 2,048 operations of this communicator and of all of its family (what it was split from, and what
+  /// was split from that) as JSON; see flight_log.h for the form and for when that happens by itself.
+  void dump_flight_recorder(const std::string& path) const;
   /// Fails every pending and later operation on this rank, and soon on its peers, with this reason.
   void abort(const std::string& reason);
 
  private:
   class Impl;
+  explicit Communicator(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
 

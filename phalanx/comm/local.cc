@@ -41,8 +41,8 @@ void run_local_ranks(int world_size, const std::function<void(const std::shared_
                      CommunicatorOptions options) {
   if (world_size < 1) throw Error(fmt::format("run_local_ranks: {} ranks; expected at least 1", world_size));
   std::vector<std::shared_ptr<Communicator>> world;
-  for (auto& backend : make_local_backends(world_size))
-    world.push_back(std::make_shared<Communicator>(std::move(backend), options));
+  const auto backends = make_local_backends(world_size);
+  for (const auto& backend : backends) world.push_back(std::make_shared<Communicator>(backend, options));
 
   std::mutex mutex;
   std::exception_ptr first_error;
@@ -52,7 +52,10 @@ void run_local_ranks(int world_size, const std::function<void(const std::shared_
     at::set_num_threads(1);
     log::set_thread_rank(rank, world_size);
     try {
-      body(world[static_cast<std::size_t>(rank)]);
+      const auto& comm = world[static_cast<std::size_t>(rank)];
+      body(comm);
+      // What it left under way may still be waited for.
+      if (comm->is_idle()) mark_local_rank_gone(*backends[static_cast<std::size_t>(rank)]);
     } catch (...) {
       {
         const std::lock_guard lock(mutex);

@@ -8,7 +8,8 @@
 //
 // The body runs once per rank on a thread of its own with one intra-op thread and grad mode on. The first exception of
 // any rank aborts the others (they throw CommError) and is rethrown here, its message prefixed by "rank R: " when it
-// is a phalanx::Error, unchanged in type otherwise.
+// is a phalanx::Error, unchanged in type otherwise. A rank that waits for one whose body has returned gets an error,
+// too.
 #pragma once
 
 #include <functional>

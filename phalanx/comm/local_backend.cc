@@ -12,20 +12,51 @@
 namespace phalanx {
 namespace {
 
+// What all groups of one world share.
+struct LocalWorld {
+  explicit LocalWorld(int size) : gone(static_cast<std::size_t>(size)) {}
+  std::vector<std::atomic<bool>> gone;  // ranks that have returned
+  bool is_crowded = false;
+};
+
 // The memory of one group of rank threads.
 struct LocalGroup {
-  explicit LocalGroup(int size)
-      : ranks(static_cast<std::size_t>(size)),
-        channels(static_cast<std::size_t>(size) * static_cast<std::size_t>(size)) {}
+  LocalGroup(std::shared_ptr<LocalWorld> its_world, std::vector<int> world_ranks)
+      : world(std::move(its_world)),
+        members(std::move(world_ranks)),
+        ranks(members.size()),
+        channels(members.size() * members.size()) {}
+  bool has_gone(int rank) const { return world->gone[world_rank(rank)].load(std::memory_order_acquire); }
+  std::size_t world_rank(int rank) const { return static_cast<std::size_t>(members[static_cast<std::size_t>(rank)]); }
+
+  std::shared_ptr<LocalWorld> world;
+  std::vector<int> members;
   BoardHead head{};
   std::vector<RankBoard> ranks;
   std::vector<Channel> channels;
-  bool is_crowded = false;
 };
 
 class LocalCollective final : public RoundOperation {
  public:
   using RoundOperation::RoundOperation;
+
+  // After a failure. A rank works on its peers' buffers only if it has seen all ranks publish the first round and then
+  // no abort. So if the abort is visible, and some rank has not published after that, no rank ever will work. Otherwise
+  // some may be at it: each says so when it needs our buffers no longer, as we do here.
+  bool retire() noexcept override {
+    if (!has_published()) return true;
+    if (!board_.aborted()) return false;  // another thread is writing down the reason
+    if (board_.round() == first_round_) {
+      const auto first = static_cast<std::uint32_t>(first_round_);
+      // Read-modify-write: in one order with the peers' publishing and their look at the abort.
+      for (int peer = 0; peer < board_.size(); ++peer)
+        is_alone_ |=
+            static_cast<std::int32_t>(board_.of(peer).published.fetch_add(0, std::memory_order_seq_cst) - first) < 0;
+      board_.of(board_.rank()).left_in.store(first, std::memory_order_release);
+      board_.publish(first_round_ + 1);
+    }
+    return is_alone_ || board_.first_behind(first_round_ + 1) < 0;
+  }
 
  private:
   static constexpr std::size_t kPiece = 1U << 20;  // bytes of a slice reduced at a time by one step
@@ -41,6 +72,11 @@ class LocalCollective final : public RoundOperation {
     }
     if (!await_all(first_round_ + 1)) return Progress::blocked;
     if (!error_.empty()) throw CommError(error_);
+    // A peer may have let go of our buffers without having done its part.
+    if (board_.aborted())
+      for (int peer = 0; peer < board_.size(); ++peer)
+        if (board_.of(peer).left_in.load(std::memory_order_acquire) == static_cast<std::uint32_t>(first_round_))
+          board_.throw_if_aborted();
     return Progress::done;
   }
 
@@ -165,6 +201,7 @@ class LocalCollective final : public RoundOperation {
   }
 
   bool is_work_done_ = false;
+  bool is_alone_ = false;  // when it failed, some rank had not come
   std::size_t done_ = 0;
   std::string error_;  // thrown only when no peer reads our description any more
   std::vector<const void*> inputs_;
@@ -174,13 +211,16 @@ class LocalBackend final : public Backend {
  public:
   LocalBackend(std::shared_ptr<LocalGroup> group, int rank)
       : group_(std::move(group)),
-        board_({&group_->head, group_->ranks.data(), group_, false}, rank, static_cast<int>(group_->ranks.size())),
+        board_({&group_->head, group_->ranks.data(), group_, false}, rank, static_cast<int>(group_->ranks.size()),
+               [this](int peer) {
+                 return group_->has_gone(peer) ? std::string("has returned and will not come") : std::string();
+               }),
         mail_(board_, {group_->channels.data(), nullptr, 0}) {}
 
   int rank() const noexcept override { return board_.rank(); }
   int size() const noexcept override { return board_.size(); }
   BackendTraits traits() const noexcept override {
-    return {.name = "local", .rank_order_reduction = true, .host_only = true, .crowded = group_->is_crowded};
+    return {.name = "local", .rank_order_reduction = true, .host_only = true, .crowded = group_->world->is_crowded};
   }
   std::unique_ptr<Operation> start(const OperationDescription& description) override {
     if (description.verb == Verb::send || description.verb == Verb::recv || description.verb == Verb::batch_p2p)
@@ -192,8 +232,9 @@ class LocalBackend final : public Backend {
     std::shared_ptr<LocalGroup> group;
     std::string address(sizeof(void*), '\0');
     if (request.rank == 0) {
-      group = std::make_shared<LocalGroup>(static_cast<int>(request.members.size()));
-      group->is_crowded = group_->is_crowded;
+      std::vector<int> members;
+      for (int member : request.members) members.push_back(group_->members[static_cast<std::size_t>(member)]);
+      group = std::make_shared<LocalGroup>(group_->world, std::move(members));
       const auto* holder = &group;
       std::memcpy(address.data(), &holder, sizeof(holder));
     }
@@ -208,6 +249,9 @@ class LocalBackend final : public Backend {
     return std::make_shared<LocalBackend>(std::move(group), request.rank);
   }
   void abort(const std::string& reason) noexcept override { board_.abort(reason); }
+  void mark_gone() noexcept {
+    group_->world->gone[group_->world_rank(board_.rank())].store(true, std::memory_order_release);
+  }
 
  private:
   std::shared_ptr<LocalGroup> group_;
@@ -218,11 +262,16 @@ class LocalBackend final : public Backend {
 }  // namespace
 
 std::vector<std::shared_ptr<Backend>> make_local_backends(int size) {
-  auto group = std::make_shared<LocalGroup>(size);
-  group->is_crowded = size > available_cores();
+  std::vector<int> members(static_cast<std::size_t>(size));
+  std::iota(members.begin(), members.end(), 0);
+  auto world = std::make_shared<LocalWorld>(size);
+  world->is_crowded = size > available_cores();
+  auto group = std::make_shared<LocalGroup>(std::move(world), std::move(members));
   std::vector<std::shared_ptr<Backend>> backends;
   for (int rank = 0; rank < size; ++rank) backends.push_back(std::make_shared<LocalBackend>(group, rank));
   return backends;
 }
+
+void mark_local_rank_gone(Backend& backend) noexcept { static_cast<LocalBackend&>(backend).mark_gone(); }
 
 }  // namespace phalanx

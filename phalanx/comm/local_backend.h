@@ -18,4 +18,8 @@ namespace phalanx {
 /// One backend per rank; each is used by the thread that plays the rank (or the progress thread for it).
 std::vector<std::shared_ptr<Backend>> make_local_backends(int size);
 
+/// The rank of a backend that make_local_backends() made will do nothing more, in this group and all split from it:
+/// whoever waits for it gets an error soon.
+void mark_local_rank_gone(Backend& backend) noexcept;
+
 }  // namespace phalanx

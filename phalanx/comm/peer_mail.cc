@@ -14,7 +14,31 @@ PeerMail::PeerMail(Board& board, ChannelMemory memory)
     : board_(board),
       memory_(memory),
       outboxes_(static_cast<std::size_t>(board.size())),
-      inboxes_(static_cast<std::size_t>(board.size())) {}
+      inboxes_(static_cast<std::size_t>(board.size())) {
+  board.set_why_stuck([this](int peer) { return why_stuck(peer); });
+}
+
+// A rank finishes what it has been told to do in order, so one that has a message for us, or waits for one, that this
+// collective stands before will not come. Its words are read before its round number (RoundOperation::check_peers).
+std::string PeerMail::why_stuck(int peer) const {
+  const std::uint32_t sent = channel(peer, board_.rank()).sent.load(std::memory_order_acquire);
+  if (sent != inboxes_[static_cast<std::size_t>(peer)].taken)
+    return fmt::format("rank {} sends a message to rank {}", peer, board_.rank());
+  if (channel(board_.rank(), peer).wanted.load(std::memory_order_acquire) != 0)
+    return fmt::format("rank {} waits to receive a message from rank {}", peer, board_.rank());
+  return {};
+}
+
+// True once no peer reads or will read the part's buffer.
+bool PeerMail::revoke(const Part& part) noexcept {
+  if (memory_.chunk_bytes != 0 || !part.transfer->is_send || !part.all_posted || part.is_done) return true;
+  Channel& to = channel(board_.rank(), part.transfer->peer);
+  std::uint32_t claim = 0;
+  if (to.claims[(part.last_entry - 1) % kChannelEntries].compare_exchange_strong(claim, 2, std::memory_order_acq_rel) ||
+      claim == 2)
+    return true;
+  return static_cast<std::int32_t>(to.taken.load(std::memory_order_acquire) - part.last_entry) >= 0;
+}
 
 std::byte* PeerMail::slot(int source, int destination, std::uint32_t entry) const {
   const auto channel_index = static_cast<std::size_t>(source * board_.size() + destination);
@@ -51,6 +75,7 @@ bool PeerMail::move_sends(int destination) {
         std::memcpy(slot(board_.rank(), destination, box.sent), data, bytes);
       part->moved += bytes;
       part->all_posted = part->moved == part->bytes;
+      to.claims[box.sent % kChannelEntries].store(0, std::memory_order_relaxed);
       part->last_entry = ++box.sent;
       to.sent.store(box.sent, std::memory_order_release);
       ring(board_.of(destination).mail, board_.of(destination).mail_sleepers, board_.process_shared());
@@ -119,7 +144,16 @@ bool PeerMail::move_receives(int source) {
   const std::uint32_t sent = from.sent.load(std::memory_order_acquire);
   while (box.taken != sent && !box.posted.empty()) {
     const ChannelEntry& entry = from.entries[box.taken % kChannelEntries];
+    if (box.is_wanting) {
+      box.is_wanting = false;
+      from.wanted.store(0, std::memory_order_release);
+    }
     if (entry.is_first) start_message(source, entry);
+    // After all that may throw: what is claimed is taken.
+    if (memory_.chunk_bytes == 0) {
+      std::uint32_t claim = 0;
+      if (!from.claims[box.taken % kChannelEntries].compare_exchange_strong(claim, 1, std::memory_order_acq_rel)) break;
+    }
     const std::byte* data =
         memory_.chunk_bytes == 0 ? static_cast<const std::byte*>(entry.data) : slot(source, board_.rank(), box.taken);
     if (Part* part = box.current) {
@@ -138,6 +172,10 @@ bool PeerMail::move_receives(int source) {
     from.taken.store(++box.taken, std::memory_order_release);
     ring(board_.of(source).mail, board_.of(source).mail_sleepers, board_.process_shared());
     moved = true;
+  }
+  if (!moved && !box.is_wanting && box.taken == sent) {
+    box.is_wanting = true;
+    from.wanted.store(1, std::memory_order_release);
   }
   return moved;
 }
@@ -179,6 +217,12 @@ Progress PeerOperation::advance() {
 std::optional<Doorbell> PeerOperation::doorbell() {
   RankBoard& mine = mail_.board_.of(mail_.board_.rank());
   return Doorbell{&mine.mail, mail_seen_, &mine.mail_sleepers, mail_.board_.process_shared()};
+}
+
+bool PeerOperation::retire() noexcept {
+  bool all = true;
+  for (const Part& part : parts_) all &= mail_.revoke(part);
+  return all;
 }
 
 std::vector<int> PeerOperation::missing_ranks() {

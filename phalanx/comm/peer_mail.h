@@ -11,6 +11,10 @@
 // - Ordering: `sent` is stored (release) after the entry and its slot are written and loaded (acquire) before they are
 //   read; `taken` is stored (release) after they were read and loaded (acquire) before they are written again. Each
 //   change also rings the other rank's mail word, on which a rank sleeps whatever it waits for.
+// - Between threads the destination claims an entry before it reads the source's buffer, and a source that fails
+//   revokes what is not claimed and waits for what is: no buffer is read after its operation has ended.
+// - `wanted` is 1 while the destination waits for a message and has taken all that were sent. It is cleared before
+//   `taken` moves, so a source that is past its sends never sees an old 1.
 #pragma once
 
 #include <deque>
@@ -35,7 +39,10 @@ struct ChannelEntry {
 struct alignas(kCacheLine) Channel {
   alignas(kCacheLine) std::atomic<std::uint32_t> sent;
   alignas(kCacheLine) std::atomic<std::uint32_t> taken;
+  std::atomic<std::uint32_t> wanted;
   alignas(kCacheLine) std::array<ChannelEntry, kChannelEntries> entries;
+  std::array<std::atomic<std::uint32_t>, kChannelEntries>
+      claims;  // chunk_bytes == 0 only: 0 sent, 1 claimed, 2 revoked
 };
 
 struct ChannelMemory {
@@ -55,6 +62,7 @@ class PeerOperation final : public Operation {
   std::optional<Doorbell> doorbell() override;
   void check_peers() override;
   std::vector<int> missing_ranks() override;
+  bool retire() noexcept override;
 
  private:
   friend class PeerMail;
@@ -93,6 +101,7 @@ class PeerMail {
   struct Inbox {
     std::deque<Part*> posted;
     std::deque<Message> aside;
+    bool is_wanting = false;
     Part* current = nullptr;           // receives the message under way,
     Message* current_aside = nullptr;  // or this does
     std::uint32_t taken = 0;
@@ -101,6 +110,8 @@ class PeerMail {
   void post(Part& part);
   void withdraw(Part& part);
   bool move_sends(int destination);
+  bool revoke(const Part& part) noexcept;
+  std::string why_stuck(int peer) const;
   bool move_receives(int source);
   bool deliver_aside(int source);
   void start_message(int source, const ChannelEntry& entry);

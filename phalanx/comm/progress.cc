@@ -44,6 +44,7 @@ void WorkState::require_in_time() {
 
 // Wraps what the backend says in what was being done, and makes the whole group fail.
 void WorkState::fail(std::exception_ptr error) noexcept {
+  std::string reason = "unknown error";
   try {
     try {
       std::rethrow_exception(error);
@@ -52,15 +53,19 @@ void WorkState::fail(std::exception_ptr error) noexcept {
     }
   } catch (const std::exception& wrapped) {
     error_ = std::current_exception();
-    issued_.backend->abort(wrapped.what());
+    reason = wrapped.what();
   } catch (...) {
     error_ = std::current_exception();
-    issued_.backend->abort("unknown error");
   }
+  issued_.backend->abort(reason);
+  issued_.flight->failed(issued_.flight_number, reason);
 }
+
+bool WorkState::retire() noexcept { return !operation_ || operation_->retire(); }
 
 void WorkState::run() {
   try {
+    issued_.flight->started(issued_.flight_number);
     operation_ = issued_.backend->start(issued_.description);
     WaitLadder ladder(issued_.backend->traits().crowded ? WaitLadder::kCrowded : WaitLadder::kOwnCore);
     auto looked = std::chrono::steady_clock::time_point{};
@@ -85,11 +90,14 @@ void WorkState::run() {
       if (now - looked < limit) continue;
       looked = now;
       if (operation_->advance() == Progress::done) break;
+      issued_.flight->answer_requests();
       operation_->check_peers();
       require_in_time();
     }
+    issued_.flight->finished(issued_.flight_number);
   } catch (...) {
     fail(std::current_exception());
+    while (!retire()) std::this_thread::yield();
   }
   release();
   done_.store(1, std::memory_order_release);
@@ -97,27 +105,33 @@ void WorkState::run() {
 }
 
 Progress WorkState::advance() noexcept {
-  if (error_) return Progress::done;
+  if (error_) return retire() ? Progress::done : Progress::blocked;
   try {
     if (!operation_) {
       start_clock();
+      issued_.flight->started(issued_.flight_number);
       operation_ = issued_.backend->start(issued_.description);
     }
     const Progress progress = operation_->advance();
     if (progress == Progress::moved) clock_runs_ = false;
+    if (progress == Progress::done) issued_.flight->finished(issued_.flight_number);
     return progress;
   } catch (...) {
     fail(std::current_exception());
-    return Progress::done;
+    return retire() ? Progress::done : Progress::blocked;
   }
 }
 
-std::optional<Doorbell> WorkState::doorbell() { return operation_ ? operation_->doorbell() : std::nullopt; }
+std::optional<Doorbell> WorkState::doorbell() {
+  // What has failed is polled: it waits for a moment only.
+  return operation_ && !error_ ? operation_->doorbell() : std::nullopt;
+}
 
 void WorkState::look_after() noexcept {
   if (!operation_ || error_) return;
   try {
     start_clock();
+    issued_.flight->answer_requests();
     operation_->check_peers();
     require_in_time();
   } catch (...) {

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "phalanx/comm/backend.h"
+#include "phalanx/comm/flight_log.h"
 #include "phalanx/comm/wait.h"
 
 namespace phalanx {
@@ -33,6 +34,8 @@ class WorkState {
     std::shared_ptr<Backend> backend;
     std::shared_ptr<const std::string> group;  // the communicator's name
     std::chrono::milliseconds timeout{};
+    std::shared_ptr<FlightLog> flight;
+    std::uint64_t flight_number = 0;
     std::shared_ptr<void> buffers;  // kept until the operation is done
   };
 
@@ -45,7 +48,7 @@ class WorkState {
   void run();
 
   // For the progress thread.
-  Progress advance() noexcept;  // starts it if need be; a failure is recorded and counts as done
+  Progress advance() noexcept;  // starts it if need be; a failure is recorded, and done once no peer uses the buffers
   std::optional<Doorbell> doorbell();
   void look_after() noexcept;  // about every 100 ms while blocked: time-outs, dead peers
   bool is_peer_operation() const noexcept { return !issued_.description.transfers.empty(); }
@@ -59,6 +62,7 @@ class WorkState {
   void start_clock();
   void require_in_time();
   void fail(std::exception_ptr error) noexcept;
+  bool retire() noexcept;
   [[noreturn]] void throw_error(const std::string& what) const;
 
   Issued issued_;

@@ -55,8 +55,14 @@ TEST_P(ShmSuite, FailsClearly) {
   if (GetParam() < 2) return;
   for (const SuiteCase& test : backend_failure_suite()) {
     SCOPED_TRACE(test.name);
-    EXPECT_EQ(run_shm_ranks(GetParam(), [&](Communicator& comm) { test.run(comm); }, {.first_timeout = 2s}), "");
+    EXPECT_EQ(run_shm_ranks(GetParam(), [&](Communicator& comm) { test.run(comm); },
+                            {.first_timeout = test.needs_time_out ? 1s : 60s}),
+              "");
   }
+}
+
+TEST(ShmBackend, TenThousandSmallAsynchronousOperationsOverTwoCommunicators) {
+  EXPECT_EQ(run_shm_ranks(2, suite_async_soak), "");
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, ShmSuite, ::testing::Values(1, 2, 3, 4, 8));

@@ -20,16 +20,16 @@ std::uint64_t hash_counts(const std::vector<std::int64_t>& counts) {
   return hash;
 }
 
-bool reduces(Verb verb) { return verb == Verb::all_reduce || verb == Verb::reduce || verb == Verb::reduce_scatter; }
-bool rooted(Verb verb) {
-  return verb == Verb::broadcast || verb == Verb::reduce || verb == Verb::gather || verb == Verb::scatter;
-}
-
 std::string ranks_text(const std::vector<int>& ranks) {
   return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
 }
 
 }  // namespace
+
+bool reduces(Verb verb) { return verb == Verb::all_reduce || verb == Verb::reduce || verb == Verb::reduce_scatter; }
+bool is_rooted(Verb verb) {
+  return verb == Verb::broadcast || verb == Verb::reduce || verb == Verb::gather || verb == Verb::scatter;
+}
 
 Signature signature_of(const OperationDescription& d) {
   Signature s;
@@ -37,7 +37,7 @@ Signature signature_of(const OperationDescription& d) {
   s.verb = d.verb;
   s.dtype = d.dtype;
   if (reduces(d.verb)) s.op = d.op;
-  if (rooted(d.verb)) s.root = d.root;
+  if (is_rooted(d.verb)) s.root = d.root;
   if (!d.counts.empty() || !d.input_counts.empty()) s.uneven = 1;
   switch (d.verb) {
     case Verb::all_gather:
@@ -70,7 +70,7 @@ std::string describe(const Signature& s) {
     text += fmt::format("[{}]", s.count);
   if (s.uneven && s.verb != Verb::all_to_all) text += fmt::format(", counts {:08x}", s.counts_hash & 0xffffffffU);
   if (reduces(s.verb)) text += fmt::format(", {}", name_of(s.op));
-  if (rooted(s.verb)) text += fmt::format(", root {}", s.root);
+  if (is_rooted(s.verb)) text += fmt::format(", root {}", s.root);
   return text + ")";
 }
 

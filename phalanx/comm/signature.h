@@ -26,6 +26,9 @@ struct Signature {
 };
 static_assert(sizeof(Signature) == 32);
 
+bool reduces(Verb verb);
+bool is_rooted(Verb verb);
+
 /// For collectives. The counts of all_to_all differ between ranks and are not part of it (count is 0 when uneven).
 Signature signature_of(const OperationDescription& description);
 

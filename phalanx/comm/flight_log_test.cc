@@ -1,0 +1,145 @@
+// What the flight recorder of a communicator keeps, and when it is written.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/full.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "phalanx/base/error.h"
+#include "phalanx/base/file.h"
+#include "phalanx/comm/local.h"
+
+namespace phalanx {
+namespace {
+
+using nlohmann::json;
+
+class FlightLogTest : public ::testing::Test {
+ protected:
+  FlightLogTest() {
+    std::string name = ::testing::TempDir() + "flight_log_XXXXXX";
+    folder_ = mkdtemp(name.data());
+  }
+  ~FlightLogTest() override { std::filesystem::remove_all(folder_); }
+
+  std::filesystem::path path_of(int rank) const { return folder_ / fmt::format("rank_{}.json", rank); }
+  json dump_of(int rank) const { return json::parse(read_file(path_of(rank))); }
+  CommunicatorOptions options() const { return {.trace_folder = (folder_ / "").string()}; }
+
+  std::filesystem::path folder_;
+};
+
+TEST_F(FlightLogTest, CountsCollectivesAndMessagesTogether) {
+  run_local_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
+    at::Tensor x = at::full({6}, 1.0F);
+    comm->all_reduce(x, {.op = ReduceOp::max});
+    if (comm->rank() == 0)
+      comm->send(x, 1, {.tag = 7});
+    else
+      comm->recv(x, 0, {.tag = 7});
+    comm->broadcast(x, {.root = 1, .async = true}).wait();
+    auto child = comm->split(0, comm->rank(), "child");
+    child->barrier();
+    comm->dump_flight_recorder(path_of(comm->rank()).string());
+  });
+  for (int rank = 0; rank < 2; ++rank) {
+    const json dump = dump_of(rank);
+    EXPECT_EQ(dump["rank"], rank);
+    ASSERT_EQ(dump["groups"].size(), 2U);
+    EXPECT_EQ(dump["groups"][1]["group"], "child");
+    EXPECT_EQ(dump["groups"][1]["entries"][0]["verb"], "barrier");
+    const json& entries = dump["groups"][0]["entries"];
+    ASSERT_GE(entries.size(), 3U);
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      EXPECT_EQ(entries[i]["seq"], i);
+      EXPECT_EQ(entries[i]["state"], "finished") << entries[i];
+      EXPECT_LE(entries[i]["started_us"], entries[i]["ended_us"]);
+    }
+    EXPECT_EQ(entries[0]["verb"], "all_reduce");
+    EXPECT_EQ(entries[0]["dtype"], "float32");
+    EXPECT_EQ(entries[0]["count"], 6);
+    EXPECT_EQ(entries[0]["op"], "max");
+    EXPECT_EQ(entries[1]["verb"], rank == 0 ? "send" : "recv");
+    EXPECT_EQ(entries[1]["peer"], 1 - rank);
+    EXPECT_EQ(entries[1]["tag"], 7);
+    EXPECT_EQ(entries[2]["root"], 1);
+  }
+}
+
+TEST_F(FlightLogTest, AnErrorIsWrittenByEveryRank) {
+  EXPECT_THROW(run_local_ranks(
+                   2,
+                   [&](const std::shared_ptr<Communicator>& comm) {
+                     at::Tensor x = at::full({3 + comm->rank()}, 1.0F);
+                     comm->barrier();
+                     comm->all_reduce(x);
+                   },
+                   options()),
+               CommError);
+  for (int rank = 0; rank < 2; ++rank) {
+    const json dump = dump_of(rank);
+    EXPECT_THAT(dump["reason"].get<std::string>(), ::testing::HasSubstr("float32[4]"));
+    const json& last = dump["groups"][0]["entries"].back();
+    EXPECT_EQ(last["seq"], 1);
+    EXPECT_EQ(last["count"], 3 + rank);
+    EXPECT_EQ(last["state"], "failed");
+  }
+}
+
+TEST_F(FlightLogTest, ATimeOutIsWrittenToTheFolderOfTheEnvironment) {
+  setenv("PHALANX_COMM_TRACE_DIR", (folder_ / "new" / "deep").c_str(), 1);
+  run_local_ranks(1,
+                  [&](const std::shared_ptr<Communicator>& comm) {
+                    at::Tensor x = at::full({2}, 1.0F);
+                    EXPECT_THROW(comm->recv(x, 0), CommError);
+                  },
+                  {.first_timeout = std::chrono::milliseconds(20)});
+  unsetenv("PHALANX_COMM_TRACE_DIR");
+  const json dump = json::parse(read_file(folder_ / "new" / "deep" / "rank_0.json"));
+  EXPECT_THAT(dump["reason"].get<std::string>(), ::testing::HasSubstr("timed out"));
+  EXPECT_EQ(dump["groups"][0]["entries"][0]["verb"], "recv");
+}
+
+TEST_F(FlightLogTest, AFolderThatCannotBeWrittenHidesNoError) {
+  write_file(folder_ / "file", "");
+  try {
+    run_local_ranks(1,
+                    [&](const std::shared_ptr<Communicator>& comm) {
+                      comm->abort("enough");
+                      comm->barrier();
+                    },
+                    {.trace_folder = (folder_ / "file" / "below").string()});
+    FAIL() << "no error";
+  } catch (const CommError& e) {
+    EXPECT_THAT(e.what(), ::testing::HasSubstr("enough"));
+  }
+}
+
+TEST_F(FlightLogTest, ASignalAsksTheRanksThatWait) {
+  run_local_ranks(
+      2,
+      [&](const std::shared_ptr<Communicator>& comm) {
+        if (comm->rank() == 1) {
+          kill(getpid(), SIGUSR1);
+          const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+          while (!std::filesystem::exists(path_of(0)) && std::chrono::steady_clock::now() < limit)
+            std::this_thread::yield();
+        }
+        comm->barrier();
+      },
+      options());
+  const json dump = dump_of(0);
+  EXPECT_EQ(dump["reason"], "SIGUSR1");
+  EXPECT_EQ(dump["groups"][0]["entries"][0]["state"], "started");
+}
+
+}  // namespace
+}  // namespace phalanx
