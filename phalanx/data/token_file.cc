@@ -39,7 +39,7 @@ bool ends_with(const std::string& text, std::string_view suffix) {
 
 template <typename T>
 void widen(const std::byte* from, std::span<std::int64_t> out) {
-  for (std::size_t i = 0; i < out.size(); ++i) out[i] = load_le<T>(from + i * sizeof(T));
+  for (std::size_t i = 0; i < out.size(); ++i) out[i] = std::int64_t{load_le<T>(from + i * sizeof(T))};
 }
 
 void widen(TokenType type, const std::byte* from, std::span<std::int64_t> out) {

@@ -166,7 +166,7 @@ void read_model(const JsonReader& reader, const json& root, std::int64_t limit, 
   }
   for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
     const json* value = JsonReader::optional(object, key);
-    if (value && *value != "") reader.unsupported(fmt::format("model.{}", key), value->dump(), "null and \"\"");
+    if (value && *value != json("")) reader.unsupported(fmt::format("model.{}", key), value->dump(), "null and \"\"");
   }
   if (reader.flag(object, "model.", "byte_fallback", false)) {
     reader.unsupported("model.byte_fallback", "true", "false (byte-level BPE has a token for each byte)");
