@@ -6,6 +6,8 @@
 //   touches memory that the caller has back.
 // - A rank that dies is named by the others within a second: the store tells of it (Store::set_when_lost). A time-out
 //   names the ranks that have not come as far; they are asked over the store.
+// - SIGPIPE is ignored from then on, unless the program handles it: gloo's sockets would end the process when a peer
+// dies.
 // - The store must outlive the communicator and all that are split from it; so must the process that hosts it.
 //
 //   auto world = make_gloo_communicator(store, rank, world_size, {.host = "127.0.0.1"});

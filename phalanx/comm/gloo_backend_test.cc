@@ -59,6 +59,17 @@ TEST_P(GlooSuite, FailsClearly) {
 
 INSTANTIATE_TEST_SUITE_P(Worlds, GlooSuite, ::testing::Values(1, 2, 3, 4));
 
+TEST(GlooBackend, AWriteToADeadPeerEndsNoProcess) {
+  EXPECT_EQ(run_gloo_ranks(2,
+                           [](Communicator& comm) {
+                             comm.barrier();
+                             struct sigaction action {};
+                             sigaction(SIGPIPE, nullptr, &action);
+                             if (action.sa_handler == SIG_DFL) throw std::runtime_error("SIGPIPE would end the rank");
+                           }),
+            "");
+}
+
 TEST(GlooBackend, SurvivorsNameTheRankThatWasKilledWithinASecond) {
   constexpr int kVictim = 1;
   EXPECT_EQ(run_gloo_ranks(

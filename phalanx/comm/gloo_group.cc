@@ -3,6 +3,8 @@
 // checks the object file.
 #include "phalanx/comm/gloo_group.h"
 
+#include <signal.h>
+
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 namespace phalanx {
@@ -45,10 +47,20 @@ class StoreForC10d final : public c10d::Store {
   std::shared_ptr<phalanx::Store> store_;
 };
 
+// gloo writes to its sockets without MSG_NOSIGNAL: a peer that dies would end this process by SIGPIPE before the
+// write's error can be told. A handler that somebody else installed stays.
+void ignore_broken_pipes() {
+  struct sigaction current {};
+  if (sigaction(SIGPIPE, nullptr, &current) != 0 || current.sa_handler != SIG_DFL) return;
+  current.sa_handler = SIG_IGN;
+  sigaction(SIGPIPE, &current, nullptr);
+}
+
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> make_gloo_group(std::shared_ptr<Store> store, int rank, int size,
                                                   const std::string& host, std::chrono::milliseconds timeout) {
+  ignore_broken_pipes();
   auto options = c10d::ProcessGroupGloo::Options::create(timeout);
   options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(host));
   options->threads = 1;  // collectives of one group run one after the other
