@@ -128,7 +128,11 @@ void RoundOperation::check_peers() {
   for (int peer : missing_ranks()) {
     const std::string why = board_.why_dead(peer);
     // It may have published its last round just before it ended.
-    if (!why.empty() && !board_.reached(peer, blocked_round_)) throw CommError(fmt::format("rank {} {}", peer, why));
+    if (!why.empty() && !board_.reached(peer, blocked_round_)) {
+      // A rank that failed and ended wrote its reason first: that is the cause, its end only what follows.
+      if (!ignores_abort_) board_.throw_if_aborted();
+      throw CommError(fmt::format("rank {} {}", peer, why));
+    }
     // Asked first, looked at afterwards: a rank that has been through this operation may wait for its next one.
     const std::string stuck = board_.why_stuck(peer);
     if (!stuck.empty() && !board_.reached(peer, blocked_round_))

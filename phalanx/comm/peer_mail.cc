@@ -240,7 +240,9 @@ void PeerOperation::check_peers() {
     if (why.empty()) continue;
     // What it did just before it ended still counts.
     const bool moved = mail_.move_sends(peer) | mail_.move_receives(peer);
-    if (!moved) throw CommError(fmt::format("rank {} {}", peer, why));
+    if (moved) continue;
+    mail_.board_.throw_if_aborted();  // a rank that failed wrote its reason before it ended
+    throw CommError(fmt::format("rank {} {}", peer, why));
   }
 }
 
