@@ -5,18 +5,12 @@
 #include <algorithm>
 #include <cmath>
 
+#include "phalanx/base/human.h"
+
 namespace phalanx::train {
 namespace {
 
-std::string with_commas(double value) {
-  const std::string digits = fmt::format("{:.0f}", std::max(0.0, std::round(value)));
-  std::string grouped;
-  for (std::size_t i = 0; i < digits.size(); ++i) {
-    if (i > 0 && (digits.size() - i) % 3 == 0) grouped += ',';
-    grouped += digits[i];
-  }
-  return grouped;
-}
+std::string tokens_per_second(double value) { return with_commas(std::llround(std::max(0.0, value))); }
 
 }  // namespace
 
@@ -25,12 +19,13 @@ std::string step_line(const StepReport& r) {
   return fmt::format(
       "step: {:2}  loss: {:8.5f}  grad_norm: {:7.4f}  memory: {:5.2f}GiB({:.2f}%)  tps: {}  "
       "tflops: {:.2f}  mfu: {}",
-      r.step, r.loss, r.grad_norm, r.memory_gib, r.memory_percent, with_commas(r.tokens_per_second), r.tflops, mfu);
+      r.step, r.loss, r.grad_norm, r.memory_gib, r.memory_percent, tokens_per_second(r.tokens_per_second), r.tflops,
+      mfu);
 }
 
 std::string validation_line(const StepReport& r) {
   return fmt::format("validate step: {:2}  loss: {:8.5f}  memory: {:5.2f}GiB({:.2f}%)  tps: {}", r.step, r.loss,
-                     r.memory_gib, r.memory_percent, with_commas(r.tokens_per_second));
+                     r.memory_gib, r.memory_percent, tokens_per_second(r.tokens_per_second));
 }
 
 std::optional<double> gpu_peak_tflops(std::string_view name) {

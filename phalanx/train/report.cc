@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/human.h"
 #include "phalanx/train/chart.h"
 
 namespace phalanx::train {
@@ -134,16 +135,6 @@ std::string memory_chart(const Metrics& metrics) {
 std::string card(std::string_view name, std::string_view value) {
   if (value.empty()) return "";
   return fmt::format("<div class=\"card\"><b>{}</b><span>{}</span></div>", escape_html(value), escape_html(name));
-}
-
-std::string with_commas(std::int64_t value) {
-  const std::string digits = fmt::format("{}", value);
-  std::string grouped;
-  for (std::size_t i = 0; i < digits.size(); ++i) {
-    if (i > 0 && (digits.size() - i) % 3 == 0) grouped += ',';
-    grouped += digits[i];
-  }
-  return grouped;
 }
 
 std::string cards(const json& run, const Metrics& metrics) {
