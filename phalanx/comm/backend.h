@@ -15,6 +15,10 @@
 // - Before data moves the ranks' signatures are compared (signature.h); a mismatch is a CommError on every rank.
 // - After a throw, or abort(), every later start() and advance() throws; on the other ranks soon, too.
 // - The description and the buffers it points to outlive the operation.
+//
+// A stream-ordered backend (traits) moves memory of an accelerator. For a description with `on_device` its start() is
+// called on the issuing thread, at once and in the order of issue, also while the progress thread advances earlier
+// operations; it takes its place behind what that thread's current stream has in hand. advance() then only watches.
 #pragma once
 
 #include <atomic>
@@ -41,7 +45,7 @@ struct Transfer {
   int tag = 0;
 };
 
-/// What one rank asks for. Counts are in elements; all ranges are contiguous host memory.
+/// What one rank asks for. Counts are in elements; all ranges are contiguous.
 ///   verb            input, input_count             output, output_count          counts
 ///   broadcast       - (output on root is read)     n                             -
 ///   all_reduce      - (in place)                   n                             -
@@ -59,6 +63,7 @@ struct Transfer {
 struct OperationDescription {
   Verb verb = Verb::barrier;
   DataType dtype = DataType::u8;
+  bool on_device = false;       // the ranges are memory of an accelerator, not of the host
   ReduceOp op = ReduceOp::sum;  // reductions only
   int root = 0;                 // rooted verbs only
   std::uint64_t sequence = 0;   // collectives: the same on every rank; point-to-point: this rank's own count
@@ -88,6 +93,16 @@ struct Doorbell {
   bool process_shared = false;
 };
 
+/// How a waiter makes the stream it computes on, instead of the host, wait for a stream-ordered operation.
+class StreamCompletion {
+ public:
+  virtual ~StreamCompletion() = default;
+  /// The calling thread's current stream waits for the operation's end. False: it is not launched yet; ask again.
+  virtual bool join_current_stream() = 0;
+  /// The device is through with it. Never throws; what has failed is done, too.
+  virtual bool is_done() const noexcept = 0;
+};
+
 class Operation {
  public:
   virtual ~Operation() = default;
@@ -100,6 +115,8 @@ class Operation {
   /// Called after a failure, once the backend has been aborted, until it returns true: then no peer reads or writes
   /// this operation's buffers any more. Never blocks; what it waits for is only that peers finish the piece in hand.
   virtual bool retire() noexcept { return true; }
+  /// Stream-ordered operations only. Asked for once, right after start(); may outlive the operation.
+  virtual std::shared_ptr<StreamCompletion> completion() { return nullptr; }
   /// The ranks this operation is waiting for, for error messages; empty if the backend cannot know.
   virtual std::vector<int> missing_ranks() { return {}; }
 };
@@ -109,6 +126,9 @@ struct BackendTraits {
   bool rank_order_reduction = false;  // reductions sum in rank order: the same bits on every run and such backend
   bool host_only = true;              // only host memory can be moved
   bool crowded = false;               // more ranks than cores on this machine: a waiter gives its core away at once
+  bool stream_ordered = false;        // see above; host memory is moved, too, but not in any stream's order
+  int cuda_device = -1;               // the only one whose memory a stream-ordered backend moves. -1 (tests): there is
+                                      // none, and the tensors' host memory plays its part
 };
 
 /// The members of one new group, asked for by all ranks of the old one at the same time.
@@ -132,6 +152,9 @@ class Backend {
   virtual std::shared_ptr<Backend> split(const SplitRequest& request) = 0;
   /// Any thread, any number of times; the first reason counts.
   virtual void abort(const std::string& reason) noexcept = 0;
+  /// Throws CommError if the group was aborted, or if a rank of it is known to have ended. A rank that has ended may
+  /// have done all that was asked of it. Cheap; by whoever drives the backend.
+  virtual void check_ranks() {}
 };
 
 }  // namespace phalanx

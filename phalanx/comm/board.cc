@@ -52,6 +52,17 @@ void Board::throw_if_aborted() const {
   if (aborted()) throw CommError(fmt::format("the group was aborted: {}", abort_reason()));
 }
 
+void Board::check_ranks() const {
+  throw_if_aborted();
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_) continue;
+    const std::string why = why_dead(peer);
+    if (why.empty()) continue;
+    throw_if_aborted();  // its reason, if it gave one, comes before its end
+    throw CommError(fmt::format("rank {} {}", peer, why));
+  }
+}
+
 RoundOperation::RoundOperation(Board& board, const OperationDescription& description)
     : board_(board), description_(description), first_round_(board.round() + 1) {
   board.throw_if_aborted();

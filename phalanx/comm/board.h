@@ -100,6 +100,7 @@ class Board {
   bool aborted() const noexcept { return memory_.head->abort_state.load(std::memory_order_seq_cst) == 2; }
   std::string abort_reason() const;
   void throw_if_aborted() const;
+  void check_ranks() const;  // Backend::check_ranks()
   std::string why_dead(int rank) const { return why_dead_ ? why_dead_(rank) : std::string(); }
   /// Empty unless that rank waits for a message to or from this one, and so cannot come to a collective of ours.
   std::string why_stuck(int rank) const { return why_stuck_ ? why_stuck_(rank) : std::string(); }

@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <exception>
 #include <mutex>
 #include <numeric>
 
@@ -78,8 +79,10 @@ class Communicator::Impl {
 
   ~Impl() {
     if (queue_->is_empty()) return;
-    // Contract broken, or unwinding after an error: what is still under way must not outlive us silently.
-    backend_->abort(fmt::format("rank {} destroyed communicator '{}' with operations under way", rank(), *name_));
+    // On streams that is no fault: nobody has waited on the host.
+    if (!traits_.stream_ordered || std::uncaught_exceptions() > 0)
+      // Contract broken, or unwinding after an error: what is still under way must not outlive us silently.
+      backend_->abort(fmt::format("rank {} destroyed communicator '{}' with operations under way", rank(), *name_));
     while (!queue_->is_empty()) std::this_thread::yield();
   }
 
@@ -90,7 +93,10 @@ class Communicator::Impl {
 
   DataType check(const at::Tensor& tensor, const char* what) const {
     if (!tensor.defined()) throw Error(fmt::format("{}: the tensor is undefined", what));
-    if (traits_.host_only && !tensor.device().is_cpu())
+    if (traits_.cuda_device >= 0 && tensor.is_cuda() && tensor.device().index() != traits_.cuda_device)
+      throw Error(fmt::format("{}: group '{}' is on cuda:{} and the tensor on {}", what, *name_, traits_.cuda_device,
+                              tensor.device().str()));
+    if (!tensor.device().is_cpu() && (traits_.host_only || !tensor.is_cuda()))
       throw Error(fmt::format("{}: the {} backend of group '{}' moves CPU tensors; this one is on {}", what,
                               traits_.name, *name_, tensor.device().str()));
     if (!tensor.is_contiguous())
@@ -149,8 +155,21 @@ class Communicator::Impl {
 
   // --- issue --------------------------------------------------------------------------------------------------------
 
+  // Whether the tensors are where streams are; without a CUDA device all tensors count as being there.
+  bool is_on_device(const std::vector<at::Tensor>& tensors, Verb verb) const {
+    if (!traits_.stream_ordered) return false;
+    int on_host = 0, on_device = 0;
+    for (const at::Tensor& tensor : tensors)
+      if (tensor.defined()) ++(traits_.cuda_device < 0 || tensor.is_cuda() ? on_device : on_host);
+    if (on_host > 0 && on_device > 0)
+      throw Error(fmt::format("{}: some of the tensors are on the CPU and some on cuda:{}; expected one device",
+                              name_of(verb), traits_.cuda_device));
+    return on_device > 0;
+  }
+
   Work issue(OperationDescription description, bool async, std::vector<at::Tensor> tensors = {}) {
     WorkState::Issued issued;
+    const bool launches_now = description.on_device = is_on_device(tensors, description.verb);
     const bool is_peer = !description.transfers.empty();
     description.sequence = is_peer ? peer_sequence_++ : sequence_++;
     issued.flight = flight_;
@@ -159,13 +178,14 @@ class Communicator::Impl {
     issued.backend = backend_;
     issued.group = name_;
     issued.timeout = family_->is_started.load(std::memory_order_relaxed) ? options_.timeout : options_.first_timeout;
-    if (!async && queue_->is_empty()) {
+    if (!async && !launches_now && queue_->is_empty()) {
       WorkState work(std::move(issued));
       work.run();
       return {};
     }
     if (!tensors.empty()) issued.buffers = std::make_shared<std::vector<at::Tensor>>(std::move(tensors));
     auto work = std::make_shared<WorkState>(std::move(issued));
+    if (launches_now) work->launch();
     if (!engine_) engine_ = ProgressEngine::shared();
     engine_->submit(queue_, work);
     if (!async) work->wait();

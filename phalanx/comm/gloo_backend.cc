@@ -83,6 +83,11 @@ void GlooBackend::abort(const std::string& reason) noexcept {
   ring(bell_->word, bell_->sleepers, false);
 }
 
+void GlooBackend::check_ranks() {
+  throw_if_aborted();
+  if (const std::string why = trouble(); !why.empty()) throw CommError(why);
+}
+
 void GlooBackend::throw_if_aborted() const {
   if (!aborted_.load()) return;
   const std::lock_guard lock(abort_mutex_);

@@ -53,6 +53,7 @@ class GlooBackend final : public Backend {
   std::unique_ptr<Operation> start(const OperationDescription& description) override;
   std::shared_ptr<Backend> split(const SplitRequest& request) override;
   void abort(const std::string& reason) noexcept override;
+  void check_ranks() override;
 
   // For the operations.
   c10d::Backend& group() { return *gloo_; }

@@ -249,6 +249,7 @@ class LocalBackend final : public Backend {
     return std::make_shared<LocalBackend>(std::move(group), request.rank);
   }
   void abort(const std::string& reason) noexcept override { board_.abort(reason); }
+  void check_ranks() override { board_.check_ranks(); }
   void mark_gone() noexcept {
     group_->world->gone[group_->world_rank(board_.rank())].store(true, std::memory_order_release);
   }

@@ -57,6 +57,7 @@ void WorkState::fail(std::exception_ptr error) noexcept {
   } catch (...) {
     error_ = std::current_exception();
   }
+  is_failing_.store(true, std::memory_order_release);  // before the abort lets waiting streams go on
   issued_.backend->abort(reason);
   issued_.flight->failed(issued_.flight_number, reason);
 }
@@ -104,6 +105,16 @@ void WorkState::run() {
   if (error_) std::rethrow_exception(error_);
 }
 
+void WorkState::launch() noexcept {
+  try {
+    issued_.flight->started(issued_.flight_number);
+    operation_ = issued_.backend->start(issued_.description);
+    completion_ = operation_->completion();
+  } catch (...) {
+    fail(std::current_exception());
+  }
+}
+
 Progress WorkState::advance() noexcept {
   if (error_) return retire() ? Progress::done : Progress::blocked;
   try {
@@ -112,6 +123,7 @@ Progress WorkState::advance() noexcept {
       issued_.flight->started(issued_.flight_number);
       operation_ = issued_.backend->start(issued_.description);
     }
+    if (completion_) start_clock();
     const Progress progress = operation_->advance();
     if (progress == Progress::moved) clock_runs_ = false;
     if (progress == Progress::done) issued_.flight->finished(issued_.flight_number);
@@ -149,10 +161,24 @@ void WorkState::finish() noexcept {
   if (sleepers_.load(std::memory_order_seq_cst) != 0) futex_wake_all(&done_, false);
 }
 
+// True once the current stream waits, or need not; false if the operation is failing: then the host must wait.
+bool WorkState::wait_on_stream() {
+  WaitLadder ladder(WaitLadder::kBackground);
+  while (done_.load(std::memory_order_acquire) == 0 && !is_failing_.load(std::memory_order_acquire)) {
+    if (completion_->join_current_stream()) return !is_failing_.load(std::memory_order_acquire);
+    if (ladder.step()) continue;
+    const Doorbell bell{&done_, 0, &sleepers_, false};
+    doorbell_wait({&bell, 1}, std::chrono::microseconds(100));  // launching rings no bell
+  }
+  return false;
+}
+
 void WorkState::wait() {
-  if (!is_done()) {
+  if (completion_ && wait_on_stream()) return;
+  const auto is_over = [this] { return done_.load(std::memory_order_acquire) != 0; };
+  if (!is_over()) {
     WaitLadder ladder(issued_.backend->traits().crowded ? WaitLadder::kCrowded : WaitLadder::kBackground);
-    while (!is_done()) {
+    while (!is_over()) {
       if (ladder.step()) continue;
       const Doorbell bell{&done_, 0, &sleepers_, false};
       doorbell_wait({&bell, 1}, kLookAfter);

@@ -4,7 +4,8 @@
 // otherwise, and for asynchronous ones, by the process's one progress thread, shared by all communicators (and by all
 // rank threads). It goes round all operations that may move, never blocks in one, and sleeps on all their doorbells at
 // once when none does. Collectives of one communicator run one after the other in issue order; point-to-point
-// operations that follow each other run side by side.
+// operations that follow each other run side by side. Stream-ordered operations are launched by the thread that issues
+// them and watched by the progress thread, synchronous ones too: there "wait" is an order to the waiter's stream.
 //
 // The first error of a communicator aborts its backend: what is queued behind it, and what is issued later, fails too.
 #pragma once
@@ -46,6 +47,8 @@ class WorkState {
 
   /// Drives it to its end on this thread. Throws what wait() would.
   void run();
+  /// Stream-ordered: starts it on this thread; the progress thread takes it from there. An error is wait()'s.
+  void launch() noexcept;
 
   // For the progress thread.
   Progress advance() noexcept;  // starts it if need be; a failure is recorded, and done once no peer uses the buffers
@@ -56,7 +59,10 @@ class WorkState {
   void finish() noexcept;   // then makes is_done() true and wakes whoever waits
 
   void wait();  // throws the error, if any
-  bool is_done() const noexcept { return done_.load(std::memory_order_acquire) != 0; }
+  bool is_done() const noexcept {
+    if (done_.load(std::memory_order_acquire) != 0) return true;
+    return completion_ && !is_failing_.load(std::memory_order_acquire) && completion_->is_done();
+  }
 
  private:
   void start_clock();
@@ -64,9 +70,12 @@ class WorkState {
   void fail(std::exception_ptr error) noexcept;
   bool retire() noexcept;
   [[noreturn]] void throw_error(const std::string& what) const;
+  bool wait_on_stream();
 
   Issued issued_;
   std::unique_ptr<Operation> operation_;
+  std::shared_ptr<StreamCompletion> completion_;  // stream-ordered operations; set before anybody else sees this
+  std::atomic<bool> is_failing_{false};           // error_ will be there when done_ is
   std::exception_ptr error_;
   std::chrono::steady_clock::time_point started_{};
   bool clock_runs_ = false;

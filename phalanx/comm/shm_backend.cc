@@ -45,6 +45,7 @@ class ShmBackend final : public Backend {
     return std::make_shared<ShmBackend>(std::move(segment), processes_, std::move(members), request.rank, is_crowded_);
   }
   void abort(const std::string& reason) noexcept override { board_.abort(reason); }
+  void check_ranks() override { board_.check_ranks(); }
 
  private:
   std::shared_ptr<ShmSegment> segment_;

@@ -3,8 +3,9 @@
 // Every verb returns one. A synchronous verb (the default) returns a finished Work, so ignoring it is right; with
 // `.async = true` the operation goes on by itself and the Work keeps the tensors and buffers it uses alive.
 //   wait()     returns when the result may be used: on the CPU the host waits; on CUDA the current stream waits and the
-//              host goes on. Throws CommError if the operation failed: mismatch, timeout, dead peer. May be called
-//              from any thread, any number of times.
+//              host goes on; a synchronous verb on CUDA returns in the same way. Throws CommError if the operation
+//              failed: mismatch, timeout, dead peer (on CUDA: if that is known by then; else a later operation of the
+//              communicator throws it). May be called from any thread, any number of times.
 //   is_done()  true once wait() would not block; never throws.
 // Dropping an unfinished Work neither cancels nor waits; the operation runs to its end.
 //
