@@ -174,6 +174,16 @@ INSTANTIATE_TEST_SUITE_P(Stores, EveryStore,
                                                      return [server]() -> std::shared_ptr<Store> {
                                                        return std::make_shared<TcpStore>(server->address());
                                                      };
+                                                   }},
+                                         StoreKind{"TcpWithSecret",
+                                                   [] {
+                                                     auto server = std::make_shared<TcpStoreServer>(
+                                                         TcpStoreServerOptions{.secret = "sixteen bytes or more"});
+                                                     return [server]() -> std::shared_ptr<Store> {
+                                                       return std::make_shared<TcpStore>(
+                                                           server->address(),
+                                                           TcpStoreOptions{.secret = "sixteen bytes or more"});
+                                                     };
                                                    }}),
                          [](const auto& info) { return info.param.name; });
 
@@ -211,7 +221,7 @@ TEST(TcpStoreTest, StrangersHaveNoEffect) {
   TcpStoreServer server({.hello_timeout = milliseconds(50)});
   TcpStore store(server.address());
   store.set("k", "kept");
-  const std::string hello = std::string("PHXSTORE") + std::string("\1\0\0\0", 4);
+  const std::string hello = std::string("PHXSTORE") + std::string("\2\0\0\0", 4);
   const auto frame = [](std::string payload) {
     const auto size = static_cast<std::uint32_t>(payload.size());
     return std::string(reinterpret_cast<const char*>(&size), 4) + payload;
@@ -219,7 +229,7 @@ TEST(TcpStoreTest, StrangersHaveNoEffect) {
   const std::vector<std::string> messages{
       "",                                                                    // silence
       "GET / HTTP/1.1\r\n\r\n",                                              // another protocol
-      std::string("PHXSTORE") + std::string("\2\0\0\0", 4),                  // another version
+      std::string("PHXSTORE") + std::string("\1\0\0\0", 4),                  // another version
       hello + std::string("\xff\xff\xff\xff", 4),                            // a frame of 4 GiB
       hello + std::string(4, '\0'),                                          // an empty frame
       hello + frame("\x63"),                                                 // an unknown operation

@@ -7,9 +7,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
+#include <thread>
 
 #include "phalanx/base/error.h"
+#include "phalanx/comm/store_greeting.h"
 #include "phalanx/comm/store_table.h"
 #include "phalanx/comm/tcp_store_wire.h"
 
@@ -25,52 +26,10 @@ using StoreClock = std::chrono::steady_clock;
 // The server answers a wait at its deadline; this much later a client stops believing that it will.
 constexpr std::chrono::milliseconds kAnswerGrace{5'000};
 
-enum class IoResult { done, closed, late };
-
-IoResult wait_ready(int fd, short events, StoreClock::time_point deadline) {
-  for (;;) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - StoreClock::now()).count();
-    if (left <= 0) return IoResult::late;
-    pollfd poll_fd{fd, events, 0};
-    const int ready = poll(&poll_fd, 1, static_cast<int>(std::min<std::int64_t>(left, 60'000)));
-    if (ready > 0) return IoResult::done;
-    if (ready < 0 && errno != EINTR) return IoResult::closed;
-  }
-}
-
-IoResult send_all(int fd, std::string_view bytes, StoreClock::time_point deadline) {
-  while (!bytes.empty()) {
-    const ssize_t sent = send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-    if (sent > 0) {
-      bytes.remove_prefix(static_cast<std::size_t>(sent));
-    } else if (sent < 0 && (errno == EAGAIN || errno == EINTR)) {
-      if (const auto result = wait_ready(fd, POLLOUT, deadline); result != IoResult::done) return result;
-    } else {
-      return IoResult::closed;
-    }
-  }
-  return IoResult::done;
-}
-
-IoResult receive_all(int fd, char* data, std::size_t size, StoreClock::time_point deadline) {
-  while (size > 0) {
-    const ssize_t got = recv(fd, data, size, 0);
-    if (got > 0) {
-      data += got;
-      size -= static_cast<std::size_t>(got);
-    } else if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
-      if (const auto result = wait_ready(fd, POLLIN, deadline); result != IoResult::done) return result;
-    } else {
-      return IoResult::closed;
-    }
-  }
-  return IoResult::done;
-}
-
 }  // namespace
 
 TcpStore::TcpStore(HostPort server, TcpStoreOptions options)
-    : Store(options.timeout), server_(std::move(server)), options_(options) {
+    : Store(options.timeout), server_(std::move(server)), options_(std::move(options)) {
   idle_.push_back(connect(options_.connect_timeout));
 }
 
@@ -79,28 +38,18 @@ TcpStore::~TcpStore() = default;
 std::string TcpStore::describe() const { return fmt::format("store at {}", server_.text()); }
 
 UniqueFd TcpStore::connect(std::chrono::milliseconds timeout) const {
-  UniqueFd fd = connect_to(server_, timeout, "the store");
-  const auto deadline = StoreClock::now() + std::max(timeout, kAnswerGrace);
-  std::string hello(store_wire::kMagic);
-  const std::uint16_t version = store_wire::kVersion, flags = 0;
-  hello.append(reinterpret_cast<const char*>(&version), 2).append(reinterpret_cast<const char*>(&flags), 2);
-  char answer[store_wire::kHelloBytes];
-  IoResult result = send_all(fd.get(), hello, deadline);
-  if (result == IoResult::done) result = receive_all(fd.get(), answer, sizeof answer, deadline);
-  if (result != IoResult::done)
-    throw CommError(fmt::format("{}: the connection was {} during the greeting: is it a Phalanx store?", describe(),
-                                result == IoResult::late ? "silent" : "closed"));
-  if (std::memcmp(answer, store_wire::kMagic.data(), store_wire::kMagic.size()) != 0)
-    throw CommError(fmt::format("{}: what listens there is not a Phalanx store", describe()));
-  std::uint16_t server_version = 0;
-  std::memcpy(&server_version, answer + 8, 2);
-  if (answer[10] != 0)
-    throw CommError(
-        fmt::format("{}: it speaks protocol version {}, this program {}: run the same Phalanx on every node",
-                    describe(), server_version, version));
-  if (answer[11] != 0)
-    throw CommError(fmt::format("{}: it asks for an authentication that this program does not know", describe()));
-  return fd;
+  // A server to which many come at once may turn one away before it has greeted it.
+  constexpr int kAttempts = 5;
+  const auto start = StoreClock::now();
+  for (int attempt = 1;; ++attempt) {
+    const auto spent = std::chrono::duration_cast<std::chrono::milliseconds>(StoreClock::now() - start);
+    UniqueFd fd = connect_to(server_, std::max(timeout - spent, Milliseconds(1)), "the store");
+    if (greet_store(fd.get(), options_.secret, start + std::max(timeout, kAnswerGrace), describe())) return fd;
+    if (attempt == kAttempts)
+      throw CommError(
+          fmt::format("{}: the connection was closed during the greeting: is it a Phalanx store?", describe()));
+    std::this_thread::sleep_for(Milliseconds(5 << attempt));
+  }
 }
 
 std::string TcpStore::ask_on(int fd, const std::string& frame, Milliseconds timeout, const std::string& what) const {

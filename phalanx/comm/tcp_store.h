@@ -2,8 +2,13 @@
 //
 // Contract
 // - The server listens on loopback unless told otherwise, on a port of the system's choice when port is 0. One thread
-//   serves; a stranger who connects and sends nothing, or anything else than the protocol, is dropped without effect.
-//   Its destructor ends it; clients then get a CommError.
+//   serves. Its destructor ends it; clients then get a CommError.
+// - With a secret (job_secret.h) server and client prove to each other, on every connection, that they know it. Who
+// does
+//   not is refused and logged with its address and the reason, at most ten a minute; the others notice nothing. So is a
+//   stranger who sends nothing, or anything else than the protocol; it costs the server 76 bytes, one of
+//   max_unauthenticated places and hello_timeout at most. A client that is refused for its secret, or finds a store
+//   without one, gets a ConfigError that says so. Nothing is encrypted.
 // - A client connects when made, waiting up to its connect timeout for a server that is not up yet. It keeps one
 //   connection per call in progress, so a blocked get() on one thread holds up no other thread. A connection that
 //   breaks is a CommError naming the server's address and what was asked for.
@@ -15,6 +20,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -28,7 +34,10 @@ namespace phalanx {
 struct TcpStoreServerOptions {
   std::string host = "127.0.0.1";                   // "*": every interface
   std::uint16_t port = 0;                           // 0: any free port
-  std::chrono::milliseconds hello_timeout{10'000};  // a connection that has not said hello by then is dropped
+  std::string secret;                               // empty: whoever reaches the port is let in
+  std::chrono::milliseconds hello_timeout{10'000};  // a connection that has not greeted (and proved) by then is dropped
+  std::size_t max_unauthenticated = 1024;           // connections that are still greeting; the oldest goes first
+  std::function<void(const std::string&)> on_refusal;  // on the server's thread; default: log::warn
 };
 
 class TcpStoreServer {
@@ -48,6 +57,7 @@ class TcpStoreServer {
 struct TcpStoreOptions {
   std::chrono::milliseconds timeout{300'000};          // of every call that is given none
   std::chrono::milliseconds connect_timeout{300'000};  // for the server to come up
+  std::string secret;                                  // the server's; empty: none
 };
 
 class TcpStore final : public Store {

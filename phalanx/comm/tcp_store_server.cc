@@ -4,6 +4,7 @@
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -11,11 +12,14 @@
 #include <cerrno>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <set>
 #include <thread>
 #include <unordered_map>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/log.h"
+#include "phalanx/comm/store_greeting.h"
 #include "phalanx/comm/store_table.h"
 #include "phalanx/comm/tcp_store.h"
 #include "phalanx/comm/tcp_store_wire.h"
@@ -32,9 +36,10 @@ constexpr std::size_t kReadChunk = 64 * 1024;
 
 struct StoreConnection {
   UniqueFd fd;
-  bool greeted = false;
-  std::string input;   // at most one frame: a client asks one thing at a time
-  std::string output;  // what the socket has not taken yet
+  std::unique_ptr<StoreGreeting> greeting;  // until it is welcome
+  std::string peer;                         // its address, until then
+  std::string input;                        // at most one frame: a client asks one thing at a time
+  std::string output;                       // what the socket has not taken yet
   std::size_t sent = 0;
   // The wait in progress, if any.
   ServerOperation waiting = ServerOperation::set;  // set: none
@@ -44,6 +49,34 @@ struct StoreConnection {
   std::map<std::string, std::string> when_lost;
 
   bool is_waiting() const { return waiting != ServerOperation::set; }
+};
+
+// Words the refusals; whoever knocks in a loop shall not fill the log.
+class RefusalLog {
+ public:
+  /// The line to log, or nothing where this minute has had its share.
+  std::optional<std::string> line(const std::string& store, const std::string& peer, const std::string& reason) {
+    constexpr int kPerMinute = 10;
+    const auto now = ServerClock::now();
+    if (count_ == 0 || now - since_ > std::chrono::minutes(1)) {
+      since_ = now;
+      count_ = 0;
+    }
+    if (++count_ > kPerMinute) {
+      ++unlogged_;
+      return std::nullopt;
+    }
+    std::string text = fmt::format("store at {}: refused {}: {}", store, peer, reason);
+    if (unlogged_ > 0) text += fmt::format(" ({} more were refused before it)", unlogged_);
+    if (count_ == kPerMinute) text += "; further ones are not logged for a minute";
+    unlogged_ = 0;
+    return text;
+  }
+
+ private:
+  ServerClock::time_point since_{};
+  int count_ = 0;
+  std::size_t unlogged_ = 0;
 };
 
 std::string ok_frame() {
@@ -59,6 +92,7 @@ class TcpStoreServer::Impl {
   explicit Impl(TcpStoreServerOptions options) : options_(std::move(options)) {
     listener_ = listen_on({options_.host, options_.port});
     options_.port = local_port(listener_.get());
+    if (!options_.on_refusal) options_.on_refusal = [](const std::string& text) { log::warn(text); };
     epoll_.reset(epoll_create1(EPOLL_CLOEXEC));
     stop_.reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     spare_.reset(open("/dev/null", O_RDONLY | O_CLOEXEC));
@@ -99,7 +133,7 @@ class TcpStoreServer::Impl {
         const std::uint64_t id = events[static_cast<std::size_t>(i)].data.u64;
         if (id == kStopId) return;
         if (id == kListenerId)
-          accept_all();
+          accept_some();
         else
           handle(id, events[static_cast<std::size_t>(i)].events);
       }
@@ -108,12 +142,17 @@ class TcpStoreServer::Impl {
     }
   }
 
-  void accept_all() {
-    for (;;) {
-      UniqueFd fd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  // A few at a time, so that those who were accepted get on with their greeting before they are the oldest.
+  void accept_some() {
+    for (int accepted = 0; accepted < 64; ++accepted) {
+      sockaddr_storage peer{};
+      socklen_t peer_size = sizeof peer;
+      UniqueFd fd(
+          accept4(listener_.get(), reinterpret_cast<sockaddr*>(&peer), &peer_size, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (!fd) {
         if (errno == EINTR || errno == ECONNABORTED) continue;
         if (errno != EMFILE && errno != ENFILE) return;
+        if (errno == EMFILE && raise_descriptor_limit()) continue;
         // Out of descriptors: turn the caller away with the spare one, else the listener stays readable for ever.
         spare_.reset();
         UniqueFd(accept(listener_.get(), nullptr, nullptr)).reset();
@@ -129,10 +168,35 @@ class TcpStoreServer::Impl {
       setsockopt(fd.get(), IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
       const std::uint64_t id = next_id_++;
       watch(fd.get(), id, EPOLLIN | EPOLLRDHUP, EPOLL_CTL_ADD);
+      if (greeting_.size() >= options_.max_unauthenticated) turn_away_oldest();
+      greeting_.insert(id);
       auto& connection = connections_[id];
       connection.fd = std::move(fd);
+      connection.greeting = std::make_unique<StoreGreeting>(options_.secret);
+      connection.peer = peer_name(peer);
       set_deadline(id, connection, ServerClock::now() + options_.hello_timeout);
     }
+  }
+
+  // A server of thousands of ranks needs more descriptors than most systems give at first, and may have them.
+  static bool raise_descriptor_limit() {
+    rlimit limit{};
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= limit.rlim_max) return false;
+    limit.rlim_cur = limit.rlim_max;
+    return setrlimit(RLIMIT_NOFILE, &limit) == 0;
+  }
+
+  void turn_away_oldest() {
+    const auto found = connections_.find(*greeting_.begin());
+    log_refusal(found->second.peer,
+                fmt::format("{} connections have not greeted yet, and it is the oldest of them", greeting_.size()));
+    greeting_.erase(greeting_.begin());
+    clear_deadline(found->first, found->second);
+    connections_.erase(found);
+  }
+
+  void log_refusal(const std::string& peer, const std::string& reason) {
+    if (const auto text = refusals_.line(address().text(), peer, reason)) options_.on_refusal(*text);
   }
 
   void set_deadline(std::uint64_t id, StoreConnection& connection, ServerClock::time_point deadline) {
@@ -159,39 +223,42 @@ class TcpStoreServer::Impl {
   bool receive(std::uint64_t id, StoreConnection& connection) {
     char chunk[kReadChunk];
     for (;;) {
-      // Before the greeting nothing but its 12 bytes is taken in: strangers cost no memory.
-      const std::size_t room = connection.greeted ? sizeof chunk : store_wire::kHelloBytes - connection.input.size();
+      // Before it is welcome nothing but the greeting's bytes is taken in: strangers cost no memory.
+      const std::size_t room = connection.greeting ? connection.greeting->wanted() : sizeof chunk;
       const ssize_t got = recv(connection.fd.get(), chunk, room, 0);
       if (got < 0 && errno == EINTR) continue;
-      if (got < 0) return errno == EAGAIN;
-      if (got == 0) return false;
-      connection.input.append(chunk, static_cast<std::size_t>(got));
-      if (!connection.greeted) {
-        if (!greet(id, connection)) return false;
-      } else if (!parse(id, connection)) {
+      if (got < 0 && errno == EAGAIN) return true;
+      if (got <= 0) {
+        // Who only looked whether the port is open is not worth a line.
+        if (connection.greeting && connection.greeting->has_begun())
+          log_refusal(connection.peer, "it left in the middle of the greeting");
         return false;
+      }
+      const std::string_view bytes(chunk, static_cast<std::size_t>(got));
+      if (connection.greeting) {
+        if (!greet(id, connection, bytes)) return false;
+      } else {
+        connection.input += bytes;
+        if (!parse(id, connection)) return false;
       }
     }
   }
 
-  bool greet(std::uint64_t id, StoreConnection& connection) {
-    const std::string& input = connection.input;
-    const std::size_t compared = std::min(input.size(), store_wire::kMagic.size());
-    if (std::memcmp(input.data(), store_wire::kMagic.data(), compared) != 0) return false;
-    if (input.size() < store_wire::kHelloBytes) return true;
-    std::uint16_t version = 0, flags = 0;
-    std::memcpy(&version, input.data() + 8, 2);
-    std::memcpy(&flags, input.data() + 10, 2);
-    const bool welcome = version == store_wire::kVersion && flags == 0;
-    std::string answer(store_wire::kMagic);
-    answer.append(reinterpret_cast<const char*>(&store_wire::kVersion), 2);
-    answer.push_back(welcome ? 0 : 1);
-    answer.push_back(0);  // no authentication
-    connection.input.clear();
-    connection.greeted = true;
-    clear_deadline(id, connection);
+  bool greet(std::uint64_t id, StoreConnection& connection, std::string_view bytes) {
+    std::string answer = connection.greeting->take(bytes);
     // The few bytes of a refusal fit any socket's buffer, so closing right after it loses nothing.
-    return reply(id, connection, std::move(answer)) && welcome;
+    if (!answer.empty() && !reply(id, connection, std::move(answer))) return false;
+    if (connection.greeting->state() == StoreGreeting::State::refused) {
+      log_refusal(connection.peer, connection.greeting->refusal());
+      return false;
+    }
+    if (connection.greeting->state() == StoreGreeting::State::welcome) {
+      connection.greeting.reset();
+      connection.peer = {};
+      greeting_.erase(id);
+      clear_deadline(id, connection);
+    }
+    return true;
   }
 
   bool parse(std::uint64_t id, StoreConnection& connection) {
@@ -407,7 +474,9 @@ class TcpStoreServer::Impl {
       const auto found = connections_.find(id);
       if (found == connections_.end()) continue;
       auto& connection = found->second;
-      if (!connection.is_waiting()) {  // never said hello
+      if (!connection.is_waiting()) {
+        log_refusal(connection.peer,
+                    fmt::format("it has not greeted within {} s", options_.hello_timeout.count() / 1000.0));
         lost_.push_back(id);
         continue;
       }
@@ -426,6 +495,7 @@ class TcpStoreServer::Impl {
       const auto found = connections_.find(id);
       if (found == connections_.end()) continue;
       end_wait(id, found->second);
+      greeting_.erase(id);
       const auto when_lost = std::move(found->second.when_lost);
       connections_.erase(found);
       for (const auto& [key, value] : when_lost) assign(key, value);
@@ -440,6 +510,8 @@ class TcpStoreServer::Impl {
   std::unordered_multimap<std::string, std::uint64_t> waiters_;
   std::set<std::pair<ServerClock::time_point, std::uint64_t>> deadlines_;
   std::vector<std::uint64_t> lost_;
+  std::set<std::uint64_t> greeting_;  // connections that are not welcome yet, oldest first
+  RefusalLog refusals_;
   std::thread thread_;
 };
 

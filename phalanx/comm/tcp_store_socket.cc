@@ -75,6 +75,17 @@ int connect_once(const addrinfo& address, SocketClock::time_point deadline, Uniq
   return 0;
 }
 
+IoResult wait_ready(int fd, short events, SocketClock::time_point deadline) {
+  for (;;) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - SocketClock::now()).count();
+    if (left <= 0) return IoResult::late;
+    pollfd poll_fd{fd, events, 0};
+    const int ready = poll(&poll_fd, 1, static_cast<int>(std::min<std::int64_t>(left, 60'000)));
+    if (ready > 0) return IoResult::done;
+    if (ready < 0 && errno != EINTR) return IoResult::closed;
+  }
+}
+
 }  // namespace
 
 void UniqueFd::reset(int fd) noexcept {
@@ -161,6 +172,45 @@ UniqueFd connect_to(const HostPort& address, std::chrono::milliseconds timeout, 
     std::this_thread::sleep_for(pause);
     pause = std::min(pause * 2, std::chrono::milliseconds(200));
   }
+}
+
+IoResult send_all(int fd, std::string_view bytes, SocketClock::time_point deadline) {
+  while (!bytes.empty()) {
+    const ssize_t sent = send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    if (sent > 0) {
+      bytes.remove_prefix(static_cast<std::size_t>(sent));
+    } else if (sent < 0 && (errno == EAGAIN || errno == EINTR)) {
+      if (const auto result = wait_ready(fd, POLLOUT, deadline); result != IoResult::done) return result;
+    } else {
+      return IoResult::closed;
+    }
+  }
+  return IoResult::done;
+}
+
+IoResult receive_all(int fd, char* data, std::size_t size, SocketClock::time_point deadline) {
+  while (size > 0) {
+    const ssize_t got = recv(fd, data, size, 0);
+    if (got > 0) {
+      data += got;
+      size -= static_cast<std::size_t>(got);
+    } else if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
+      if (const auto result = wait_ready(fd, POLLIN, deadline); result != IoResult::done) return result;
+    } else {
+      return IoResult::closed;
+    }
+  }
+  return IoResult::done;
+}
+
+std::string peer_name(const sockaddr_storage& address) {
+  char host[NI_MAXHOST], port[NI_MAXSERV];
+  const socklen_t size = address.ss_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
+  if (getnameinfo(reinterpret_cast<const sockaddr*>(&address), size, host, sizeof host, port, sizeof port,
+                  NI_NUMERICHOST | NI_NUMERICSERV) != 0)
+    return "an unknown address";
+  return std::string(host).find(':') == std::string::npos ? fmt::format("{}:{}", host, port)
+                                                          : fmt::format("[{}]:{}", host, port);
 }
 
 bool is_loopback(const std::string& host) {

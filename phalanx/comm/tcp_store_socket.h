@@ -1,9 +1,12 @@
 // Stream sockets as comm/ and launch/ use them: resolve, listen, connect with retries. Errors say which address.
 #pragma once
 
+#include <sys/socket.h>
+
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 
 namespace phalanx {
@@ -45,6 +48,15 @@ std::uint16_t local_port(int fd);
 /// Connects, trying again with short, growing pauses while the connection is refused: the server may just be starting.
 /// Throws CommError after the timeout, at once if the name does not resolve. `what` names the server in errors.
 UniqueFd connect_to(const HostPort& address, std::chrono::milliseconds timeout, const std::string& what);
+
+/// Sends or receives that many bytes on a non-blocking socket: done; closed by the peer (or broken); or late, at the
+/// deadline.
+enum class IoResult { done, closed, late };
+IoResult send_all(int fd, std::string_view bytes, std::chrono::steady_clock::time_point deadline);
+IoResult receive_all(int fd, char* data, std::size_t size, std::chrono::steady_clock::time_point deadline);
+
+/// "10.0.0.3:41522", for the log.
+std::string peer_name(const sockaddr_storage& address);
 
 /// True if the host's name resolves to an address in 127/8 or to ::1.
 bool is_loopback(const std::string& host);

@@ -1,14 +1,18 @@
 // The bytes between TcpStore and TcpStoreServer. All integers are little-endian.
 //
-//   client hello   "PHXSTORE" u16 version u16 flags(0)
-//   server hello   "PHXSTORE" u16 version u8 status(0 welcome, 1 wrong version) u8 authentication(0 none)
+//   client hello   "PHXSTORE" u16 version u8 secret (0 I have none, 1 I have one) u8 0
+//   server hello   "PHXSTORE" u16 version u8 verdict u8 authentication (0 none, 1 HMAC-SHA256), and with 1, if the
+//                  verdict is welcome, 32 random bytes
+//   client proof   32 random bytes, 32 bytes HMAC                 } only with authentication 1; store_proof.h says what
+//   server proof   u8 verdict, 32 bytes HMAC (zeros: refused)     } the HMAC is taken of
 //   frame          u32 payload length, payload; the client asks, the server answers each request once, in order
 //   request        u8 operation, fields        string = u32 length, bytes        optional = u8 present, string
 //   answer         u8 status (0 ok, 1 timed out, 2 error), fields; an error carries its text, a timeout the missing
-//   keys
+//                  keys
 //
-// The authentication byte is where a challenge starts once connections are authenticated; a client that does not know
-// the value refuses. Both sides reject a frame above kMaxFrame or with fields that do not fill it exactly.
+// The client proves first; a client with a secret leaves a server that does not ask for it. Nothing is encrypted, and
+// nothing after the greeting is authenticated: who can change packets on their way can take a connection over. Both
+// sides reject a frame above kMaxFrame or with fields that do not fill it exactly.
 #pragma once
 
 #include <cstdint>
@@ -22,10 +26,18 @@
 namespace phalanx::store_wire {
 
 inline constexpr std::string_view kMagic = "PHXSTORE";
-inline constexpr std::uint16_t kVersion = 1;
+inline constexpr std::uint16_t kVersion = 2;
 inline constexpr std::size_t kHelloBytes = 12;
 inline constexpr std::size_t kMaxFrame = Store::kMaxValueBytes * 2 + (std::size_t{1} << 20);
 inline constexpr std::uint64_t kMaxTimeoutMs = 1000ULL * 3600 * 24 * 365;
+
+enum class Verdict : std::uint8_t {
+  welcome = 0,  // or go on
+  other_version,
+  secret_needed,
+  no_secret_here,
+  wrong_secret
+};
 
 enum class Operation : std::uint8_t {
   set = 1,
