@@ -45,6 +45,8 @@ function(phalanx_test folder)
   add_executable(${target} ${ARG_SOURCES})
   target_link_libraries(${target} PRIVATE phalanx_${folder} ${ARG_LINK} GTest::gtest_main GTest::gmock phalanx_warnings)
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+  # A test's own code need not be fast, and compiles a quarter sooner.
+  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
   phalanx_unity(${target})
   add_test(NAME ${folder} COMMAND ${target} --gtest_brief=1)
   # One intra-op thread a rank: many tests run several ranks as threads.

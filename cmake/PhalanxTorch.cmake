@@ -14,8 +14,6 @@ function(phalanx_use_torch target)
   target_link_libraries(${target} INTERFACE
     $<BUILD_INTERFACE:${lib}/libtorch_cpu.so> $<BUILD_INTERFACE:${lib}/libc10.so>)
   target_link_options(${target} INTERFACE $<BUILD_INTERFACE:-Wl,-rpath,${lib}>)
-  # torch's include folder carries an fmt newer than the system's: used as headers, so that nothing links the wrong one.
-  target_compile_definitions(${target} INTERFACE FMT_HEADER_ONLY)
   if(PHALANX_TORCH_CUDA)
     # Nothing refers to libtorch_cuda by symbol, yet loading it is what registers the CUDA kernels.
     target_link_libraries(${target} INTERFACE
@@ -46,4 +44,17 @@ if(NOT PHALANX_TORCH_FOR_PACKAGE)
   add_library(Phalanx::torch ALIAS phalanx_torch)
   set_target_properties(phalanx_torch PROPERTIES EXPORT_NAME torch)
   phalanx_use_torch(phalanx_torch)
+
+  # torch's include folder carries an fmt newer than the system's, and every source that includes torch sees that one.
+  # Its compiled part is ours to link; where its version is not the one torch_fmt.cc knows, it is used as headers.
+  file(STRINGS ${PHALANX_TORCH_ROOT}/include/fmt/base.h PHALANX_TORCH_FMT REGEX "^#define FMT_VERSION 12")
+  if(PHALANX_TORCH_FMT)
+    add_library(phalanx_torch_fmt STATIC ${CMAKE_CURRENT_LIST_DIR}/torch_fmt.cc)
+    set_target_properties(phalanx_torch_fmt PROPERTIES EXPORT_NAME torch_fmt)
+    target_include_directories(phalanx_torch_fmt SYSTEM PRIVATE ${PHALANX_TORCH_ROOT}/include)
+    set_property(GLOBAL APPEND PROPERTY PHALANX_LIBRARIES phalanx_torch_fmt)
+    target_link_libraries(phalanx_torch INTERFACE phalanx_torch_fmt)
+  else()
+    target_compile_definitions(phalanx_torch INTERFACE FMT_HEADER_ONLY)
+  endif()
 endif()
