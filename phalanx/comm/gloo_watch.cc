@@ -128,6 +128,20 @@ std::string GlooWatch::trouble(const Group& group, std::chrono::milliseconds age
   return aborted == aborted_.end() ? "" : aborted->second;
 }
 
+std::string GlooWatch::announced(const Group& group) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = aborted_.find(group.id);
+  return found == aborted_.end() ? "" : found->second;
+}
+
+std::vector<int> GlooWatch::lost(const Group& group) const {
+  const std::lock_guard lock(mutex_);
+  std::vector<int> ranks;
+  for (std::size_t i = 0; i < group.members.size(); ++i)
+    if (dead_.contains(group.members[i])) ranks.push_back(static_cast<int>(i));
+  return ranks;
+}
+
 std::vector<int> GlooWatch::behind(const Group& group, std::uint64_t sequence) {
   constexpr std::chrono::milliseconds kPatience{1'000};
   std::vector<int> result;

@@ -37,6 +37,9 @@ class GlooWatch {
   void announce_abort(const Group& group, const std::string& reason) noexcept;
   /// Why the group can go on no more: a member died at least `age` ago, or announced an abort. Empty: it can.
   std::string trouble(const Group& group, std::chrono::milliseconds age = {}) const;
+  /// The two causes of trouble, each by itself: the first announced abort, or empty; ranks of the group that have died.
+  std::string announced(const Group& group) const;
+  std::vector<int> lost(const Group& group) const;
   /// World ranks of the group that have not begun collective number `sequence`: they are asked, for at most a second.
   std::vector<int> behind(const Group& group, std::uint64_t sequence);
 
