@@ -51,17 +51,29 @@ DataType data_type_of(const at::Tensor& tensor, const char* what) {
 class Communicator::Impl {
  public:
   struct Family;
-  Impl(std::shared_ptr<Backend> backend, CommunicatorOptions options, std::shared_ptr<Family> family = nullptr)
+  Impl(std::shared_ptr<Backend> backend, CommunicatorOptions options)
+      : Impl(std::move(backend), std::move(options), nullptr, "", {}) {
+    members_.resize(static_cast<std::size_t>(size()));
+    std::iota(members_.begin(), members_.end(), 0);
+    id_ = options_.name;
+    join(std::make_shared<Family>(
+        rank(), size(), FlightOptions{options_.trace_folder, options_.trace_prefix, options_.trace_capacity}));
+  }
+  /// A member of a family; `members` are ranks of its first communicator.
+  Impl(std::shared_ptr<Backend> backend, CommunicatorOptions options, std::shared_ptr<Family> family, std::string id,
+       std::vector<int> members)
       : backend_(std::move(backend)),
         options_(std::move(options)),
         name_(std::make_shared<const std::string>(options_.name)),
-        traits_(backend_->traits()) {
-    join(family ? std::move(family) : std::make_shared<Family>(backend_->rank(), options_.trace_folder));
+        traits_(backend_->traits()),
+        id_(std::move(id)),
+        members_(std::move(members)) {
+    if (family) join(std::move(family));
   }
 
   // What a communicator shares with all that are split from it.
   struct Family {
-    Family(int rank, std::string folder) : logs(std::make_shared<FlightLogs>(rank, std::move(folder))) {}
+    Family(int rank, int size, FlightOptions files) : logs(FlightLogs::make(rank, size, std::move(files))) {}
     std::atomic<bool> is_started{false};
     std::shared_ptr<FlightLogs> logs;
     std::mutex mutex;
@@ -70,7 +82,7 @@ class Communicator::Impl {
 
   void join(std::shared_ptr<Family> family) {
     family_ = std::move(family);
-    flight_ = std::make_shared<FlightLog>(family_->logs, *name_, rank(), size());
+    flight_ = std::make_shared<FlightLog>(family_->logs, FlightGroup{*name_, id_, rank(), members_});
     family_->logs->add(flight_);
     const std::lock_guard lock(family_->mutex);
     std::erase_if(family_->queues, [](const auto& queue) { return queue.expired(); });
@@ -337,14 +349,19 @@ class Communicator::Impl {
     if (!backend) return nullptr;
     CommunicatorOptions options = options_;
     options.name = request.name;
+    std::vector<int> in_first;
+    for (const int member : request.members) in_first.push_back(members_[static_cast<std::size_t>(member)]);
     return std::shared_ptr<Communicator>(
-        new Communicator(std::make_unique<Impl>(std::move(backend), std::move(options), family_)));
+        new Communicator(std::make_unique<Impl>(std::move(backend), std::move(options), family_,
+                                                fmt::format("{}/{}.{}", id_, serial, color), std::move(in_first))));
   }
 
   std::shared_ptr<Backend> backend_;
   CommunicatorOptions options_;
   std::shared_ptr<const std::string> name_;
   BackendTraits traits_;
+  std::string id_;            // the way from the first communicator to this one
+  std::vector<int> members_;  // [size]: ranks of the first communicator
   std::shared_ptr<Family> family_;
   std::shared_ptr<FlightLog> flight_;
   std::shared_ptr<OperationQueue> queue_ = std::make_shared<OperationQueue>();
@@ -611,6 +628,8 @@ bool Communicator::is_idle() const {
 void Communicator::dump_flight_recorder(const std::string& path) const {
   replace_file(path, impl_->family_->logs->to_json("asked for"));
 }
+
+std::vector<observe::FlightEntry> Communicator::recent_operations() const { return impl_->flight_->snapshot(); }
 
 void Communicator::abort(const std::string& reason) {
   impl_->backend_->abort(fmt::format("rank {} of group '{}': {}", rank(), name(), reason));

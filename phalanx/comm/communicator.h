@@ -33,6 +33,9 @@
 namespace phalanx {
 
 class Backend;
+namespace observe {
+struct FlightEntry;
+}
 
 struct ReduceOptions {
   ReduceOp op = ReduceOp::sum;
@@ -59,7 +62,11 @@ struct CommunicatorOptions {
   std::string name = "world";                        // shown in errors and traces
   std::chrono::milliseconds first_timeout{300'000};  // until mark_started() is called
   std::chrono::milliseconds timeout{100'000};        // afterwards
-  std::string trace_folder;  // for rank_<r>.json after an error; empty: $PHALANX_COMM_TRACE_DIR, else none
+  // The flight recorder: the last trace_capacity operations go to <trace_folder>/<trace_prefix><rank>.json on an error
+  // and on SIGUSR1. Without a folder: to $PHALANX_COMM_TRACE_DIR, else nowhere.
+  std::string trace_folder;
+  std::string trace_prefix = "rank_";
+  std::size_t trace_capacity = 2048;
 };
 
 class Communicator {
@@ -126,9 +133,11 @@ class Communicator {
   void mark_started();
   /// True if no asynchronous operation is under way, here or in a communicator that was split from this one.
   bool is_idle() const;
-  /// Writes the last 2,048 operations of this communicator and of all of its family (what it was split from, and what
-  /// was split from that) as JSON; see flight_log.h for the form and for when that happens by itself.
+  /// Writes the last operations of this communicator and of all of its family (what it was split from, and what was
+  /// split from that) as JSON; see flight_log.h for the form and for when that happens by itself.
   void dump_flight_recorder(const std::string& path) const;
+  /// The last operations of this communicator, the oldest first (observe/flight_recorder.h). From any thread.
+  std::vector<observe::FlightEntry> recent_operations() const;
   /// Fails every pending and later operation on this rank, and soon on its peers, with this reason.
   void abort(const std::string& reason);
 

@@ -1,38 +1,45 @@
 #include "phalanx/comm/flight_log.h"
 
 #include <fmt/format.h>
-#include <signal.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "phalanx/base/env.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/log.h"
+#include "phalanx/comm/flight_signal.h"
 #include "phalanx/comm/signature.h"
 
 namespace phalanx {
 namespace {
 
-// A signal is for the whole process, so its count is too.
-std::atomic<std::uint32_t> flight_requests{0};
-static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
+std::int64_t microseconds_since_epoch() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::microseconds>(now).count();
+}
 
-void count_flight_request(int) { flight_requests.fetch_add(1, std::memory_order_relaxed); }
+std::string quoted(const std::string& text) {
+  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
 
-void handle_flight_signal() {
-  struct sigaction now {};
-  if (sigaction(SIGUSR1, nullptr, &now) != 0 || (now.sa_flags & SA_SIGINFO) != 0 || now.sa_handler != SIG_DFL) return;
-  struct sigaction ours {};
-  ours.sa_handler = count_flight_request;
-  ours.sa_flags = SA_RESTART;
-  sigaction(SIGUSR1, &ours, nullptr);
+std::string host_name() {
+  char name[256] = {};
+  return gethostname(name, sizeof name - 1) == 0 ? name : "";
 }
 
 }  // namespace
 
-FlightLog::FlightLog(std::shared_ptr<FlightLogs> logs, const std::string& group, int rank, int size)
-    : logs_(std::move(logs)), recorder_({.group = group, .rank = rank, .size = size}) {}
+FlightLog::FlightLog(std::shared_ptr<FlightLogs> logs, FlightGroup group)
+    : logs_(std::move(logs)),
+      recorder_({.group = std::move(group.name),
+                 .id = std::move(group.id),
+                 .rank = group.rank,
+                 .size = static_cast<int>(group.members.size()),
+                 .members = group.members,
+                 .capacity = logs_->files_.capacity}) {}
 
 std::uint64_t FlightLog::issued(const OperationDescription& description) {
   const std::uint64_t number = issued_.fetch_add(1, std::memory_order_relaxed);
@@ -47,12 +54,16 @@ std::uint64_t FlightLog::issued(const OperationDescription& description) {
       entry.peer = first.peer;
       entry.tag = first.tag;
     }
-  } else if (description.verb != Verb::barrier) {
-    const Signature signature = signature_of(description);
-    entry.dtype = name_of(description.dtype);
-    entry.count = signature.verb == Verb::all_to_all ? description.input_count : signature.count;
-    if (reduces(signature.verb)) entry.op = name_of(description.op);
-    if (is_rooted(signature.verb)) entry.root = description.root;
+  } else {
+    entry.collective = static_cast<std::int64_t>(description.sequence);
+    if (description.verb != Verb::barrier) {
+      const Signature signature = signature_of(description);
+      entry.dtype = name_of(description.dtype);
+      entry.count = signature.verb == Verb::all_to_all ? description.input_count : signature.count;
+      entry.uneven = signature.uneven != 0;
+      if (reduces(signature.verb)) entry.op = name_of(description.op);
+      if (is_rooted(signature.verb)) entry.root = description.root;
+    }
   }
   recorder_.issued(entry);
   return number;
@@ -60,19 +71,26 @@ std::uint64_t FlightLog::issued(const OperationDescription& description) {
 
 void FlightLog::failed(std::uint64_t number, const std::string& reason) noexcept {
   recorder_.failed(number);
-  if (!has_failed_.exchange(true)) logs_->dump(reason);
+  if (has_failed_.exchange(true)) return;
+  logs_->note_failure(reason);
+  logs_->dump(reason);
 }
 
-void FlightLog::answer_requests() noexcept {
-  if (logs_->folder_.empty()) return;
-  const std::uint32_t asked = flight_requests.load(std::memory_order_relaxed);
-  if (logs_->answered_.exchange(asked) != asked) logs_->dump("SIGUSR1");
+std::shared_ptr<FlightLogs> FlightLogs::make(int rank, int size, FlightOptions files) {
+  std::shared_ptr<FlightLogs> logs(new FlightLogs(rank, size, std::move(files)));
+  if (!logs->files_.folder.empty()) dump_on_flight_signal(logs);
+  return logs;
 }
 
-FlightLogs::FlightLogs(int rank, std::string folder)
-    : rank_(rank), folder_(std::move(folder)), answered_(flight_requests.load(std::memory_order_relaxed)) {
-  if (folder_.empty()) folder_ = env_string("PHALANX_COMM_TRACE_DIR").value_or("");
-  if (!folder_.empty()) handle_flight_signal();
+FlightLogs::FlightLogs(int rank, int size, FlightOptions files) : rank_(rank), size_(size), files_(std::move(files)) {
+  if (files_.folder.empty()) files_.folder = env_string("PHALANX_COMM_TRACE_DIR").value_or("");
+  if (files_.folder.empty()) return;
+  std::error_code none_there;
+  std::filesystem::rename(path(), path() + ".previous", none_there);
+}
+
+std::string FlightLogs::path() const {
+  return (std::filesystem::path(files_.folder) / fmt::format("{}{}.json", files_.prefix, rank_)).string();
 }
 
 void FlightLogs::add(const std::shared_ptr<FlightLog>& log) {
@@ -81,15 +99,28 @@ void FlightLogs::add(const std::shared_ptr<FlightLog>& log) {
   logs_.push_back(log);
 }
 
+void FlightLogs::note_failure(const std::string& reason) noexcept {
+  try {
+    const std::lock_guard lock(mutex_);
+    if (failure_.empty()) failure_ = reason;
+  } catch (...) {
+  }
+}
+
 std::string FlightLogs::to_json(const std::string& reason) const {
   std::vector<std::shared_ptr<FlightLog>> logs;
+  std::string failure;
   {
     const std::lock_guard lock(mutex_);
+    failure = failure_;
     for (const auto& one : logs_)
       if (auto log = one.lock()) logs.push_back(std::move(log));
   }
-  const auto quoted = nlohmann::json(reason).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  std::string text = fmt::format("{{\n\"rank\": {},\n\"reason\": {},\n\"groups\": [\n", rank_, quoted);
+  std::string text = fmt::format(
+      "{{\n\"rank\": {},\n\"size\": {},\n\"host\": {},\n\"pid\": {},\n\"written_us\": {},\n\"reason\": "
+      "{},\n\"groups\": [\n",
+      rank_, size_, quoted(host_name()), getpid(), microseconds_since_epoch(),
+      quoted(failure.empty() ? reason : failure));
   for (std::size_t i = 0; i < logs.size(); ++i) {
     if (i > 0) text += ",\n";
     text += logs[i]->recorder_.to_json();
@@ -98,14 +129,14 @@ std::string FlightLogs::to_json(const std::string& reason) const {
 }
 
 void FlightLogs::dump(const std::string& reason) noexcept {
-  if (folder_.empty()) return;
+  if (files_.folder.empty()) return;
   try {
     const std::lock_guard lock(dump_mutex_);
-    const std::filesystem::path folder(folder_);
-    posix_file_system().make_directory(folder);
-    const std::filesystem::path path = folder / fmt::format("rank_{}.json", rank_);
-    replace_file(path, to_json(reason));
-    log::warn(fmt::format("communication: the last operations are in {}", path.string()));
+    posix_file_system().make_directory(files_.folder);
+    replace_file(path(), to_json(reason));
+    log::warn(fmt::format(
+        "communication: the last operations are in {}; `phalanx trace analyze {}` lays the ranks' files side by side",
+        path(), files_.folder));
   } catch (const std::exception& e) {
     try {
       log::warn(fmt::format("communication: the last operations could not be written: {}", e.what()));

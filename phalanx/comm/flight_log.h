@@ -2,14 +2,16 @@
 //
 // Every operation gets a number of its own here, counted over collectives and messages, and is noted when it is issued,
 // started and ended (0.11 us in all). When an operation of a group fails or times out for the first time, and a
-// folder is set, the recorders of all groups of the rank are written to <folder>/rank_<rank of the first group>.json,
-// since the cause of a hang in one group is often an operation of another:
+// folder is set, the recorders of all groups of the rank are written to <folder>/<prefix><rank of the first
+// group>.json, since the cause of a hang in one group is often an operation of another:
 //
-//   {"rank": 1, "reason": "...", "groups": [{"group": "world", ..., "entries": [...]}, ...]}   (see flight_recorder.h)
+//   {"rank": 1, "size": 4, "host": "...", "pid": 4711, "written_us": ..., "reason": "...",
+//    "groups": [{"group": "world", ..., "entries": [...]}, ...]}                                 (see
+//    flight_recorder.h)
 //
-// With a folder set, SIGUSR1 asks for the same: a rank that waits for another writes within about 100 ms; one that does
-// not communicate at the time writes when it next waits that long. The handler only counts; it is installed if nobody
-// else handles the signal.
+// The reason is the first failure's, also in what is written later; without a failure it is what asked for the file.
+// With a folder set, SIGUSR1 asks for the same, whatever the rank is doing (flight_signal.h). A file of an earlier run
+// is set aside, as <name>.previous, when the first communicator is made, so that files of two runs are never mixed.
 //
 // Thread-safe. Nothing here throws but write(): a dump that cannot be written is a warning in the log.
 #pragma once
@@ -28,17 +30,30 @@ namespace phalanx {
 
 class FlightLogs;
 
+/// Which group a log is of. Group ids are the same on all members and tell groups of the same name apart.
+struct FlightGroup {
+  std::string name;
+  std::string id;
+  int rank = 0;
+  std::vector<int> members;  // ranks of the first group
+};
+
+struct FlightOptions {
+  std::string folder;  // empty: nothing is written, unless PHALANX_COMM_TRACE_DIR is set
+  std::string prefix = "rank_";
+  std::size_t capacity = 2048;  // operations kept per group
+};
+
 class FlightLog {
  public:
-  FlightLog(std::shared_ptr<FlightLogs> logs, const std::string& group, int rank, int size);
+  FlightLog(std::shared_ptr<FlightLogs> logs, FlightGroup group);
 
   std::uint64_t issued(const OperationDescription& description);  // the operation's number
   void started(std::uint64_t number) { recorder_.started(number); }
   void finished(std::uint64_t number) { recorder_.finished(number); }
   /// The first failure writes the file.
   void failed(std::uint64_t number, const std::string& reason) noexcept;
-  /// Called now and then by whoever waits: writes the file if a signal has asked for it.
-  void answer_requests() noexcept;
+  std::vector<observe::FlightEntry> snapshot() const { return recorder_.snapshot(); }
 
  private:
   friend class FlightLogs;
@@ -50,21 +65,24 @@ class FlightLog {
 
 class FlightLogs {
  public:
-  /// folder: where dumps go; empty: nowhere, unless PHALANX_COMM_TRACE_DIR is set.
-  FlightLogs(int rank, std::string folder);
+  static std::shared_ptr<FlightLogs> make(int rank, int size, FlightOptions files);
 
   void add(const std::shared_ptr<FlightLog>& log);
   std::string to_json(const std::string& reason) const;
+  void dump(const std::string& reason) noexcept;  // writes the file, if there is a folder
 
  private:
   friend class FlightLog;
-  void dump(const std::string& reason) noexcept;
+  FlightLogs(int rank, int size, FlightOptions files);
+  std::string path() const;
+  void note_failure(const std::string& reason) noexcept;
 
   const int rank_;
-  std::string folder_;
-  std::atomic<std::uint32_t> answered_{0};  // signals
+  const int size_;
+  FlightOptions files_;
   std::mutex dump_mutex_;
   mutable std::mutex mutex_;
+  std::string failure_;  // the first
   std::vector<std::weak_ptr<FlightLog>> logs_;
 };
 

@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -16,6 +17,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/comm/local.h"
+#include "phalanx/observe/flight_recorder.h"
 
 namespace phalanx {
 namespace {
@@ -123,22 +125,77 @@ TEST_F(FlightLogTest, AFolderThatCannotBeWrittenHidesNoError) {
   }
 }
 
-TEST_F(FlightLogTest, ASignalAsksTheRanksThatWait) {
+TEST_F(FlightLogTest, ASignalAsksAllRanksWhateverTheyDo) {
+  std::atomic<Communicator*> rank_0{nullptr};
   run_local_ranks(
       2,
       [&](const std::shared_ptr<Communicator>& comm) {
-        if (comm->rank() == 1) {
-          kill(getpid(), SIGUSR1);
-          const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-          while (!std::filesystem::exists(path_of(0)) && std::chrono::steady_clock::now() < limit)
-            std::this_thread::yield();
-        }
         comm->barrier();
+        if (comm->rank() == 0) rank_0 = comm.get();
+        if (comm->rank() == 1) {
+          // Is in no operation itself.
+          const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+          const auto until = [&](const auto& condition) {
+            while (!condition() && std::chrono::steady_clock::now() < limit) std::this_thread::yield();
+          };
+          until([&] { return rank_0.load() != nullptr; });
+          until([&] { return rank_0.load()->recent_operations().back().verb == "all_reduce"; });
+          kill(getpid(), SIGUSR1);
+          until([&] { return std::filesystem::exists(path_of(0)) && std::filesystem::exists(path_of(1)); });
+        }
+        comm->all_reduce(at::full({2}, 1.0F));
       },
       options());
-  const json dump = dump_of(0);
-  EXPECT_EQ(dump["reason"], "SIGUSR1");
-  EXPECT_EQ(dump["groups"][0]["entries"][0]["state"], "started");
+  const json waiting = dump_of(0), absent = dump_of(1);
+  EXPECT_EQ(waiting["reason"], "SIGUSR1");
+  EXPECT_EQ(waiting["pid"], getpid());
+  EXPECT_EQ(waiting["groups"][0]["entries"][1]["collective"], 1);
+  EXPECT_EQ(absent["reason"], "SIGUSR1");
+  EXPECT_EQ(absent["groups"][0]["entries"].size(), 1U);
+}
+
+TEST_F(FlightLogTest, PrefixCapacityAndMembersAreAsAskedFor) {
+  auto asked = options();
+  asked.trace_prefix = "job7_";
+  asked.trace_capacity = 3;
+  write_file(folder_ / "job7_2.json", "of an earlier run");
+  EXPECT_THROW(run_local_ranks(
+                   3,
+                   [&](const std::shared_ptr<Communicator>& comm) {
+                     for (int i = 0; i < 5; ++i) comm->barrier();
+                     const auto last = comm->recent_operations();
+                     ASSERT_EQ(last.size(), 3U);
+                     EXPECT_EQ(last.back().collective, 4);
+                     // The two last change places.
+                     auto pair = comm->split(comm->rank() > 0 ? 5 : -1, -comm->rank(), "pair");
+                     if (pair) pair->barrier();
+                     if (comm->rank() == 2) comm->abort("enough");
+                     comm->barrier();
+                   },
+                   asked),
+               CommError);
+  EXPECT_EQ(read_file(folder_ / "job7_2.json.previous"), "of an earlier run");
+  const json dump = json::parse(read_file(folder_ / "job7_2.json"));
+  EXPECT_EQ(dump["size"], 3);
+  EXPECT_EQ(dump["groups"][0]["entries"].size(), 3U);
+  EXPECT_EQ(dump["groups"][0]["members"], json({0, 1, 2}));
+  EXPECT_EQ(dump["groups"][1]["members"], json({2, 1}));
+  EXPECT_EQ(dump["groups"][1]["rank"], 0);
+  EXPECT_EQ(dump["groups"][1]["id"], "world/0.5");
+}
+
+TEST_F(FlightLogTest, TheFirstFailureIsTheReasonOfWhatIsWrittenLater) {
+  run_local_ranks(
+      1,
+      [&](const std::shared_ptr<Communicator>& comm) {
+        auto other = comm->split(0, 0, "other");
+        comm->abort("first");
+        EXPECT_THROW(comm->barrier(), CommError);
+        other->abort("second");
+        EXPECT_THROW(other->barrier(), CommError);
+      },
+      options());
+  EXPECT_THAT(dump_of(0)["reason"].get<std::string>(), ::testing::HasSubstr("first"));
 }
 
 }  // namespace

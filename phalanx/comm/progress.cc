@@ -91,7 +91,6 @@ void WorkState::run() {
       if (now - looked < limit) continue;
       looked = now;
       if (operation_->advance() == Progress::done) break;
-      issued_.flight->answer_requests();
       operation_->check_peers();
       require_in_time();
     }
@@ -143,7 +142,6 @@ void WorkState::look_after() noexcept {
   if (!operation_ || error_) return;
   try {
     start_clock();
-    issued_.flight->answer_requests();
     operation_->check_peers();
     require_in_time();
   } catch (...) {

@@ -1,5 +1,7 @@
 #include "phalanx/observe/flight_recorder.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
@@ -13,7 +15,27 @@ std::int64_t microseconds_since_epoch() {
   return std::chrono::duration_cast<std::chrono::microseconds>(now).count();
 }
 
-const char* name_of_state(FlightState state) {
+nlohmann::ordered_json json_of_entry(const FlightEntry& entry) {
+  nlohmann::ordered_json json = {{"seq", entry.seq}};
+  if (entry.collective != FlightEntry::kNone) json["collective"] = entry.collective;
+  json["verb"] = entry.verb;
+  if (!entry.dtype.empty()) json["dtype"] = entry.dtype;
+  json["count"] = entry.count;
+  if (!entry.op.empty()) json["op"] = entry.op;
+  if (entry.root != FlightEntry::kNone) json["root"] = entry.root;
+  if (entry.peer != FlightEntry::kNone) json["peer"] = entry.peer;
+  if (entry.tag != FlightEntry::kNone) json["tag"] = entry.tag;
+  if (entry.uneven) json["uneven"] = true;
+  json["state"] = name_of(entry.state);
+  json["issued_us"] = entry.issued_us;
+  if (entry.started_us != 0) json["started_us"] = entry.started_us;
+  if (entry.ended_us != 0) json["ended_us"] = entry.ended_us;
+  return json;
+}
+
+}  // namespace
+
+std::string_view name_of(FlightState state) {
   switch (state) {
     case FlightState::issued:
       return "issued";
@@ -27,22 +49,23 @@ const char* name_of_state(FlightState state) {
   return "unknown";
 }
 
-nlohmann::ordered_json json_of_entry(const FlightEntry& entry) {
-  nlohmann::ordered_json json = {{"seq", entry.seq}, {"verb", entry.verb}};
-  if (!entry.dtype.empty()) json["dtype"] = entry.dtype;
-  json["count"] = entry.count;
-  if (!entry.op.empty()) json["op"] = entry.op;
-  if (entry.root != FlightEntry::kNone) json["root"] = entry.root;
-  if (entry.peer != FlightEntry::kNone) json["peer"] = entry.peer;
-  if (entry.tag != FlightEntry::kNone) json["tag"] = entry.tag;
-  json["state"] = name_of_state(entry.state);
-  json["issued_us"] = entry.issued_us;
-  if (entry.started_us != 0) json["started_us"] = entry.started_us;
-  if (entry.ended_us != 0) json["ended_us"] = entry.ended_us;
-  return json;
+std::string describe(const FlightEntry& entry, std::span<const int> members) {
+  const auto in_job = [&](int rank) {
+    return rank >= 0 && static_cast<std::size_t>(rank) < members.size() ? members[static_cast<std::size_t>(rank)]
+                                                                        : rank;
+  };
+  if (entry.dtype.empty()) return fmt::format("{}()", entry.verb);
+  const bool counts_differ = entry.uneven && entry.verb == "all_to_all";
+  std::string text = fmt::format("{}({}[{}]", entry.verb, entry.dtype,
+                                 counts_differ ? std::string("uneven") : std::to_string(entry.count));
+  if (entry.uneven && !counts_differ) text += ", uneven";
+  if (!entry.op.empty()) text += fmt::format(", {}", entry.op);
+  if (entry.root != FlightEntry::kNone) text += fmt::format(", root {}", in_job(entry.root));
+  if (entry.peer != FlightEntry::kNone) {
+    text += fmt::format(" {} rank {}, tag {}", entry.verb == "send" ? "to" : "from", in_job(entry.peer), entry.tag);
+  }
+  return text + ")";
 }
-
-}  // namespace
 
 FlightRecorder::FlightRecorder(FlightRecorderOptions options) : options_(std::move(options)) {
   ring_.resize(std::max<std::size_t>(1, options_.capacity));
@@ -113,8 +136,8 @@ std::uint64_t FlightRecorder::recorded() const {
 }
 
 std::string FlightRecorder::to_json() const {
-  nlohmann::ordered_json json = {
-      {"group", options_.group}, {"rank", options_.rank}, {"size", options_.size}, {"recorded", recorded()}};
+  nlohmann::ordered_json json = {{"group", options_.group}, {"id", options_.id},           {"rank", options_.rank},
+                                 {"size", options_.size},   {"members", options_.members}, {"recorded", recorded()}};
   json["entries"] = nlohmann::ordered_json::array();
   for (const FlightEntry& entry : snapshot()) json["entries"].push_back(json_of_entry(entry));
   return json.dump(1) + "\n";

@@ -1,25 +1,22 @@
-// The flight recorder: the last operations of one communicator, for the moment
-// something hangs or fails.
+// The flight recorder: the last operations of one communicator, for the moment something hangs or fails.
 //
-// Always on. A ring of fixed size (2,048 operations by default); recording
-// costs one lock that is rarely contended and no allocation. It is written as
-// JSON on an error, on a timeout and on request, so that the dumps of all ranks
-// can be laid side by side: the first sequence number at which they differ, or
-// that some rank lacks, is the culprit.
+// Always on. A ring of fixed size (2,048 operations by default); recording costs one lock that is rarely contended and
+// no allocation. It is written as JSON on an error, on a timeout and on request, so that the dumps of all ranks can be
+// laid side by side (flight_analysis.h does): the first collective at which they differ, or that some rank lacks, is
+// the culprit.
 //
-// Thread-safe. A sequence number is given by the caller (the communicator's
-// own) and must grow. Updates of an operation that has already left the ring
-// are ignored.
+// Thread-safe. A sequence number is given by the caller (the communicator's own) and must grow. Updates of an operation
+// that has already left the ring are ignored.
 //
-//   observe::FlightRecorder recorder({.group = "dp", .rank = 1, .size = 4});
-//   recorder.issued({.seq = 17, .verb = "all_reduce", .dtype = "float32",
-//   .count = 4096, .op = "sum"}); recorder.started(17); recorder.finished(17);
-//   write_file("flight-rank1-dp.json", recorder.to_json());
+//   observe::FlightRecorder recorder({.group = "dp", .id = "world/0.1", .rank = 1, .size = 2, .members = {1, 3}});
+//   recorder.issued({.seq = 17, .collective = 12, .verb = "all_reduce", .dtype = "float32", .count = 4096, .op =
+//   "sum"}); recorder.started(17); recorder.finished(17); write_file("flight-rank1-dp.json", recorder.to_json());
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -27,34 +24,41 @@
 namespace phalanx::observe {
 
 struct FlightRecorderOptions {
-  std::string group;  // the communicator's name
+  std::string group;    // the communicator's name
+  std::string id = {};  // tells groups of the same name apart; the same on all members
   int rank = 0;
   int size = 1;
+  std::vector<int> members = {};  // [size]: each one's rank in the first group of the job
   std::size_t capacity = 2048;
 };
 
 enum class FlightState : std::uint8_t { issued, started, finished, failed };
+std::string_view name_of(FlightState state);
 
 struct FlightEntry {
   static constexpr int kNone = -1;
 
-  std::uint64_t seq = 0;
-  std::string_view verb;  // verb, dtype and op point to text of static duration,
-                          // e.g. name_of(Verb)
+  std::uint64_t seq = 0;            // of this rank, over collectives and messages
+  std::int64_t collective = kNone;  // number among the group's collectives, the same on every rank; none: a message
+  std::string_view verb;            // verb, dtype and op point to text of static duration, e.g. name_of(Verb)
   std::string_view dtype;
   std::int64_t count = 0;  // elements
   std::string_view op;     // reductions only
   int root = kNone;        // rooted verbs only
   int peer = kNone;        // send and recv only
   int tag = kNone;
+  bool uneven = false;  // a collective whose counts may differ between ranks
 
-  // Filled in by the recorder; times are microseconds since the epoch, 0 where
-  // not reached.
+  // Filled in by the recorder; times are microseconds since the epoch, 0 where not reached.
   FlightState state = FlightState::issued;
   std::int64_t issued_us = 0;
   std::int64_t started_us = 0;
   std::int64_t ended_us = 0;
 };
+
+/// "all_reduce(float32[4096], sum)", "broadcast(int64[3], root 1)", "send(float32[8] to rank 2, tag 0)": as in errors.
+/// With `members`, root and peer are told by their ranks of the job.
+std::string describe(const FlightEntry& entry, std::span<const int> members = {});
 
 class FlightRecorder {
  public:
@@ -69,9 +73,9 @@ class FlightRecorder {
   std::vector<FlightEntry> unfinished() const;  // of those, the ones neither finished nor failed
   std::uint64_t recorded() const;               // since the start, overwritten ones included
 
-  /// {"group", "rank", "size", "recorded", "entries": [{"seq", "verb", "dtype",
-  /// "count", "op", "root", "peer", "tag", "state", "issued_us", "started_us",
-  /// "ended_us"}]}; what does not apply to a verb is left out.
+  /// {"group", "id", "rank", "size", "members", "recorded", "entries": [{"seq", "collective", "verb", "dtype", "count",
+  /// "op", "root", "peer", "tag", "uneven", "state", "issued_us", "started_us", "ended_us"}]}; what does not apply to a
+  /// verb is left out.
   std::string to_json() const;
 
  private:

@@ -53,6 +53,44 @@ TEST(Trace, TimesAreExact) {
   EXPECT_NEAR(events["b"]["ts"].get<double>() - events["a"]["ts"].get<double>(), 250.0, 0.5);
 }
 
+TEST(Trace, OperationsThatOverlapGetRowsOfTheirOwn) {
+  TraceRecorder trace;
+  const auto now =
+      std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch())
+          .count();
+  trace.operation("communication", {.name = "bucket 0",
+                                    .category = "comm",
+                                    .issued_us = now,
+                                    .started_us = now,
+                                    .ended_us = now + 300,
+                                    .details = {{"call", "all_reduce(\"x\")"}}});
+  trace.operation(
+      "communication",
+      {.name = "bucket 1", .category = "comm", .issued_us = now + 100, .started_us = now + 300, .ended_us = now + 500});
+  trace.operation("communication",
+                  {.name = "bucket 2", .category = "comm", .issued_us = now + 300, .started_us = now + 500});
+  auto events = events_by_name(trace);
+  EXPECT_EQ(events["bucket 0"]["tid"], events["bucket 2"]["tid"]);
+  EXPECT_NE(events["bucket 0"]["tid"], events["bucket 1"]["tid"]);
+  EXPECT_EQ(events["bucket 0"]["args"]["call"], "all_reduce(\"x\")");
+  EXPECT_DOUBLE_EQ(events["bucket 1"]["ts"].get<double>() - events["bucket 0"]["ts"].get<double>(), 100);
+  EXPECT_DOUBLE_EQ(events["bucket 1"]["dur"], 400);
+  EXPECT_GE(events["bucket 2"]["dur"], 0);
+  std::map<std::string, int> rows;
+  int queued = 0;
+  const nlohmann::json json = nlohmann::json::parse(trace.to_json());
+  for (const nlohmann::json& event : json["traceEvents"]) {
+    if (event["name"] == "thread_name") rows[event["args"]["name"]] = event["tid"].get<int>();
+    if (event["name"] != "queued" || event["tid"] != events["bucket 1"]["tid"]) continue;
+    ++queued;
+    EXPECT_DOUBLE_EQ(event["dur"], 200);
+    EXPECT_EQ(event["ts"], events["bucket 1"]["ts"]);
+  }
+  EXPECT_EQ(queued, 1);
+  EXPECT_EQ(rows.at("communication"), events["bucket 0"]["tid"]);
+  EXPECT_EQ(rows.at("communication 2"), events["bucket 1"]["tid"]);
+}
+
 TEST(Trace, NoRecorderNoCostAndAFullOneCounts) {
   { const TraceSpan nothing(nullptr, "x"); }
   TraceRecorder trace({.max_events = 2});

@@ -1,0 +1,85 @@
+#include "phalanx/comm/flight_signal.h"
+
+#include <pthread.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "phalanx/comm/flight_log.h"
+
+namespace phalanx {
+namespace {
+
+// A signal is for the whole process, so this cannot belong to an object; and its thread may be at work when the process
+// ends, so it is never destroyed.
+struct FlightSignal {
+  sem_t asked;
+  std::mutex mutex;
+  std::vector<std::weak_ptr<FlightLogs>> logs;
+  pid_t process = 0;  // whose thread listens
+};
+
+FlightSignal* flight_signal = nullptr;  // for the handler: set before it is installed
+std::once_flag flight_signal_made;
+
+void ask_for_flight_logs(int) {
+  const int error = errno;
+  sem_post(&flight_signal->asked);
+  errno = error;
+}
+
+void install_handler() {
+  struct sigaction now {};
+  if (sigaction(SIGUSR1, nullptr, &now) != 0 || (now.sa_flags & SA_SIGINFO) != 0 || now.sa_handler != SIG_DFL) return;
+  struct sigaction ours {};
+  ours.sa_handler = ask_for_flight_logs;
+  ours.sa_flags = SA_RESTART;
+  sigaction(SIGUSR1, &ours, nullptr);
+}
+
+void listen() {
+  pthread_setname_np(pthread_self(), "phalanx-flight");
+  for (;;) {
+    if (sem_wait(&flight_signal->asked) != 0) continue;        // EINTR
+    while (sem_trywait(&flight_signal->asked) == 0) continue;  // several at once are one
+    std::vector<std::weak_ptr<FlightLogs>> logs;
+    {
+      const std::lock_guard lock(flight_signal->mutex);
+      logs = flight_signal->logs;
+    }
+    for (const auto& one : logs)
+      if (const auto alive = one.lock()) alive->dump("SIGUSR1");
+  }
+}
+
+void start_listening() {
+  // Signals are the other threads' business.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::thread(listen).detach();
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+}  // namespace
+
+void dump_on_flight_signal(const std::shared_ptr<FlightLogs>& logs) {
+  std::call_once(flight_signal_made, [] {
+    flight_signal = new FlightSignal;
+    sem_init(&flight_signal->asked, 0, 0);
+  });
+  const std::lock_guard lock(flight_signal->mutex);
+  std::erase_if(flight_signal->logs, [](const auto& one) { return one.expired(); });
+  flight_signal->logs.push_back(logs);
+  if (flight_signal->process == getpid()) return;
+  flight_signal->process = getpid();
+  start_listening();
+  install_handler();
+}
+
+}  // namespace phalanx
