@@ -72,6 +72,13 @@ TEST(DeviceMeshTest, SubMeshesAndFlattenedAxes) {
   run_local_ranks(8, [](const std::shared_ptr<Communicator>& world) {
     DeviceMesh mesh(world, {{"pp", 2}, {"dp", 2}, {"tp", 2}});
     const int rank = world->rank();
+    const int strides[] = {4, 2, 1};
+    for (std::size_t i = 0; i < 3; ++i) {  // each axis pairs the ranks that differ in it alone
+      const auto& axis = mesh.communicator(mesh.axes()[i].name);
+      EXPECT_EQ(axis->size(), 2);
+      EXPECT_EQ(axis->name(), mesh.axes()[i].name);
+      EXPECT_EQ(sum_over(*axis, 1 << rank), (1 << rank) + (1 << (rank ^ strides[i])));
+    }
     const DeviceMesh inner = mesh.sub_mesh({"tp", "dp"});
     EXPECT_EQ(inner.text(), "DeviceMesh((dp=2, tp=2), device: 'cpu')");
     EXPECT_EQ(inner.size(), 4);
@@ -80,6 +87,7 @@ TEST(DeviceMeshTest, SubMeshesAndFlattenedAxes) {
     EXPECT_THAT(mesh_error([&] { inner.coordinate("pp"); }), HasSubstr("no axis 'pp'"));
     const auto flat = inner.flatten({"dp", "tp"});
     EXPECT_EQ(flat->rank(), rank % 4);
+    EXPECT_EQ(flat->name(), "dp_tp");
     EXPECT_EQ(sum_over(*flat, 1 << rank), rank < 4 ? 15 : 240);
     const auto outer = mesh.flatten({"pp", "tp"});
     EXPECT_EQ(outer->rank(), rank / 4 * 2 + rank % 2);
@@ -94,7 +102,12 @@ TEST(DeviceMeshTest, RefusesWhatDoesNotFit) {
                 }),
                 AllOf(HasSubstr("(dp=2, tp=3)"), HasSubstr("6 ranks"), HasSubstr("world 4")));
     EXPECT_THAT(mesh_error([&] { DeviceMesh(world, {{"dp", 2}, {"dp", 2}}); }), HasSubstr("two axes are named 'dp'"));
+    EXPECT_THAT(mesh_error([&] {
+                  DeviceMesh(world, {{"dp", 2}, {"tp", 1}});
+                }),
+                AllOf(HasSubstr("2 ranks"), HasSubstr("world 4")));
     EXPECT_THAT(mesh_error([&] { DeviceMesh(world, {{"dp", -4}}); }), HasSubstr("size -4"));
+    EXPECT_THAT(mesh_error([&] { DeviceMesh(world, {{"dp", 0}}); }), HasSubstr("size 0"));
     EXPECT_THAT(mesh_error([&] { DeviceMesh(world, {{"", 4}}); }), HasSubstr("no name"));
     EXPECT_THAT(mesh_error([&] { DeviceMesh(world, {}); }), HasSubstr("at least one axis"));
     const DeviceMesh mesh(world, {{"dp_shard", 4}});

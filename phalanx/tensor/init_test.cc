@@ -1,5 +1,6 @@
 #include "phalanx/tensor/init.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
@@ -57,6 +58,38 @@ TEST(Init, OtherDtypesAndStridesAreRoundedCopiesOfTheFloats) {
   EXPECT_TRUE(at::equal(transposed, whole));
 }
 
+TEST(Init, APartOfAnyDtypeAndStridesEqualsTheSliceOfTheWhole) {
+  const auto whole = filled({100}, Init::normal(0, 1), 3, "w");
+  auto half = at::empty({6, 10}, at::TensorOptions(at::kBFloat16));
+  fill(half, Init::normal(0, 1), 3, "w", /*begin=*/40);
+  EXPECT_TRUE(at::equal(half.view({-1}), whole.narrow(0, 40, 60).to(at::kBFloat16)));
+  auto transposed = at::empty({10, 6}, at::TensorOptions(at::kFloat)).t();
+  fill(transposed, Init::normal(0, 1), 3, "w", /*begin=*/40);
+  EXPECT_TRUE(at::equal(transposed.reshape({-1}), whole.narrow(0, 40, 60)));
+}
+
+TEST(Init, ALargeTensorOfAnotherDtypeIsFilledInStages) {
+  constexpr std::int64_t kStage = 16 << 20;  // elements staged at once
+  auto half = at::empty({kStage + 100}, at::TensorOptions(at::kBFloat16));
+  fill(half, Init::uniform(0, 1), 3, "w");
+  EXPECT_TRUE(
+      at::equal(half.narrow(0, kStage, 100), filled({100}, Init::uniform(0, 1), 3, "w", kStage).to(at::kBFloat16)));
+}
+
+TEST(Init, DoesNotDependOnTheNumberOfThreads) {
+  const int threads = at::get_num_threads();
+  at::set_num_threads(1);
+  const auto one = filled({300'000}, Init::normal(0, 1), 5, "w");
+  at::set_num_threads(3);
+  const auto three = filled({300'000}, Init::normal(0, 1), 5, "w");
+  at::set_num_threads(threads);
+  EXPECT_TRUE(at::equal(one, three));
+}
+
+TEST(Init, ConstantsAreTheirValue) {
+  EXPECT_TRUE(at::equal(filled({3}, Init::constant(0.25), 1, "w"), at::empty({3}).fill_(0.25)));
+}
+
 /// Largest distance between the sample's distribution and `cdf`, times sqrt(n); above 1.63 in 1 % of honest samples.
 template <class Cdf>
 double kolmogorov_smirnov(const at::Tensor& sample, const Cdf& cdf) {
@@ -96,6 +129,22 @@ TEST(Init, StreamsOfNeighbouringSeedsAndNamesAreUncorrelated) {
        {filled({100000}, Init::normal(0, 1), 2, "layers.0.w"), filled({100000}, Init::normal(0, 1), 1, "layers.1.w")}) {
     EXPECT_NEAR((a * b).mean().item<double>(), 0.0, 0.015);
   }
+}
+
+TEST(Init, TheSmallestDrawHasAFiniteLogarithm) {
+  // Block 14883995 of key 0 begins with a word whose upper 24 bits are 0: the largest radius there is.
+  std::vector<float> z(4);
+  phalanx::fill_normal(0, std::uint64_t{14883995} * 4, z, 0.0f, 1.0f);
+  EXPECT_NEAR(std::hypot(z[0], z[1]), std::sqrt(-2.0 * std::log(0x1p-25)), 1e-5);
+}
+
+TEST(Init, ASeedsStreamsStayWhatTheyAre) {
+  // Computed apart from this code: FNV-1a of the name, splitmix64's finaliser, Philox. Another value here would change
+  // the initial weights of every run.
+  EXPECT_EQ(phalanx::stream_key(1, "tok_embeddings.weight"), 0xfb4566e32431c138U);
+  const auto values = filled({4}, Init::uniform(0, 1), 1, "tok_embeddings.weight");
+  const std::uint32_t words[] = {0xcd1d86a5, 0x50ae95f9, 0x65865c7a, 0xd20adb4c};
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(values[i].item<float>(), static_cast<float>(words[i] >> 8) * 0x1p-24f);
 }
 
 TEST(Init, PhiloxMatchesItsPublishedVectorAndNormalsTheLibrary) {
