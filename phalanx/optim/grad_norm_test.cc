@@ -46,6 +46,12 @@ TEST(GradNorm, FollowsTorchsClipping) {
   }
 }
 
+TEST(GradNorm, ATinyNormIsClippedByTorchsFormula) {
+  const std::vector<NamedTensor> parameters = {with_gradient("a", at::full({1}, 1e-6))};
+  clip_grad_norm(parameters, 1e-9);
+  EXPECT_NEAR(parameters[0].tensor.grad().item<double>(), 1e-6 * 1e-9 / (1e-6 + 1e-6), 1e-16);
+}
+
 TEST(GradNorm, ClosedForm) {
   // 1 + 2 + ... + n squared = n (n + 1) (2n + 1) / 6, exact in float64.
   const double n = 100'003;  // several blocks and a tail

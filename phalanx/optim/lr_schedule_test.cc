@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <numbers>
+#include <utility>
 
 #include "phalanx/base/error.h"
 
@@ -50,6 +51,14 @@ TEST(LearningRateSchedule, DecayRatioLeavesAStableStretch) {
   }
 }
 
+TEST(LearningRateSchedule, TheDecaysLengthIsRoundedAsPythonRounds) {
+  LearningRateScheduleOptions options = {.total_steps = 10, .warmup_steps = 0};
+  for (const auto& [ratio, steps] : {std::pair{0.25, 2}, {0.35, 4}, {0.37, 4}, {0.75, 8}}) {
+    options.decay_ratio = ratio;
+    EXPECT_EQ(LearningRateSchedule(options).decay_steps(), steps) << ratio;
+  }
+}
+
 TEST(LearningRateSchedule, AWarmUpOnlyAndAConstantRate) {
   auto options = hundred_steps();
   options.decay_ratio = 0.0;
@@ -85,7 +94,9 @@ TEST(LearningRateSchedule, RefusesValuesOutOfRange) {
   expect_config_error({.total_steps = 0}, "[training] steps is 0");
   expect_config_error({.warmup_steps = -1}, "[lr_scheduler] warmup_steps is -1");
   expect_config_error({.decay_ratio = 1.5}, "[lr_scheduler] decay_ratio is 1.5");
+  expect_config_error({.decay_ratio = -0.5}, "[lr_scheduler] decay_ratio is -0.5");
   expect_config_error({.min_lr_factor = -0.1}, "[lr_scheduler] min_lr_factor is -0.1");
+  expect_config_error({.min_lr_factor = 1.1}, "[lr_scheduler] min_lr_factor is 1.1");
 }
 
 TEST(LearningRateSchedule, ReadsTheNameOfADecay) {
