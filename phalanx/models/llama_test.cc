@@ -182,6 +182,58 @@ TEST(Llama, AFullCacheIsAnErrorThatNamesRowAndNumbers) {
   EXPECT_THAT(cache.lengths(), testing::ElementsAre(3, 1));  // as it was
 }
 
+TEST(Llama, ACacheMayBeLongerThanTheSequencesOfTraining) {
+  auto config = llama_flavor("debug");
+  config.max_seq_len = 8;
+  Llama model(config);
+  phalanx::nn::initialise(model, 3);
+  const auto longer = debug_model();  // the same weights, positions to 256
+  const at::NoGradGuard no_grad;
+  const at::Tensor tokens = at::randint(512, {1, 20}, kIds);
+  model.forward(tokens.narrow(1, 0, 8));  // makes the tables of 8 positions
+  auto cache = model.make_cache(1, 20);
+  EXPECT_TRUE(at::allclose(model.forward(tokens, cache), longer->forward(tokens).select(1, 19), 1e-4, 1e-5));
+}
+
+TEST(Llama, ACacheOfAnotherModelIsAnError) {
+  auto config = llama_flavor("debug");
+  config.n_layers = 3;
+  auto cache = Llama(config).make_cache(1, 8);
+  const at::Tensor tokens = at::randint(512, {1, 4}, kIds);
+  EXPECT_THROW(debug_model()->forward(tokens, cache), phalanx::Error);
+  auto two_rows = debug_model()->make_cache(2, 8);
+  EXPECT_THROW(debug_model()->forward(tokens, two_rows), phalanx::Error);
+}
+
+TEST(Llama, ThetaAndEpsAreTheConfigurations) {
+  auto config = llama_flavor("debug");
+  config.rope_theta = 100.0;
+  config.norm_eps = 0.125;
+  Llama model(config);
+  EXPECT_EQ(model.norm->eps(), 0.125);
+  for (const auto& layer : model.layers) {
+    EXPECT_EQ(layer->attention_norm->eps(), 0.125);
+    EXPECT_EQ(layer->ffn_norm->eps(), 0.125);
+  }
+  config.norm_eps = llama_flavor("debug").norm_eps;
+  Llama turned(config);
+  phalanx::nn::initialise(turned, 3);
+  const at::Tensor tokens = at::randint(512, {1, 9}, kIds);
+  EXPECT_FALSE(at::allclose(turned.forward(tokens), debug_model()->forward(tokens), 1e-4, 1e-5));
+}
+
+TEST(Llama, DecodesInSixteenBits) {
+  Llama half(llama_flavor("debug"), {.dtype = at::kBFloat16});
+  phalanx::nn::initialise(half, 3);
+  const at::NoGradGuard no_grad;
+  const at::Tensor tokens = at::randint(512, {2, 6}, kIds);
+  auto cache = half.make_cache(2, 8);
+  EXPECT_EQ(cache.options().dtype, at::kBFloat16);
+  half.forward(tokens.narrow(1, 0, 5), cache);
+  const at::Tensor last = half.forward(tokens.narrow(1, 5, 1), cache);
+  EXPECT_TRUE(at::allclose(last.to(at::kFloat), half.forward(tokens).select(1, 5).to(at::kFloat), 0.1, 0.02));
+}
+
 TEST(Llama, TwoRunsAreBitwiseEqual) {
   const at::Tensor tokens = at::randint(512, {2, 33}, kIds), labels = at::randint(512, {2, 33}, kIds);
   const auto a = debug_model(), b = debug_model();
@@ -217,6 +269,8 @@ TEST(Llama, InitialValuesDependOnNameAndSeedAlone) {
   EXPECT_FALSE(at::equal(full["layers.0.attention.wq.weight"], full["layers.1.attention.wq.weight"]));
   EXPECT_NEAR(full["layers.0.attention.wq.weight"].std().item<double>(), 0.02, 0.001);
   EXPECT_NEAR(full["layers.0.attention.wo.weight"].std().item<double>(), 0.01, 0.0005);  // 0.02 / sqrt(2 * 2)
+  EXPECT_NEAR(full["layers.0.feed_forward.w2.weight"].std().item<double>(), 0.01, 0.0005);
+  EXPECT_NEAR(full["layers.0.feed_forward.w1.weight"].std().item<double>(), 0.02, 0.001);
   EXPECT_NEAR(part["layers.0.attention.wo.weight"].std().item<double>(), 0.02, 0.001);
   EXPECT_TRUE(at::equal(full["norm.weight"], at::empty({64}, at::TensorOptions(at::kFloat)).fill_(1.0)));
 }
@@ -258,6 +312,8 @@ TEST(Llama, CountsParametersAndOperations) {
   EXPECT_EQ(config.parameter_count(), 4999424);
   EXPECT_EQ(config.flops_per_token(256), 6.0 * (4999424 - 4096 * 256) + 12.0 * 4 * 256 * 256);
   EXPECT_EQ(llama_flavor("llama3_8b").parameter_count(), 8030261248);
+  EXPECT_EQ(llama_flavor("llama3_70b").parameter_count(), 70553706496);
+  for (const char* name : {"llama3_1b", "llama3_8b", "llama3_70b"}) EXPECT_EQ(llama_flavor(name).rope_theta, 500000.0);
   EXPECT_EQ(llama_flavor("llama3_1b").parameter_count(), 1235814400);
   for (const bool tied : {false, true}) {
     auto small = llama_flavor("debug");
@@ -266,6 +322,9 @@ TEST(Llama, CountsParametersAndOperations) {
     std::int64_t elements = 0;
     for (const auto& p : model.parameters()) elements += p.numel();
     EXPECT_EQ(elements, model.parameter_count());
+    // The output matrix takes part in a product whether it is the embedding or not.
+    const double in_products = static_cast<double>(elements - (tied ? 0 : 512 * 64));
+    EXPECT_EQ(small.flops_per_token(10), 6.0 * in_products + 12.0 * 2 * 64 * 10);
   }
 }
 
@@ -276,6 +335,8 @@ TEST(Llama, HuggingFaceNamesMapBothWays) {
   EXPECT_THROW(llama_fqn_from_hf("model.layers.x.self_attn.o_proj.weight"), phalanx::Error);
   EXPECT_THROW(llama_fqn_from_hf("transformer.wte.weight"), phalanx::Error);
   EXPECT_THROW(llama_hf_name("layers.0.attention.wz.weight"), phalanx::Error);
+  EXPECT_THROW(llama_hf_name("layers.0.attention.wq.weights"), phalanx::Error);
+  EXPECT_THROW(llama_fqn_from_hf("model.layers.0.self_attn.q_proj.weights"), phalanx::Error);
 }
 
 TEST(Llama, ConfigurationErrorsGiveEquationNumbersAndNearestChoice) {
@@ -295,6 +356,8 @@ TEST(Llama, ConfigurationErrorsGiveEquationNumbersAndNearestChoice) {
               HasSubstr("8 / 3 is not whole; nearest: n_kv_heads = 2"));
   EXPECT_THAT(message({.n_layers = 0}), HasSubstr("n_layers = 0: expected a positive number"));
   EXPECT_THAT(message({.rope_theta = std::nan("")}), HasSubstr("rope_theta"));
+  EXPECT_THAT(message({.rope_theta = 0.0}), HasSubstr("rope_theta = 0: expected above 0"));
+  EXPECT_THAT(message({.norm_eps = -1e-5}), HasSubstr("norm_eps = -1e-05: expected 0 or above"));
   try {
     llama_flavor("llama3_8B");
     FAIL() << "no error";
@@ -305,9 +368,12 @@ TEST(Llama, ConfigurationErrorsGiveEquationNumbersAndNearestChoice) {
 
 TEST(Llama, RefusesSequencesBeyondItsLengthAndOtherTypes) {
   const auto model = debug_model();
+  EXPECT_NO_THROW(model->forward(at::randint(512, {1, 256}, kIds)));
   EXPECT_THROW(model->forward(at::randint(512, {1, 257}, kIds)), phalanx::Error);
   EXPECT_THROW(model->forward(at::randint(512, {7}, kIds)), phalanx::Error);
   EXPECT_THROW(model->loss(at::randint(512, {1, 7}, kIds), at::randint(512, {1, 6}, kIds)), phalanx::Error);
+  EXPECT_THROW(model->loss(at::randint(512, {1, 7}, kIds), at::randint(512, {1, 7}, kIds.dtype(at::kInt))),
+               phalanx::Error);
 }
 
 }  // namespace
