@@ -1,0 +1,36 @@
+# The mpi backend is built where Open MPI is found. Included after the library and its tests have been declared.
+option(PHALANX_MPI "Build the mpi backend where Open MPI is found" ON)
+if(PHALANX_MPI)
+  find_package(MPI QUIET COMPONENTS C)
+endif()
+target_sources(phalanx_comm PRIVATE mpi.cc)
+if(MPI_C_FOUND)
+  # Headers and library for what calls MPI itself.
+  add_library(phalanx_mpi INTERFACE)
+  target_include_directories(phalanx_mpi SYSTEM INTERFACE ${MPI_C_INCLUDE_DIRS})
+  target_compile_definitions(phalanx_mpi INTERFACE PHALANX_HAVE_MPI OMPI_SKIP_MPICXX)
+  target_link_libraries(phalanx_mpi INTERFACE ${MPI_C_LIBRARIES})
+
+  target_sources(phalanx_comm PRIVATE mpi_backend.cc mpi_collectives.cc mpi_messages.cc mpi_process.cc
+                                      mpi_requests.cc)
+  target_include_directories(phalanx_comm SYSTEM PRIVATE ${MPI_C_INCLUDE_DIRS})
+  target_compile_definitions(phalanx_comm PRIVATE PHALANX_HAVE_MPI OMPI_SKIP_MPICXX)
+  # By its file, also in the installed package: so its users search for nothing.
+  target_link_libraries(phalanx_comm PUBLIC ${MPI_C_LIBRARIES})
+  message(STATUS "Phalanx: MPI in ${MPI_C_LIBRARIES}")
+else()
+  message(STATUS "Phalanx: no MPI, so no mpi backend")
+endif()
+
+if(PHALANX_TESTS)
+  target_sources(comm_test PRIVATE mpi_backend_test.cc)
+  if(TARGET phalanx_mpi)
+    target_link_libraries(comm_test PRIVATE phalanx_mpi)
+  endif()
+  # Each case starts ranks with mpirun.
+  get_test_property(comm ENVIRONMENT environment)
+  string(REGEX REPLACE "GTEST_FILTER=-([^;]*)" "GTEST_FILTER=-\\1:*Mpi*" environment "${environment}")
+  set_tests_properties(comm PROPERTIES ENVIRONMENT "${environment}")
+  add_test(NAME comm_mpi COMMAND comm_test --gtest_brief=1 --gtest_filter=*Mpi*)
+  set_tests_properties(comm_mpi PROPERTIES TIMEOUT 600 ENVIRONMENT "OMP_NUM_THREADS=1")
+endif()

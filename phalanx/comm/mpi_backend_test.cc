@@ -1,0 +1,334 @@
+// The mpi backend under mpirun: the suite, misuse, deaths and time-outs. A case starts ranks of this same program that
+// run one function of kBodies; mpirun and the test see what they print.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/full.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <stdexcept>
+
+#include "phalanx/base/error.h"
+#include "phalanx/comm/backend_suite.h"
+#include "phalanx/comm/mpi.h"
+#include "phalanx/comm/tcp_store.h"
+
+#ifdef PHALANX_HAVE_MPI
+#include <mpi.h>
+#endif
+
+namespace phalanx {
+namespace {
+
+using std::chrono::seconds;
+
+// --- what mpirun starts ---------------------------------------------------------------------------------------------
+
+int number_from(const char* name) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? -1 : std::atoi(text);
+}
+
+struct MpiRank {
+  int rank = number_from("OMPI_COMM_WORLD_RANK");
+  int world = number_from("OMPI_COMM_WORLD_SIZE");
+  std::shared_ptr<TcpStore> store;
+  int meetings = 0;
+
+  std::shared_ptr<Communicator> make(MpiOptions options = {}) const {
+    return make_mpi_communicator(store, rank, world, std::move(options));
+  }
+  // Nobody goes on before all have come: a rank that ends after a failure takes the job with it.
+  void meet() {
+    const int number = meetings++;
+    store->set(fmt::format("meeting/{}/{}", number, rank), "");
+    std::vector<std::string> keys;
+    for (int r = 0; r < world; ++r) keys.push_back(fmt::format("meeting/{}/{}", number, r));
+    store->wait(keys, seconds(60));
+  }
+};
+
+void expect(bool condition, const std::string& what) {
+  if (!condition) throw std::runtime_error(what);
+}
+
+template <class ErrorType, class Body>
+std::string mpi_error_of(Body body) {
+  try {
+    body();
+  } catch (const ErrorType& error) {
+    return error.what();
+  }
+  throw std::runtime_error("no error");
+}
+
+void expect_in(const std::string& text, std::initializer_list<const char*> parts) {
+  for (const char* part : parts)
+    expect(text.find(part) != std::string::npos, fmt::format("'{}' is not in: {}", part, text));
+}
+
+void run_suite(MpiRank& self, const char* which, const MpiOptions& options) {
+  const auto comm = self.make(options);
+  for (const SuiteCase& test : backend_suite()) {
+    if (test.needs_rank_order && !options.deterministic) continue;
+    try {
+      test.run(*comm);
+    } catch (const std::exception& e) {
+      throw std::runtime_error(fmt::format("{}, {}: {}", which, test.name, e.what()));
+    }
+  }
+}
+
+void run_failures(MpiRank& self) {
+  for (const SuiteCase& test : backend_failure_suite()) {
+    try {
+      const auto comm = self.make({.communicator = {.first_timeout = seconds(test.needs_time_out ? 1 : 60)}});
+      test.run(*comm);
+      self.meet();
+    } catch (const std::exception& e) {
+      throw std::runtime_error(fmt::format("{}: {}", test.name, e.what()));
+    }
+  }
+}
+
+void body_suite(MpiRank& self) {
+  run_suite(self, "MPI's order", {});
+  run_suite(self, "rank order", {.deterministic = true});
+  if (self.world == 3) {
+    // As for tensors of more than 2^31 elements, with 20,000.
+    run_suite(self, "pieces", {.largest_call = 20'000});
+    run_suite(self, "pieces in rank order", {.deterministic = true, .largest_call = 20'000});
+  }
+  if (self.world > 1) run_failures(self);
+}
+
+// Values for which MPI's own arithmetic would not do.
+void check_arithmetic(MpiRank& self) {
+  const auto comm = self.make();
+  // 256 + 1 has no bfloat16: only a sum in float32 sees the ones.
+  at::Tensor x = at::full({3}, self.rank == 0 ? 256.0 : 1.0, at::TensorOptions().dtype(c10::ScalarType::BFloat16));
+  comm->all_reduce(x);
+  const float sum = x.to(c10::ScalarType::Float).const_data_ptr<float>()[1];
+  expect(sum == 258.0F, fmt::format("256 + 1 + 1 = {} in bfloat16", sum));
+  at::Tensor y = at::full({3}, self.rank == 1 ? std::nanf("") : 1.0F);
+  comm->all_reduce(y, {.op = ReduceOp::max});
+  expect(std::isnan(y.const_data_ptr<float>()[2]), "the maximum with NaN is NaN");
+}
+
+// One rank dies while the others' tensors are in MPI's hands.
+void body_death(MpiRank& self) {
+  const auto comm = self.make({.communicator = {.name = "the world"}});
+  at::Tensor x = at::full({3'000'000}, 1.0F);
+  comm->all_reduce(x);
+  if (self.rank == 1) {
+    Work work = comm->all_reduce(x, {.async = true});
+    kill(getpid(), SIGKILL);
+  }
+  for (;;) comm->all_reduce(x);
+}
+
+// One rank stops when it has got a part of the data.
+void body_stopped(MpiRank& self) {
+  const auto comm = self.make({.communicator = {.first_timeout = seconds(1)}});
+  at::Tensor x = at::full({30'000'000}, self.rank == 0 ? 1.0F : 0.0F);
+  comm->barrier();
+  if (self.rank != 1) {
+    for (;;) comm->broadcast(x);
+  }
+  Work work = comm->broadcast(x, {.async = true});
+  const volatile float* first = x.const_data_ptr<float>();
+  while (*first == 0.0F) continue;
+  kill(getpid(), SIGSTOP);
+}
+
+void body_others(MpiRank& self) {
+  check_arithmetic(self);
+  suite_async_soak(*self.make());
+  const std::string text =
+      mpi_error_of<ConfigError>([&] { make_mpi_communicator(self.store, (self.rank + 1) % self.world, self.world); });
+  expect_in(text, {"this process is rank", "but MPI calls it rank", "mpirun or srun"});
+  expect_in(mpi_error_of<ConfigError>([&] { make_mpi_communicator(self.store, self.rank, 5); }), {"of 5", "of 3"});
+}
+
+#ifdef PHALANX_HAVE_MPI
+void body_own_mpi(MpiRank& self) {
+  int provided = 0;
+  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
+  self.make()->barrier();
+  MPI_Barrier(MPI_COMM_WORLD);
+  int is_finalised = 1;
+  MPI_Finalized(&is_finalised);
+  expect(is_finalised == 0, "the program's MPI was finalised");
+  MPI_Finalize();
+  expect_in(mpi_error_of<ConfigError>([&] { self.make(); }), {"MPI_Finalize"});
+}
+
+void body_own_mpi_without_threads(MpiRank& self) {
+  int provided = 0;
+  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SINGLE, &provided);
+  if (provided == MPI_THREAD_SINGLE)
+    expect_in(mpi_error_of<ConfigError>([&] { self.make(); }), {"MPI_THREAD_MULTIPLE"});
+  MPI_Finalize();
+}
+#endif
+
+const std::map<std::string, void (*)(MpiRank&)> kBodies{
+    {"suite", body_suite},     {"death", body_death},
+    {"stopped", body_stopped}, {"others", body_others},
+#ifdef PHALANX_HAVE_MPI
+    {"own_mpi", body_own_mpi}, {"own_mpi_without_threads", body_own_mpi_without_threads},
+#endif
+};
+
+// Not a case by itself: it runs in the processes that mpirun starts.
+TEST(MpiRanks, DISABLED_Body) {
+  MpiRank self;
+  std::string result = "passed";
+  try {
+    self.store = std::make_shared<TcpStore>(parse_host_port(std::getenv("PHALANX_TEST_STORE"), "the store"));
+    kBodies.at(std::getenv("PHALANX_TEST_BODY"))(self);
+  } catch (const std::exception& e) {
+    result = fmt::format("FAILED: {}", e.what());
+  }
+  fmt::print("rank {} {}\n", self.rank, result);
+  std::fflush(stdout);
+}
+
+// --- the cases ------------------------------------------------------------------------------------------------------
+
+std::string why_no_mpirun() {
+  if (!mpi_library()) return "this build has no MPI";
+  const std::string path = std::getenv("PATH") == nullptr ? "" : std::getenv("PATH");
+  for (std::size_t at = 0; at <= path.size();) {
+    const std::size_t colon = std::min(path.find(':', at), path.size());
+    if (access((path.substr(at, colon - at) + "/mpirun").c_str(), X_OK) == 0) return {};
+    at = colon + 1;
+  }
+  return "there is no mpirun on the PATH";
+}
+
+struct MpiJob {
+  int status = -1;  // mpirun's
+  std::string output;
+  double took = 0;
+  int passed() const {
+    int count = 0;
+    for (std::size_t at = 0; (at = output.find(" passed\n", at)) != std::string::npos; ++at) ++count;
+    return count;
+  }
+};
+
+MpiJob run_under_mpirun(int world, const std::string& body, seconds limit = seconds(120)) {
+  TcpStoreServer server;
+  const std::string store = server.address().text();
+  const std::string program = std::filesystem::read_symlink("/proc/self/exe");
+  const std::string count = std::to_string(world);
+  int ends[2];
+  if (pipe(ends) != 0) throw std::runtime_error("no pipe");
+  const auto begin = std::chrono::steady_clock::now();
+  const pid_t child = fork();
+  if (child == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGTERM);  // mpirun then ends its ranks
+    dup2(ends[1], STDOUT_FILENO);
+    dup2(ends[1], STDERR_FILENO);
+    close(ends[0]);
+    close(ends[1]);
+    setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
+    setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
+    setenv("OMPI_MCA_btl_base_warn_component_unused", "0", 1);
+    setenv("PHALANX_TEST_STORE", store.c_str(), 1);
+    setenv("PHALANX_TEST_BODY", body.c_str(), 1);
+    unsetenv("GTEST_FILTER");
+    execlp("mpirun", "mpirun", "-np", count.c_str(), "--oversubscribe", "--bind-to", "none", program.c_str(),
+           "--gtest_brief=1", "--gtest_also_run_disabled_tests", "--gtest_filter=MpiRanks.DISABLED_Body", nullptr);
+    _exit(127);
+  }
+  close(ends[1]);
+  MpiJob job;
+  for (;;) {
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(begin + limit - std::chrono::steady_clock::now());
+    pollfd readable{ends[0], POLLIN, 0};
+    if (left.count() <= 0 || poll(&readable, 1, static_cast<int>(left.count())) == 0) {
+      job.output += fmt::format("\nstill running after {} s: ended by the test\n", limit.count());
+      kill(child, SIGTERM);
+      break;
+    }
+    char buffer[4096];
+    const auto length = read(ends[0], buffer, sizeof buffer);
+    if (length <= 0) break;
+    job.output.append(buffer, static_cast<std::size_t>(length));
+  }
+  close(ends[0]);
+  waitpid(child, &job.status, 0);
+  job.took = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return job;
+}
+
+#define PHALANX_NEEDS_MPIRUN() \
+  if (const std::string why = why_no_mpirun(); !why.empty()) GTEST_SKIP() << "skipped: " << why
+
+class MpiWorlds : public ::testing::TestWithParam<int> {};
+
+TEST_P(MpiWorlds, PassTheSuiteAndFailClearly) {
+  PHALANX_NEEDS_MPIRUN();
+  const MpiJob job = run_under_mpirun(GetParam(), "suite");
+  EXPECT_EQ(job.passed(), GetParam()) << job.output;
+}
+
+INSTANTIATE_TEST_SUITE_P(Processes, MpiWorlds, ::testing::Values(1, 2, 3, 4, 8));
+
+// 16-bit floats and NaN, 10,000 asynchronous operations, and ranks that are not those of MPI.
+TEST(MpiBackend, KeepsTheContractInDetail) {
+  PHALANX_NEEDS_MPIRUN();
+  const MpiJob job = run_under_mpirun(3, "others");
+  EXPECT_EQ(job.passed(), 3) << job.output;
+  EXPECT_EQ(job.status, 0) << job.output;  // MPI was finalised everywhere
+}
+
+TEST(MpiBackend, ADeadRankIsNamedAndEndsTheJob) {
+  PHALANX_NEEDS_MPIRUN();
+  const MpiJob job = run_under_mpirun(3, "death", seconds(30));
+  EXPECT_NE(job.status, 0);
+  for (const char* part :
+       {"rank 1 has died", "all_reduce(float32[3000000], sum)", "group 'the world'", "op ", "ends the job"})
+    EXPECT_NE(job.output.find(part), std::string::npos) << part << "\n" << job.output;
+}
+
+TEST(MpiBackend, ATimeOutAmidstDataEndsTheJobAndKeepsTheTensors) {
+  PHALANX_NEEDS_MPIRUN();
+  const MpiJob job = run_under_mpirun(2, "stopped", seconds(30));
+  EXPECT_NE(job.status, 0);
+  for (const char* part : {"broadcast(float32[30000000], root 0)", "timed out after", "rank 1", "ends the job"})
+    EXPECT_NE(job.output.find(part), std::string::npos) << part << "\n" << job.output;
+}
+
+TEST(MpiBackend, AProgramsOwnMpiIsUsedAndNotFinalised) {
+  PHALANX_NEEDS_MPIRUN();
+  MpiJob job = run_under_mpirun(2, "own_mpi");
+  EXPECT_EQ(job.passed(), 2) << job.output;
+  EXPECT_EQ(job.status, 0) << job.output;
+  job = run_under_mpirun(1, "own_mpi_without_threads");
+  EXPECT_EQ(job.passed(), 1) << job.output;
+}
+
+#ifndef PHALANX_HAVE_MPI
+TEST(MpiBackend, ABuildWithoutMpiSaysSo) {
+  EXPECT_EQ(mpi_library(), std::nullopt);
+  EXPECT_THAT(mpi_error_of<ConfigError>([] { make_mpi_communicator(nullptr, 0, 1); }),
+              ::testing::HasSubstr("this build has no MPI"));
+}
+#endif
+
+}  // namespace
+}  // namespace phalanx
