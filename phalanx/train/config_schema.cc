@@ -179,10 +179,10 @@ const std::vector<Key>& known_keys() {
       {"comm",
        "backend",
        at<&C::comm, &C::Comm::backend>,
-       "Transport between ranks. auto: shm where all ranks share memory, else gloo.",
+       "Transport between ranks. auto: shm where all ranks share memory, else gloo. mpi: Open MPI, under mpirun or srun.",
        -kAny,
        kAny,
-       {"auto", "shm", "gloo"}},
+       {"auto", "shm", "gloo", "mpi"}},
 
       {"validation", "enable", at<&C::validation, &C::Validation::enable>, "Measure the loss on held-out tokens."},
       {"validation", "dataset_path", at<&C::validation, &C::Validation::dataset_path>,
