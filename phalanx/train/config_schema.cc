@@ -179,7 +179,8 @@ const std::vector<Key>& known_keys() {
       {"comm",
        "backend",
        at<&C::comm, &C::Comm::backend>,
-       "Transport between ranks. auto: shm where all ranks share memory, else gloo. mpi: Open MPI, under mpirun or srun.",
+       "Transport between ranks. auto: shm where all ranks share memory, else gloo. mpi: Open MPI, under mpirun or "
+       "srun.",
        -kAny,
        kAny,
        {"auto", "shm", "gloo", "mpi"}},
