@@ -1,6 +1,7 @@
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/autocast_mode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -27,7 +28,8 @@ Tensors value_and_gradients(const Function& function, const Tensors& inputs, at:
   Tensors leaves;
   for (const auto& input : inputs) leaves.push_back(input.detach().to(type).clone().requires_grad_());
   const at::Tensor y = function(leaves);
-  at::Tensor direction = at::arange(y.numel(), at::TensorOptions(at::kDouble)).mul(0.7).sin().view(y.sizes());
+  // No element is 0, the first neither: a scalar's gradient would not be looked at.
+  at::Tensor direction = at::arange(y.numel(), at::TensorOptions(at::kDouble)).mul(0.7).add(0.5).sin().view(y.sizes());
   y.backward(direction.to(type));
   Tensors result = {y.detach()};
   for (const auto& leaf : leaves) result.push_back(leaf.grad());
@@ -46,7 +48,7 @@ void expect_equal_to_reference(const Function& fused, const Function& reference,
 }
 
 TEST(RmsNormKernel, EqualsTheReferenceAtOddSizes) {
-  for (const auto& shape : std::vector<std::vector<std::int64_t>>{{1, 1}, {3, 5}, {2, 131, 33}, {300, 256}}) {
+  for (const auto& shape : std::vector<std::vector<std::int64_t>>{{1, 2}, {3, 5}, {2, 131, 33}, {300, 256}}) {
     at::manual_seed(1);
     // The reference in fp64 must stay in fp64: its cast to fp32 is what the fused kernel has by nature.
     const Function reference = [](const Tensors& in) {
@@ -62,6 +64,17 @@ TEST(RmsNormKernel, ReferenceComputesSixteenBitsInFp32) {
   const at::Tensor y = kernels::rms_norm(x, w, 1e-5);
   EXPECT_EQ(y.scalar_type(), at::kBFloat16);
   EXPECT_TRUE(at::allclose(y.to(at::kFloat), kernels::rms_norm(x.to(at::kFloat), w.to(at::kFloat), 1e-5), 0.02, 0.01));
+}
+
+TEST(RmsNormKernel, EpsIsAddedUnderTheRoot) {
+  const at::Tensor y = kernels::rms_norm(at::full({1, 2}, 0.5), at::ones({2}), 0.75);  // sqrt(0.25 + 0.75) = 1
+  EXPECT_TRUE(at::allclose(y, at::full({1, 2}, 0.5)));
+}
+
+TEST(RmsNormKernel, TakesAWeightWithGaps) {
+  const at::Tensor x = at::randn({4, 6}), wide = at::randn({12});
+  const at::Tensor weight = wide.slice(0, 0, 12, 2);
+  EXPECT_TRUE(at::equal(kernels::rms_norm(x, weight, 1e-5), kernels::rms_norm_reference(x, weight, 1e-5)));
 }
 
 TEST(RotaryKernel, EqualsTheReferenceForAnyLayoutOfHeadsAndPositions) {
@@ -99,6 +112,13 @@ TEST(AttentionKernel, EqualsTheReferenceForAnyGroupingLengthAndLayout) {
           {input(c.heads) * 2.0, input(c.kv_heads), input(c.kv_heads)});
     }
   }
+}
+
+TEST(AttentionKernel, TakesNoShapesThatItsLoopsDoNotKnow) {
+  // Longer queries than keys go by the ATen op; key heads that do not divide the query heads are its error.
+  const at::Tensor q = at::randn({1, 4, 5, 8}), k = at::randn({1, 2, 3, 8}), v = at::randn({1, 2, 3, 8});
+  EXPECT_TRUE(at::equal(kernels::causal_attention(q, k, v), kernels::causal_attention_reference(q, k, v)));
+  EXPECT_ANY_THROW(kernels::causal_attention(q, at::randn({1, 3, 5, 8}), at::randn({1, 3, 5, 8})));
 }
 
 TEST(SwigluKernel, FeedForwardEqualsTheReferenceAcrossChunks) {
@@ -150,17 +170,48 @@ TEST(CrossEntropyKernel, TheGradientIsScaledByTheLosssAndASecondBackwardIsAnErro
   EXPECT_THROW(loss.backward(), phalanx::Error);
 }
 
+TEST(CrossEntropyKernel, EachInputAloneMayWantItsGradient) {
+  const at::Tensor x = at::randn({5, 4}), weight = at::randn({6, 4});
+  const at::Tensor labels = at::arange(5, at::TensorOptions(at::kLong));
+  const at::Tensor x_leaf = x.clone().requires_grad_(), weight_leaf = weight.clone().requires_grad_();
+  kernels::linear_cross_entropy(x_leaf, weight_leaf, labels).backward();
+  const at::Tensor x_alone = x.clone().requires_grad_(), weight_alone = weight.clone().requires_grad_();
+  kernels::linear_cross_entropy(x_alone, weight, labels).backward();
+  kernels::linear_cross_entropy(x, weight_alone, labels).backward();
+  EXPECT_TRUE(at::equal(x_alone.grad(), x_leaf.grad()));
+  EXPECT_TRUE(at::equal(weight_alone.grad(), weight_leaf.grad()));
+}
+
 TEST(CrossEntropyKernel, ALabelOutsideTheVocabularyIsNamed) {
-  const at::Tensor x = at::randn({3, 4}), weight = at::randn({6, 4});
-  for (const std::int64_t bad : {-1, 6}) {
-    const at::Tensor labels = at::full({3}, bad, at::TensorOptions(at::kLong));
-    try {
-      kernels::linear_cross_entropy(x, weight, labels);
-      FAIL() << "no error";
-    } catch (const phalanx::DataError& error) {
-      EXPECT_THAT(error.what(), testing::HasSubstr("expected 0 to 5"));
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {  // the fused path and the ATen ops
+    const at::Tensor x = at::randn({3, 4}).to(dtype), weight = at::randn({6, 4}).to(dtype);
+    for (const std::int64_t bad : {-1, 6}) {
+      const at::Tensor labels = at::full({3}, bad, at::TensorOptions(at::kLong));
+      try {
+        kernels::linear_cross_entropy(x, weight, labels);
+        FAIL() << "no error";
+      } catch (const phalanx::DataError& error) {
+        EXPECT_THAT(error.what(), testing::HasSubstr("expected 0 to 5"));
+      }
     }
   }
+}
+
+TEST(FusedKernels, StandBackForAutocast) {
+  const at::Tensor x = at::randn({3, 4}), w1 = at::randn({6, 4}), w2 = at::randn({4, 6}), w3 = at::randn({6, 4});
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  const at::Tensor y = kernels::swiglu_feed_forward(x, w1, w2, w3);
+  at::autocast::clear_cache();
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  EXPECT_EQ(y.scalar_type(), at::kBFloat16);
+  EXPECT_EQ(kernels::swiglu_feed_forward(x, w1, w2, w3).scalar_type(), at::kFloat);
+}
+
+TEST(RowKernels, TheFastestIsTaken) {
+  const auto tables = kernels::available_row_kernels().tables;
+  const kernels::RowKernels* last = tables[0];
+  for (int i = 1; i < 3; ++i) last = tables[i] != nullptr ? tables[i] : last;
+  EXPECT_EQ(&kernels::row_kernels(), last);
 }
 
 TEST(RowKernels, EveryInstructionSetGivesTheSameToRounding) {
@@ -213,6 +264,9 @@ TEST(RowKernels, ExponentialIsAccurateOverItsWholeRange) {
     const double e = std::exp(static_cast<double>(static_cast<float>(d)));
     EXPECT_NEAR(logits[1] + 1.0, e / (1.0 + e), 3e-7) << d;
     EXPECT_NEAR(loss, std::log1p(e) - static_cast<float>(d), 1e-5) << d;
+    float scores[2] = {0.0f, static_cast<float>(d)}, log_sum = 0.0f;
+    kernels::row_kernels().causal_softmax(1, 2, 1, scores, &log_sum);
+    EXPECT_NEAR(scores[1] * (1.0 + e) / e, 1.0, 4e-7) << d;  // small ones too
   }
 }
 

@@ -71,6 +71,7 @@ TEST(Config, BooleansAreSwitchedByFlagAlone) {
 }
 
 TEST(Config, PrintedConfigurationReadsBackTheSame) {
+  EXPECT_EQ(parse(print_config(parse("", {"--optimizer.lr", "0.123456789012"}))).optimizer.lr, 0.123456789012);
   const TrainConfig config = parse("[model]\nn_layers = 3\n[job]\ndescription = \"a \\\"b\\\"\\n\\u0001 \\\\ c\"\n",
                                    {"--optimizer.lr", "0.1", "--lr_scheduler.decay_ratio", "0", "--debug.seed", "7",
                                     "--training.num_tokens_per_train_step", "32768"});
@@ -111,6 +112,28 @@ TEST(Config, WrongTypesNamePlaceExpectedAndFound) {
   EXPECT_THAT(refusal("", {"--training.steps", "99999999999999999999"}), HasSubstr("expected an integer"));
 }
 
+TEST(Config, ValuesOutOfRangeAreRefused) {
+  EXPECT_THAT(refusal("[optimizer]\nbeta1 = 1.5\n"), HasSubstr("is 1.5: expected a number from 0 to 1"));
+  EXPECT_THAT(refusal("[validation]\nfraction = 0.95\n"), HasSubstr("expected a number from 0 to 0.9"));
+  EXPECT_THAT(refusal("[lr_scheduler]\nmin_lr_factor = 2\n"), HasSubstr("expected a number from 0 to 1"));
+  EXPECT_THAT(refusal("[optimizer]\nlr = -1\n"), HasSubstr("expected a number, 0 or more"));
+  for (const char* key : {"[metrics]\nlog_freq", "[checkpoint]\ninterval", "[validation]\nfreq", "[training]\nsteps"}) {
+    EXPECT_THAT(refusal(std::string(key) + " = 0\n"), HasSubstr("1 or more")) << key;
+  }
+  for (const char* key : {"[training]\nglobal_batch_size", "[parallelism]\ndata_parallel_replicate_degree",
+                          "[validation]\nlocal_batch_size", "[validation]\nsteps"}) {
+    EXPECT_THAT(refusal(std::string(key) + " = 0\n"), HasSubstr("is 0: expected -1, or 1 or more")) << key;
+    EXPECT_THAT(refusal(std::string(key) + " = -2\n"), HasSubstr("is -2: expected an integer")) << key;
+  }
+}
+
+TEST(Config, KeysThatNeedEachOtherAreRefusedAlone) {
+  EXPECT_THAT(refusal("[checkpoint]\ninitial_load_in_hf = true\n"), HasSubstr("initial_load_path is not set"));
+  EXPECT_THAT(refusal("[metrics]\nsample_prompt = \"x\"\n"), HasSubstr("hf_assets_path"));
+  EXPECT_THAT(refusal("[validation]\nenable = true\nfraction = 0\n"), HasSubstr("nothing is held out"));
+  EXPECT_NO_THROW(parse("[validation]\nenable = true\nfraction = 0\ndataset_path = \"t.bin\"\n"));
+}
+
 TEST(Config, MalformedTomlNamesLineAndColumn) {
   EXPECT_THAT(refusal("[training]\nsteps = \n"), AllOf(HasSubstr("run.toml:2:"), HasSubstr("not valid TOML")));
   EXPECT_THAT(refusal("[training\n"), HasSubstr("not valid TOML"));
@@ -145,6 +168,8 @@ TEST(Config, TokenBudgetsGiveBatchSizes) {
       "[training]\nseq_len = 128\nnum_tokens_per_microbatch_per_dp_rank = 512\nnum_tokens_per_train_step = 2048\n");
   EXPECT_EQ(config.training.local_batch_size, 4);
   EXPECT_EQ(config.training.global_batch_size, 16);
+  EXPECT_THAT(refusal("[training]\nseq_len = 128\nnum_tokens_per_microbatch_per_dp_rank = 0\n"),
+              HasSubstr("multiple of seq_len 128"));
   EXPECT_THAT(refusal("[training]\nseq_len = 128\nnum_tokens_per_train_step = 200\n"),
               AllOf(HasSubstr("multiple of seq_len 128"), HasSubstr("such as 128")));
 }
@@ -185,6 +210,9 @@ TEST(BatchPlan, IndivisibleBatchGivesEquationAndChoices) {
   TrainConfig degree = config;
   degree.parallelism.data_parallel_replicate_degree = 4;
   EXPECT_THROW(plan_batches(degree, 2), ConfigError);
+  degree.training.global_batch_size = -1;
+  EXPECT_THROW(plan_batches(degree, 2), ConfigError);
+  EXPECT_EQ(plan_batches(degree, 4).global_batch_size, 16);
 }
 
 TEST(ConfigReference, HasEveryKey) {

@@ -23,13 +23,16 @@ TEST(LogLine, WidthsAndUnknownPeak) {
             "step:  1  loss: 12.50000  grad_norm: 12.0000  memory:  0.50GiB(0.00%)  tps: 1,234,567  tflops: 0.00  "
             "mfu: N/A");
   EXPECT_EQ(
-      validation_line({.step = 20, .loss = 3.5, .memory_gib = 0.25, .memory_percent = 1, .tokens_per_second = 999}),
+      validation_line(
+          {.step = 20, .loss = 3.5, .memory_gib = 0.25, .memory_percent = 1, .tokens_per_second = 999, .tflops = 7}),
       "validate step: 20  loss:  3.50000  memory:  0.25GiB(1.00%)  tps: 999");
 }
 
 TEST(LogLine, GpuPeaksByName) {
   EXPECT_EQ(gpu_peak_tflops("NVIDIA H100 80GB HBM3"), 989);
   EXPECT_EQ(gpu_peak_tflops("NVIDIA H100 PCIe"), 756);
+  EXPECT_EQ(gpu_peak_tflops("NVIDIA H100 NVL"), 835);
+  EXPECT_EQ(gpu_peak_tflops("NVIDIA B200"), 2250);
   EXPECT_EQ(gpu_peak_tflops("NVIDIA GB200"), 2500);
   EXPECT_EQ(gpu_peak_tflops("NVIDIA A100-SXM4-80GB"), 312);
   EXPECT_FALSE(gpu_peak_tflops("Tesla T4").has_value());
