@@ -103,6 +103,22 @@ TEST(Generator, SampledTokensDoNotDependOnTheBatch) {
   EXPECT_NE(generator.generate({other_seed})[0].tokens, together[0].tokens);
 }
 
+TEST(Generator, TheDrawOfATokenIsThatOfItsPlaceInTheContinuation) {
+  const auto model = small_model();
+  const SamplingOptions sampling{.temperature = 2.0, .seed = 11};
+  const auto result =
+      Generator(*model).generate({{.prompt = prompt_of(4, 1), .max_new_tokens = 10, .sampling = sampling}});
+  const at::NoGradGuard no_grad;
+  Sampler sampler(sampling, 61);
+  auto tokens = prompt_of(4, 1);
+  for (std::size_t i = 0; i < 10; ++i) {
+    const auto logits =
+        model->forward(at::tensor(tokens, at::TensorOptions(at::kLong)).unsqueeze(0))[0][-1].contiguous();
+    tokens.push_back(sampler.sample({logits.const_data_ptr<float>(), 61}, i));
+    EXPECT_EQ(result[0].tokens[i], tokens.back()) << i;
+  }
+}
+
 TEST(Generator, StreamsEveryTokenInOrder) {
   const auto model = small_model();
   Generator generator(*model, {.max_batch = 2});

@@ -19,8 +19,15 @@ namespace {
 
 using testing::HasSubstr;
 
-const models::LlamaConfig kTiny{
-    .dim = 16, .n_layers = 1, .n_heads = 2, .n_kv_heads = 1, .ffn_hidden = 24, .vocab_size = 31, .max_seq_len = 12};
+const models::LlamaConfig kTiny{.dim = 16,
+                                .n_layers = 1,
+                                .n_heads = 2,
+                                .n_kv_heads = 1,
+                                .ffn_hidden = 24,
+                                .vocab_size = 31,
+                                .max_seq_len = 12,
+                                .rope_theta = 20000.0,
+                                .norm_eps = 3e-5};  // no number that is a default
 
 nlohmann::json tiny_metadata() {
   return {{"model",
@@ -31,8 +38,8 @@ nlohmann::json tiny_metadata() {
             {"ffn_hidden", 24},
             {"vocab_size", 31},
             {"max_seq_len", 12},
-            {"rope_theta", 10000.0},
-            {"norm_eps", 1e-5},
+            {"rope_theta", 20000.0},
+            {"norm_eps", 3e-5},
             {"tie_embeddings", false}}}};
 }
 
@@ -77,6 +84,31 @@ TEST(ModelFiles, ARunsFolderGivesShapeWeightsAndTokenizer) {
   write_file(scratch.path() / "run" / "tokenizer.json", "{}");
   EXPECT_EQ(find_model(scratch.path() / "run" / "checkpoint").tokenizer,
             (scratch.path() / "run" / "tokenizer.json").string());
+}
+
+TEST(ModelFiles, TiedEmbeddingsStayTied) {
+  auto config = kTiny;
+  config.tie_embeddings = true;
+  models::Llama model(config);
+  nn::initialise(model, 5);
+  auto metadata = tiny_metadata();
+  metadata["model"]["tie_embeddings"] = true;
+  const TempDirectory scratch("model");
+  TrainState state;
+  state.tensors = with_prefix("model.", nn::named_parameters(model));
+  CheckpointManager(scratch.path()).save(state, 3, metadata.dump());
+  const auto files = find_model(scratch.path());
+  EXPECT_EQ(files.config, config);
+  EXPECT_TRUE(same_weights(*load_model(files, at::kCPU), model));
+}
+
+TEST(ModelFiles, TheNearestTokenizerIsTaken) {
+  const TempDirectory scratch("model");
+  save_run(scratch.path() / "run" / "checkpoint", tiny_metadata());
+  write_file(scratch.path() / "run" / "tokenizer.json", "{}");
+  write_file(scratch.path() / "run" / "checkpoint" / "tokenizer.json", "{}");
+  EXPECT_EQ(find_model(scratch.path() / "run" / "checkpoint").tokenizer,
+            (scratch.path() / "run" / "checkpoint" / "tokenizer.json").string());
 }
 
 TEST(ModelFiles, TheTokenizerMayBeWhereTheRunWasTold) {
@@ -129,8 +161,8 @@ nlohmann::json tiny_hf_config() {
           {"intermediate_size", 24},
           {"vocab_size", 31},
           {"max_position_embeddings", 12},
-          {"rms_norm_eps", 1e-5},
-          {"rope_theta", 10000.0},
+          {"rms_norm_eps", 3e-5},
+          {"rope_theta", 20000.0},
           {"tie_word_embeddings", false},
           {"rope_scaling", nullptr}};
 }
@@ -145,6 +177,41 @@ TEST(ModelFiles, AHuggingFaceDirectoryIsAModelToo) {
   EXPECT_TRUE(files.hugging_face);
   EXPECT_EQ(files.config, kTiny);
   EXPECT_TRUE(same_weights(*load_model(files, at::kCPU), *model));
+}
+
+TEST(ModelFiles, AHuggingFaceFileMayHoldWhatFollowsFromTheRest) {
+  const TempDirectory scratch("model");
+  auto description = tiny_hf_config();
+  description["tie_word_embeddings"] = true;
+  write_file(scratch.path() / "config.json", description.dump());
+  auto config = kTiny;
+  config.tie_embeddings = true;
+  models::Llama model(config);
+  nn::initialise(model, 5);
+  auto tensors = nn::named_parameters(model);
+  tensors.push_back({"output.weight", model.tok_embeddings->weight.detach().clone()});
+  tensors.push_back({"inv_freq", model.norm->weight.detach().clone()});
+  const auto name = [](const std::string& fqn) {
+    return fqn == "inv_freq" ? "model.layers.0.self_attn.rotary_emb.inv_freq" : models::llama_hf_name(fqn);
+  };
+  export_weights(scratch.path() / "model.safetensors", tensors, {.name_in_file = name}, posix_file_system());
+  const auto files = find_model(scratch.path());
+  EXPECT_TRUE(files.config.tie_embeddings);
+  EXPECT_TRUE(same_weights(*load_model(files, at::kCPU), model));
+}
+
+TEST(ModelFiles, HuggingFacesDefaultsAreTakenForWhatIsNotSaid) {
+  auto description = tiny_hf_config();
+  for (const char* key : {"num_key_value_heads", "rms_norm_eps", "rope_theta", "tie_word_embeddings"}) {
+    description.erase(key);
+  }
+  const auto config = llama_config_from_hf(description.dump(), "config.json");
+  EXPECT_EQ(config.n_kv_heads, config.n_heads);
+  EXPECT_EQ(config.norm_eps, 1e-6);
+  EXPECT_EQ(config.rope_theta, 10000.0);
+  EXPECT_FALSE(config.tie_embeddings);
+  description["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 5e5}};
+  EXPECT_EQ(llama_config_from_hf(description.dump(), "config.json").rope_theta, 5e5);
 }
 
 TEST(ModelFiles, HuggingFaceModelsThatDifferAreRefused) {
@@ -162,6 +229,7 @@ TEST(ModelFiles, HuggingFaceModelsThatDifferAreRefused) {
   EXPECT_THAT(error("model_type", "mistral"), HasSubstr("config.json: model_type \"mistral\" is not supported"));
   EXPECT_THAT(error("hidden_act", "gelu"), HasSubstr("hidden_act"));
   EXPECT_THAT(error("attention_bias", true), HasSubstr("attention_bias"));
+  EXPECT_THAT(error("mlp_bias", true), HasSubstr("mlp_bias"));
   EXPECT_THAT(error("head_dim", 64), HasSubstr("head_dim"));
   EXPECT_THAT(error("rope_scaling", {{"rope_type", "llama3"}}), HasSubstr("rope_scaling of type \"llama3\""));
   EXPECT_THAT(error("vocab_size", "many"), HasSubstr("\"vocab_size\" is \"many\""));
