@@ -80,8 +80,12 @@ std::filesystem::path resolve_checkpoint(const std::filesystem::path& path) {
   if (!list.complete.empty()) return list.complete.front().path;
   std::string reasons;
   for (const auto& line : list.skipped) reasons += "\n  " + line;
+  // The folder of a run is one above: what the run's last lines name.
+  const auto below = path / "checkpoint";
+  const std::string hint =
+      std::filesystem::is_directory(below, error) ? fmt::format(" (did you mean {}?)", below.string()) : std::string();
   throw CheckpointError(
-      fmt::format("{} holds no complete checkpoint{}{}", path.string(), reasons.empty() ? "" : ":", reasons));
+      fmt::format("{} holds no complete checkpoint{}{}{}", path.string(), hint, reasons.empty() ? "" : ":", reasons));
 }
 
 }  // namespace phalanx

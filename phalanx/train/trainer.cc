@@ -9,7 +9,9 @@
 #include <torch/version.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -44,6 +46,42 @@ double seconds_since(Clock::time_point begin) { return std::chrono::duration<dou
 std::string in_folder(const std::string& folder, const std::string& path) {
   return std::filesystem::path(path).is_absolute() ? path : (std::filesystem::path(folder) / path).string();
 }
+
+/// Found out before the first step: otherwise all steps up to the first save would be lost.
+void check_can_save(const std::string& folder) {
+  posix_file_system().make_directory(folder);
+  if (::access(folder.c_str(), W_OK | X_OK) != 0) {
+    throw CheckpointError(fmt::format("[checkpoint] folder: cannot write to '{}': {}", folder, std::strerror(errno)));
+  }
+}
+
+/// A checkpoint folder stands for its newest complete step; files, step directories and folders of weights for
+/// themselves.
+std::filesystem::path initial_weights(const TrainConfig::Checkpoint& config) {
+  const std::filesystem::path path = config.initial_load_path;
+  if (!std::filesystem::exists(path)) {
+    throw CheckpointError(fmt::format("[checkpoint] initial_load_path '{}' does not exist", path.string()));
+  }
+  if (config.initial_load_in_hf || !std::filesystem::is_directory(path)) return path;
+  for (const auto& entry : std::filesystem::directory_iterator(path)) {
+    if (entry.path().extension() == ".safetensors") return path;
+  }
+  return resolve_checkpoint(path);
+}
+
+/// The directory of [checkpoint] load_step.
+std::filesystem::path chosen_step(const std::string& folder, std::int64_t step) {
+  const std::filesystem::path path = step_directory(folder, step);
+  if (std::filesystem::exists(path)) return path;
+  std::string there;
+  for (const auto& found : list_checkpoints(folder).complete) {
+    there += fmt::format("{}{}", there.empty() ? "" : ", ", found.step);
+  }
+  throw CheckpointError(fmt::format("[checkpoint] load_step is {}, but there is no {}; complete checkpoints there: {}",
+                                    step, path.string(), there.empty() ? "none" : there));
+}
+
+std::string number_text(double value) { return std::isnan(value) ? "nan" : fmt::format("{:.5g}", value); }
 
 bool cpu_has_bfloat16() {
 #if defined(__x86_64__)
@@ -175,17 +213,14 @@ void Trainer::make_model() {
   const bool continues =
       config_.checkpoint.enable && (config_.checkpoint.load_step >= 0 || !list_checkpoints(folder).complete.empty());
   if (!continues) {
-    const std::string& path = config_.checkpoint.initial_load_path;
-    if (path.empty()) {
+    if (config_.checkpoint.initial_load_path.empty()) {
       nn::initialise(*model_, static_cast<std::uint64_t>(config_.debug.seed));
     } else {
-      if (!std::filesystem::exists(path)) {
-        throw CheckpointError(fmt::format("[checkpoint] initial_load_path '{}' does not exist", path));
-      }
+      const std::filesystem::path path = initial_weights(config_.checkpoint);
       LoadWeightsOptions options;
       if (config_.checkpoint.initial_load_in_hf) options.name_in_file = models::llama_hf_name;
       const LoadedWeights loaded = load_weights(path, nn::named_parameters(*model_), options);
-      say(fmt::format("initial weights: {} ({})", path, human_bytes(loaded.bytes)));
+      say(fmt::format("initial weights: {} ({})", path.string(), human_bytes(loaded.bytes)));
     }
   }
   ddp_ = std::make_unique<DistributedDataParallel>(*model_, context_.world);
@@ -214,12 +249,13 @@ void Trainer::load_state() {
   const auto& checkpoint = config_.checkpoint;
   if (!checkpoint.enable) return;
   const std::string folder = in_folder(config_.job.dump_folder, checkpoint.folder);
+  if (is_first_rank()) check_can_save(folder);
   checkpoints_ = std::make_unique<CheckpointManager>(
       folder, CheckpointOptions{.keep_latest_k = static_cast<int>(checkpoint.keep_latest_k)}, context_.world);
   TrainState state = collect_state();
   std::optional<LoadedCheckpoint> loaded;
   if (checkpoint.load_step >= 0) {
-    loaded = checkpoints_->load(step_directory(folder, checkpoint.load_step), state);
+    loaded = checkpoints_->load(chosen_step(folder, checkpoint.load_step), state);
   } else {
     loaded = checkpoints_->load_latest(state);
   }
@@ -294,12 +330,12 @@ Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
   outcome.grad_norm = norm.value();
   if (!std::isfinite(outcome.loss) || !norm.is_finite()) {
     const bool is_loss = !std::isfinite(outcome.loss);
-    throw Error(
-        fmt::format("step {}: the {} is {} (loss {}, gradient norm {}, learning rate {:.3g}): the weights were not "
-                    "changed by it; try a lower [optimizer] lr, a longer warm-up or a smaller max_norm{}",
-                    step + 1, is_loss ? "loss" : "gradient norm", is_loss ? outcome.loss : outcome.grad_norm,
-                    outcome.loss, outcome.grad_norm, schedule_->lr_at(step),
-                    saved_step_ >= 0 ? fmt::format("; the last checkpoint is of step {}", saved_step_) : ""));
+    throw Error(fmt::format(
+        "step {}: the {} is {} (loss {}, gradient norm {}, learning rate {:.3g}): the weights were not "
+        "changed by it; try a lower [optimizer] lr, a longer warm-up or a smaller max_norm{}",
+        step + 1, is_loss ? "loss" : "gradient norm", number_text(is_loss ? outcome.loss : outcome.grad_norm),
+        number_text(outcome.loss), number_text(outcome.grad_norm), schedule_->lr_at(step),
+        saved_step_ >= 0 ? fmt::format("; the last checkpoint is of step {}", saved_step_) : ""));
   }
   optimizer_->step(schedule_->lr_at(step));
   optimizer_->zero_grad();
