@@ -40,6 +40,7 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/package/PhalanxConfigVers
   COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/package/PhalanxConfig.cmake
               ${PROJECT_BINARY_DIR}/package/PhalanxConfigVersion.cmake
+              ${PROJECT_SOURCE_DIR}/cmake/PhalanxCudart.cmake
               ${PROJECT_SOURCE_DIR}/cmake/PhalanxTorch.cmake
               ${PROJECT_SOURCE_DIR}/cmake/PhalanxTorchSearch.cmake
         DESTINATION ${_package_dir} COMPONENT library)

@@ -17,7 +17,7 @@ function(phalanx_use_torch target)
   if(PHALANX_TORCH_CUDA)
     # Nothing refers to libtorch_cuda by symbol, yet loading it is what registers the CUDA kernels.
     target_link_libraries(${target} INTERFACE
-      $<BUILD_INTERFACE:${lib}/libc10_cuda.so>
+      $<BUILD_INTERFACE:${lib}/libc10_cuda.so> $<BUILD_INTERFACE:${PHALANX_CUDART}>
       $<BUILD_INTERFACE:-Wl,--push-state,--no-as-needed,--allow-shlib-undefined>
       $<BUILD_INTERFACE:${lib}/libtorch_cuda.so>
       $<BUILD_INTERFACE:-Wl,--pop-state>)
@@ -27,6 +27,7 @@ endfunction()
 set(PHALANX_TORCH_CUDA OFF)
 if(EXISTS ${PHALANX_TORCH_ROOT}/lib/libtorch_cuda.so)
   set(PHALANX_TORCH_CUDA ON)
+  include(${CMAKE_CURRENT_LIST_DIR}/PhalanxCudart.cmake)
 endif()
 
 # The installed package includes this file too; it has a target already and reports a missing torch in its own way.

@@ -381,6 +381,7 @@ int Communicator::rank() const noexcept { return impl_->rank(); }
 int Communicator::size() const noexcept { return impl_->size(); }
 const std::string& Communicator::name() const noexcept { return *impl_->name_; }
 std::string Communicator::backend_name() const { return std::string(impl_->traits_.name); }
+std::shared_ptr<Backend> Communicator::backend() const { return impl_->backend_; }
 
 Work Communicator::broadcast(at::Tensor tensor, RootedOptions options) {
   OperationDescription d;

@@ -79,7 +79,9 @@ class Communicator {
   int rank() const noexcept;
   int size() const noexcept;
   const std::string& name() const noexcept;
-  std::string backend_name() const;  // "local", "shm", "gloo"
+  std::string backend_name() const;  // "local", "shm", "gloo", "nccl"
+  /// For what is built upon it (device_communicator.h).
+  std::shared_ptr<Backend> backend() const;
 
   /// Copies root's tensor into every rank's.
   Work broadcast(at::Tensor tensor, RootedOptions options = {});

@@ -68,7 +68,7 @@ void WorkState::run() {
   try {
     issued_.flight->started(issued_.flight_number);
     operation_ = issued_.backend->start(issued_.description);
-    WaitLadder ladder(issued_.backend->traits().crowded ? WaitLadder::kCrowded : WaitLadder::kOwnCore);
+    WaitLadder ladder(crowded_ ? WaitLadder::kCrowded : WaitLadder::kOwnCore);
     auto looked = std::chrono::steady_clock::time_point{};
     for (;;) {
       const Progress progress = operation_->advance();
@@ -152,6 +152,7 @@ void WorkState::look_after() noexcept {
 void WorkState::release() noexcept {
   operation_.reset();
   issued_.buffers.reset();
+  issued_.backend.reset();
 }
 
 void WorkState::finish() noexcept {
@@ -175,7 +176,7 @@ void WorkState::wait() {
   if (completion_ && wait_on_stream()) return;
   const auto is_over = [this] { return done_.load(std::memory_order_acquire) != 0; };
   if (!is_over()) {
-    WaitLadder ladder(issued_.backend->traits().crowded ? WaitLadder::kCrowded : WaitLadder::kBackground);
+    WaitLadder ladder(crowded_ ? WaitLadder::kCrowded : WaitLadder::kBackground);
     while (!is_over()) {
       if (ladder.step()) continue;
       const Doorbell bell{&done_, 0, &sleepers_, false};

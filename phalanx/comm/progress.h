@@ -40,7 +40,7 @@ class WorkState {
     std::shared_ptr<void> buffers;  // kept until the operation is done
   };
 
-  explicit WorkState(Issued issued) : issued_(std::move(issued)) {}
+  explicit WorkState(Issued issued) : issued_(std::move(issued)), crowded_(issued_.backend->traits().crowded) {}
   ~WorkState();
   WorkState(const WorkState&) = delete;
   WorkState& operator=(const WorkState&) = delete;
@@ -55,7 +55,7 @@ class WorkState {
   std::optional<Doorbell> doorbell();
   void look_after() noexcept;  // about every 100 ms while blocked: time-outs, dead peers
   bool is_peer_operation() const noexcept { return !issued_.description.transfers.empty(); }
-  void release() noexcept;  // lets go of operation and buffers
+  void release() noexcept;  // lets go of operation, buffers and backend: the communicator shall be who ends that
   void finish() noexcept;   // then makes is_done() true and wakes whoever waits
 
   void wait();  // throws the error, if any
@@ -73,6 +73,7 @@ class WorkState {
   bool wait_on_stream();
 
   Issued issued_;
+  const bool crowded_;
   std::unique_ptr<Operation> operation_;
   std::shared_ptr<StreamCompletion> completion_;  // stream-ordered operations; set before anybody else sees this
   std::atomic<bool> is_failing_{false};           // error_ will be there when done_ is

@@ -1,0 +1,457 @@
+// What moves the tensors of a device: the nccl backend over a double of NCCL, and staging through host memory, both
+// over fake streams. The suite with ranks as threads and as processes, and what only these do: streams, groups, abort.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <stdexcept>
+#include <thread>
+
+#include "phalanx/base/error.h"
+#include "phalanx/comm/backend_suite.h"
+#include "phalanx/comm/local_backend.h"
+#include "phalanx/comm/nccl.h"
+#include "phalanx/comm/shm_backend.h"
+#include "phalanx/comm/staged_backend.h"
+#include "phalanx/comm/tcp_store.h"
+#include "phalanx/comm/testing/fake_nccl.h"
+#include "phalanx/comm/testing/fake_streams.h"
+
+namespace phalanx {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+/// One rank: its device, its library, its communicator. They end in the opposite order.
+struct NcclRank {
+  std::shared_ptr<FakeStreams> streams = std::make_shared<FakeStreams>();
+  std::shared_ptr<FakeNccl> nccl;
+  std::shared_ptr<Communicator> comm;
+};
+
+using NcclBody = std::function<void(NcclRank&)>;
+
+// body(rank) on a thread for each rank. Returns one line for each rank that threw.
+std::string run_nccl_threads(int world, const NcclBody& body, const NcclOptions& options = {}) {
+  const auto control = make_local_backends(world);
+  const auto transport = make_local_backends(world);
+  std::mutex mutex;
+  std::string failures;
+  std::vector<std::thread> threads;
+  for (std::size_t r = 0; r < control.size(); ++r) {
+    threads.emplace_back([&, r] {
+      try {
+        NcclRank rank;
+        rank.nccl = std::make_shared<FakeNccl>(transport[r]);
+        rank.comm = make_nccl_communicator(control[r], -1, rank.nccl->table(), rank.streams, options);
+        rank.comm->barrier();  // a rank that gives up at once must not find the others half made
+        try {
+          body(rank);
+        } catch (const std::exception& error) {
+          rank.comm->abort(error.what());
+          throw;
+        }
+        rank.comm.reset();
+        if (rank.nccl->misuses() != 0) throw std::runtime_error("NCCL was called in a way that it does not allow");
+      } catch (const std::exception& error) {
+        const std::lock_guard lock(mutex);
+        failures += fmt::format("rank {}: {}\n", r, error.what());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return failures;
+}
+
+std::string run_nccl_processes(int world, const NcclBody& body, const NcclOptions& options = {}, int killed_rank = -1) {
+  TcpStoreServer server;
+  return run_forked_ranks(
+      world,
+      [&](int r) {
+        TcpStore store(server.address());
+        NcclRank rank;
+        rank.nccl = std::make_shared<FakeNccl>(make_shm_backend(store, r, world, "transport", 60s));
+        rank.comm = make_nccl_communicator(make_shm_backend(store, r, world, "control", 60s), -1, rank.nccl->table(),
+                                           rank.streams, options);
+        body(rank);
+        rank.comm.reset();
+        if (rank.nccl->misuses() != 0) throw std::runtime_error("NCCL was called in a way that it does not allow");
+      },
+      killed_rank);
+}
+
+void run_whole_suite(NcclRank& rank) {
+  for (const SuiteCase& test : backend_suite()) {
+    if (test.needs_rank_order) continue;
+    try {
+      test.run(*rank.comm);
+    } catch (const std::exception& error) {
+      throw std::runtime_error(std::string(test.name) + ": " + error.what());
+    }
+  }
+}
+
+class NcclSuite : public ::testing::TestWithParam<int> {};
+
+TEST_P(NcclSuite, Passes) { EXPECT_EQ(run_nccl_threads(GetParam(), run_whole_suite), ""); }
+
+TEST_P(NcclSuite, FailsClearly) {
+  if (GetParam() < 2) return;
+  for (const bool strict : {false, true}) {
+    for (const SuiteCase& test : backend_failure_suite()) {
+      // Behind the stream, a rank whose own part is right learns of it after the call.
+      if (!strict && std::string_view(test.name) == "counts") continue;
+      SCOPED_TRACE(fmt::format("{}{}", test.name, strict ? ", strict" : ""));
+      EXPECT_EQ(run_nccl_threads(
+                    GetParam(), [&](NcclRank& rank) { test.run(*rank.comm); },
+                    {.strict = strict, .communicator = {.first_timeout = test.needs_time_out ? 300ms : 60'000ms}}),
+                "");
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, NcclSuite, ::testing::Values(1, 2, 3, 4, 8));
+
+TEST(NcclBackend, StrictPassesTheSuiteToo) { EXPECT_EQ(run_nccl_threads(3, run_whole_suite, {.strict = true}), ""); }
+
+TEST(NcclBackend, ProcessesPassTheSuite) { EXPECT_EQ(run_nccl_processes(3, run_whole_suite), ""); }
+
+TEST(NcclBackend, SurvivorsNameTheRankThatWasKilledWithinASecond) {
+  for (const bool strict : {false, true}) {
+    EXPECT_EQ(run_nccl_processes(
+                  3,
+                  [](NcclRank& rank) {
+                    at::Tensor x = at::full({300'000}, 1.0F);
+                    rank.comm->barrier();
+                    if (rank.comm->rank() == 1) kill(getpid(), SIGKILL);
+                    const auto begin = std::chrono::steady_clock::now();
+                    try {
+                      for (;;) rank.comm->all_reduce(x);
+                    } catch (const CommError& error) {
+                      const std::string text = error.what();
+                      for (const char* part : {"rank 1", "all_reduce(float32[300000], sum)", "group 'world'"})
+                        if (text.find(part) == std::string::npos) throw std::runtime_error("wrong error: " + text);
+                      if (std::chrono::steady_clock::now() - begin > 1s)
+                        throw std::runtime_error("the error came late");
+                    }
+                  },
+                  {.strict = strict}, 1),
+              "");
+  }
+}
+
+// --- streams
+
+// A gate that a stream waits for until it is opened.
+class Gate {
+ public:
+  void close_on(DeviceStream stream) {
+    FakeStreams::enqueue(stream, [this] {
+      while (!open_.load()) std::this_thread::yield();
+    });
+  }
+  void open() { open_ = true; }
+
+ private:
+  std::atomic<bool> open_{false};
+};
+
+TEST(NcclBackend, TheHostWaitsForNothingAndTheStreamsForEachOther) {
+  EXPECT_EQ(run_nccl_threads(2,
+                             [](NcclRank& rank) {
+                               Gate gate;
+                               const DeviceStream compute = rank.streams->make_stream();
+                               FakeStreams::use(compute);
+                               at::Tensor x = at::full({1000}, -1.0F);
+                               at::Tensor y = at::full({1000}, -1.0F);
+                               // The value is computed only when the gate opens, long after the verbs have returned.
+                               gate.close_on(compute);
+                               FakeStreams::enqueue(compute, [&] { x.fill_(rank.comm->rank() + 1.0F); });
+                               rank.comm->all_reduce(x);
+                               FakeStreams::enqueue(compute, [&] { y.copy_(x); });
+                               Work work = rank.comm->all_reduce(y, {.async = true});
+                               EXPECT_FALSE(work.is_done());
+                               work.wait();
+                               FakeStreams::enqueue(compute, [&] { y.mul_(2); });
+                               EXPECT_EQ(x.const_data_ptr<float>()[0], -1.0F);  // nothing has happened yet
+                               gate.open();
+                               const auto end = rank.streams->record(compute);
+                               FakeStreams::use(nullptr);
+                               rank.streams->current_waits(*end);
+                               EXPECT_EQ(x.const_data_ptr<float>()[999], 3.0F);
+                               EXPECT_EQ(y.const_data_ptr<float>()[999], 12.0F);
+                               EXPECT_TRUE(work.is_done());
+                             }),
+            "");
+}
+
+TEST(NcclBackend, TensorsLiveUntilTheDeviceIsThrough) {
+  EXPECT_EQ(run_nccl_threads(2,
+                             [](NcclRank& rank) {
+                               Gate gate;
+                               const DeviceStream compute = rank.streams->make_stream();
+                               FakeStreams::use(compute);
+                               gate.close_on(compute);
+                               std::atomic<bool> freed{false};
+                               {
+                                 auto* data = new float[1000];
+                                 at::Tensor x = at::from_blob(
+                                     data, {1000},
+                                     [&freed](void* memory) {
+                                       freed = true;
+                                       delete[] static_cast<float*>(memory);
+                                     },
+                                     at::kFloat);
+                                 rank.comm->all_reduce(x);
+                               }
+                               EXPECT_FALSE(freed.load());
+                               gate.open();
+                               FakeStreams::use(nullptr);
+                               rank.comm->barrier();  // behind it in the queue
+                               EXPECT_TRUE(freed.load());
+                             }),
+            "");
+}
+
+// A mismatch is found behind the stream: the device is freed, and a later call says what was wrong.
+TEST(NcclBackend, AMismatchFreesTheStreamsAndIsTheErrorOfALaterCall) {
+  EXPECT_EQ(run_nccl_threads(2,
+                             [](NcclRank& rank) {
+                               const DeviceStream compute = rank.streams->make_stream();
+                               FakeStreams::use(compute);
+                               at::Tensor x = at::full({rank.comm->rank() + 5}, 1.0F);
+                               rank.comm->all_reduce(x);
+                               const auto end = rank.streams->record(compute);
+                               FakeStreams::use(nullptr);
+                               rank.streams->current_waits(*end);  // would hang if the kernel were not ended
+                               try {
+                                 for (;;) rank.comm->barrier();
+                               } catch (const CommError& error) {
+                                 EXPECT_THAT(error.what(), HasSubstr("rank 0: all_reduce(float32[5], sum)"));
+                                 EXPECT_THAT(error.what(), HasSubstr("rank 1: all_reduce(float32[6], sum)"));
+                               }
+                               EXPECT_THAT(rank.nccl->calls(), ElementsAre("init", "all_reduce", "abort"));
+                             }),
+            "");
+}
+
+// --- what becomes of a verb
+
+TEST(NcclBackend, VerbsThatNcclLacksAreGroups) {
+  EXPECT_EQ(run_nccl_threads(
+                3,
+                [](NcclRank& rank) {
+                  Communicator& comm = *rank.comm;
+                  const bool is_root = comm.rank() == 0;
+                  at::Tensor one = at::full({2}, 1.0F), all = at::full({6}, 1.0F), out = at::full({6}, 1.0F);
+                  comm.gather(is_root ? all : at::Tensor(), one);
+                  comm.scatter(one, is_root ? all : at::Tensor());
+                  comm.all_to_all(out, all);
+                  comm.all_gather_uneven(at::full({5}, 0.0F),
+                                         at::full({comm.rank() == 1 ? 0 : 2 + comm.rank() / 2}, 1.0F), {2, 0, 3});
+                  comm.batch_peer_to_peer(
+                      {{true, one, (comm.rank() + 1) % 3, 4}, {false, out.narrow(0, 0, 2), (comm.rank() + 2) % 3, 4}});
+                  comm.barrier();
+                  comm.all_gather_bytes("host memory");
+                  const int r = comm.rank(), before = (r + 2) % 3, after = (r + 1) % 3;
+                  const int low = std::min(before, after), high = std::max(before, after);
+                  EXPECT_THAT(rank.nccl->calls(),
+                              ElementsAre("init", is_root ? "group(recv 1, recv 2)" : "group(send 0)",
+                                          is_root ? "group(send 1, send 2)" : "group(recv 0)",
+                                          fmt::format("group(send {0}, recv {0}, send {1}, recv {1})", low, high),
+                                          "group(broadcast, broadcast)",
+                                          fmt::format("group(send {}, recv {})", after, before)));
+                }),
+            "");
+}
+
+TEST(NcclBackend, CommunicatorsAreSplitByNccl) {
+  EXPECT_EQ(run_nccl_threads(3,
+                             [](NcclRank& rank) {
+                               auto pair = rank.comm->split(rank.comm->rank() == 1 ? -1 : 0, -rank.comm->rank());
+                               if (pair) {
+                                 EXPECT_EQ(pair->rank(), rank.comm->rank() == 2 ? 0 : 1);
+                                 at::Tensor x = at::full({3}, 1.0F + rank.comm->rank());
+                                 pair->broadcast(x, {.root = 0});
+                                 EXPECT_EQ(x.const_data_ptr<float>()[0], 3.0F);
+                                 pair.reset();
+                                 EXPECT_THAT(rank.nccl->calls(),
+                                             ElementsAre("init", "split", "broadcast", "finalize", "destroy"));
+                               } else {
+                                 EXPECT_THAT(rank.nccl->calls(), ElementsAre("init", "split"));
+                               }
+                             }),
+            "");
+}
+
+TEST(NcclBackend, MessagesMatchInOrderAndTheirTagsMustAgree) {
+  EXPECT_EQ(run_nccl_threads(2,
+                             [](NcclRank& rank) {
+                               at::Tensor x = at::full({4}, 1.0F);
+                               try {
+                                 if (rank.comm->rank() == 0)
+                                   rank.comm->send(x, 1, {.tag = 7});
+                                 else
+                                   rank.comm->recv(x, 0, {.tag = 8});
+                                 rank.comm->barrier();
+                                 ADD_FAILURE() << "no error";
+                               } catch (const CommError& error) {
+                                 EXPECT_THAT(error.what(), HasSubstr("under tag 7 and rank 1 receives float32[4] under "
+                                                                     "tag 8: nccl matches the messages"));
+                               }
+                             }),
+            "");
+}
+
+// --- staged
+
+// body(rank) on a thread for each rank, over the local backend.
+std::string run_staged_threads(int world, const NcclBody& body, const CommunicatorOptions& options = {}) {
+  const auto host = make_local_backends(world);
+  std::mutex mutex;
+  std::string failures;
+  std::vector<std::thread> threads;
+  for (std::size_t r = 0; r < host.size(); ++r) {
+    threads.emplace_back([&, r] {
+      NcclRank rank;
+      rank.comm = std::make_shared<Communicator>(make_staged_backend(host[r], -1, rank.streams), options);
+      try {
+        body(rank);
+      } catch (const std::exception& error) {
+        rank.comm->abort(error.what());
+        const std::lock_guard lock(mutex);
+        failures += fmt::format("rank {}: {}\n", r, error.what());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return failures;
+}
+
+class StagedSuite : public ::testing::TestWithParam<int> {};
+
+TEST_P(StagedSuite, Passes) {
+  EXPECT_EQ(run_staged_threads(GetParam(),
+                               [](NcclRank& rank) {
+                                 for (const SuiteCase& test : backend_suite()) test.run(*rank.comm);
+                               }),
+            "");
+}
+
+TEST_P(StagedSuite, FailsClearly) {
+  if (GetParam() < 2) return;
+  for (const SuiteCase& test : backend_failure_suite()) {
+    SCOPED_TRACE(test.name);
+    EXPECT_EQ(run_staged_threads(GetParam(), [&](NcclRank& rank) { test.run(*rank.comm); },
+                                 {.first_timeout = test.needs_time_out ? 300ms : 60'000ms}),
+              "");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, StagedSuite, ::testing::Values(1, 3));
+
+TEST(StagedBackend, WaitsForTheComputeStreamAndTheComputeStreamForIt) {
+  EXPECT_EQ(run_staged_threads(2,
+                               [](NcclRank& rank) {
+                                 Gate gate;
+                                 const DeviceStream compute = rank.streams->make_stream();
+                                 FakeStreams::use(compute);
+                                 at::Tensor x = at::full({1000}, -1.0F);
+                                 gate.close_on(compute);
+                                 FakeStreams::enqueue(compute, [&] { x.fill_(rank.comm->rank() + 1.0F); });
+                                 const Work work = rank.comm->all_reduce(x, {.async = true});
+                                 EXPECT_FALSE(work.is_done());
+                                 gate.open();
+                                 work.wait();
+                                 FakeStreams::enqueue(compute, [&] { x.mul_(2); });
+                                 const auto end = rank.streams->record(compute);
+                                 FakeStreams::use(nullptr);
+                                 rank.streams->current_waits(*end);
+                                 EXPECT_EQ(x.const_data_ptr<float>()[999], 6.0F);
+                               }),
+            "");
+}
+
+// --- NCCL's own failures
+
+TEST(NcclBackend, WhatNcclReportsIsAnError) {
+  EXPECT_EQ(run_nccl_threads(2,
+                             [](NcclRank& rank) {
+                               at::Tensor x = at::full({4}, 1.0F);
+                               rank.comm->all_reduce(x);
+                               rank.comm->barrier();
+                               if (rank.comm->rank() == 0) rank.nccl->fail_with(NcclResult::remote_error);
+                               try {
+                                 for (;;) rank.comm->all_reduce(x);
+                               } catch (const CommError& error) {
+                                 EXPECT_THAT(error.what(), HasSubstr("remote process exited or there was a network "
+                                                                     "error (socket closed)"));
+                               }
+                             }),
+            "");
+}
+
+TEST(NcclBackend, RanksThatNcclCannotConnectTimeOut) {
+  const auto control = make_local_backends(1);
+  FakeNccl nccl(make_local_backends(1).front());
+  nccl.never_connect();
+  try {
+    make_nccl_communicator(control.front(), -1, nccl.table(), std::make_shared<FakeStreams>(),
+                           {.communicator = {.first_timeout = 100ms}});
+    FAIL() << "no error";
+  } catch (const CommError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("making the group is not finished after 0.1 s"));
+  }
+  EXPECT_THAT(nccl.calls(), ElementsAre("init", "abort"));
+}
+
+TEST(NcclTable, SaysWhyNcclCannotBeLoaded) {
+  try {
+    load_nccl("libphalanx-has-no-such-library.so.2");
+    FAIL() << "no error";
+  } catch (const CommError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("NCCL cannot be loaded: libphalanx-has-no-such-library.so.2"));
+  }
+  try {
+    load_nccl("libm.so.6");
+    FAIL() << "no error";
+  } catch (const CommError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("libm.so.6 lacks ncclGetVersion, "));
+  }
+}
+
+TEST(NcclTable, ARankWithoutItIsNamedToAll) {
+  if (is_cuda_build() && cuda_device_count() > 0) GTEST_SKIP() << "this machine has a GPU";
+  const auto control = make_local_backends(2);
+  std::vector<std::thread> threads;
+  for (const auto& backend : control)
+    threads.emplace_back([&backend] {
+      try {
+        make_nccl_communicator(backend, 0);
+        ADD_FAILURE() << "no error";
+      } catch (const CommError& error) {
+        EXPECT_THAT(error.what(), HasSubstr("rank 0: cuda:0: "));
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(DeviceStreams, CpuBuildsHaveNone) {
+  if (is_cuda_build()) GTEST_SKIP() << "this is a CUDA build";
+  EXPECT_EQ(cuda_device_count(), 0);
+  EXPECT_EQ(cuda_device_name(0), "");
+  EXPECT_THROW(make_cuda_streams(0), ConfigError);
+}
+
+}  // namespace
+}  // namespace phalanx

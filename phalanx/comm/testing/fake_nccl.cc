@@ -1,0 +1,362 @@
+#include "phalanx/comm/testing/fake_nccl.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+#include "phalanx/base/error.h"
+#include "phalanx/comm/communicator.h"
+#include "phalanx/comm/futex.h"
+#include "phalanx/comm/testing/fake_streams.h"
+#include "phalanx/comm/wait.h"
+
+namespace phalanx {
+namespace {
+
+constexpr int kLooks = 3;  // until a call has been taken
+
+DataType type_of(NcclType type) {
+  switch (type) {
+    case NcclType::float64:
+      return DataType::f64;
+    case NcclType::float16:
+      return DataType::f16;
+    case NcclType::bfloat16:
+      return DataType::bf16;
+    case NcclType::int32:
+      return DataType::i32;
+    case NcclType::int64:
+      return DataType::i64;
+    case NcclType::uint8:
+      return DataType::u8;
+    default:
+      return DataType::f32;
+  }
+}
+
+ReduceOp op_of(NcclOp op) {
+  switch (op) {
+    case NcclOp::product:
+      return ReduceOp::product;
+    case NcclOp::max:
+      return ReduceOp::max;
+    case NcclOp::min:
+      return ReduceOp::min;
+    case NcclOp::avg:
+      return ReduceOp::avg;
+    default:
+      return ReduceOp::sum;
+  }
+}
+
+// One call between start and end of a group, or a group of its own.
+struct FakeKernel {
+  OperationDescription description;
+  const void* copy_from = nullptr;  // the first part of output, if not in place
+  std::string name;
+};
+
+struct FakeGroup {
+  int depth = 0;
+  FakeNcclComm* comm = nullptr;
+  DeviceStream stream = nullptr;
+  std::vector<FakeKernel> kernels;
+};
+thread_local FakeGroup fake_group;
+
+}  // namespace
+
+struct FakeNcclComm {
+  FakeNccl* library = nullptr;
+  std::shared_ptr<Backend> transport;
+  std::atomic<int> looks{0};  // left until the last call has been taken; -1: for ever
+  std::atomic<bool> aborted{false};
+  std::atomic<int> kernels{0};  // in the stream
+  std::uint64_t sequence = 0;   // kernels only: one stream at a time
+  std::thread splitter;
+
+  static FakeNcclComm* of(NcclComm* comm) { return reinterpret_cast<FakeNcclComm*>(comm); }
+  NcclComm* handle() { return reinterpret_cast<NcclComm*>(this); }
+
+  void drive(OperationDescription description) {
+    // Ranks exchange different numbers of messages, but call the same collectives.
+    description.sequence = description.transfers.empty() ? sequence++ : 0;
+    std::unique_ptr<Operation> operation;
+    try {
+      operation = transport->start(description);
+      WaitLadder ladder(WaitLadder::kCrowded);
+      while (!aborted.load()) {
+        const Progress progress = operation->advance();
+        if (progress == Progress::done) return;
+        if (progress == Progress::moved || ladder.step()) continue;
+        const std::optional<Doorbell> bell = operation->doorbell();
+        doorbell_wait(bell ? std::span<const Doorbell>(&*bell, 1) : std::span<const Doorbell>(),
+                      std::chrono::milliseconds(5));
+      }
+    } catch (const Error&) {
+      // The ranks differ, or one has aborted: NCCL would wait for ever.
+    }
+    transport->abort("hangs");
+    while (!aborted.load()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    while (operation && !operation->retire()) std::this_thread::yield();
+  }
+
+  void run(std::vector<FakeKernel>& group) {
+    OperationDescription messages;
+    messages.verb = Verb::batch_p2p;
+    for (FakeKernel& kernel : group) {
+      OperationDescription& d = kernel.description;
+      if (aborted.load()) break;
+      if (kernel.copy_from != nullptr)
+        std::memmove(d.output, kernel.copy_from, static_cast<std::size_t>(d.output_count) * element_size(d.dtype));
+      if (d.transfers.empty())
+        drive(d);
+      else
+        messages.transfers.insert(messages.transfers.end(), d.transfers.begin(), d.transfers.end());
+    }
+    if (!messages.transfers.empty() && !aborted.load()) drive(messages);
+    kernels.fetch_sub(1);
+  }
+};
+
+FakeNccl::FakeNccl(std::shared_ptr<Backend> transport) : transport_(std::move(transport)) {}
+
+FakeNccl::~FakeNccl() {
+  for (const auto& comm : comms_)
+    if (comm->splitter.joinable()) comm->splitter.join();
+}
+
+void FakeNccl::note(std::string call) {
+  const std::lock_guard lock(mutex_);
+  calls_.push_back(std::move(call));
+}
+
+std::vector<std::string> FakeNccl::calls() const {
+  const std::lock_guard lock(mutex_);
+  return calls_;
+}
+
+FakeNcclComm* FakeNccl::add(std::shared_ptr<Backend> transport) {
+  const std::lock_guard lock(mutex_);
+  comms_.push_back(std::make_unique<FakeNcclComm>());
+  comms_.back()->library = this;
+  comms_.back()->transport = std::move(transport);
+  comms_.back()->looks = kLooks;
+  return comms_.back().get();
+}
+
+bool FakeNccl::may_call(FakeNcclComm* comm) {
+  if (comm->looks.load() == 0 && !comm->aborted.load()) return true;
+  ++misuses_;
+  return false;
+}
+
+NcclResult FakeNccl::submit(FakeNcclComm* comm, DeviceStream stream, OperationDescription description,
+                            const void* copy_from, std::string name) {
+  if (!may_call(comm)) return NcclResult::invalid_usage;
+  const bool alone = fake_group.depth == 0;
+  if (alone && !description.transfers.empty()) {
+    ++misuses_;
+    return NcclResult::invalid_usage;
+  }
+  if (alone) fake_group = {};
+  fake_group.comm = comm;
+  fake_group.stream = stream;
+  fake_group.kernels.push_back({std::move(description), copy_from, std::move(name)});
+  return alone ? end_group() : NcclResult::success;
+}
+
+NcclResult FakeNccl::end_group() {
+  FakeGroup group = std::move(fake_group);
+  fake_group = {};
+  if (group.kernels.empty()) return NcclResult::success;
+  std::string text;
+  for (const FakeKernel& kernel : group.kernels) text += (text.empty() ? "" : ", ") + kernel.name;
+  note(group.depth > 0 ? fmt::format("group({})", text) : text);
+  FakeNcclComm* comm = group.comm;
+  comm->looks = kLooks;
+  comm->kernels.fetch_add(1);
+  FakeStreams::enqueue(
+      group.stream,
+      [comm, kernels = std::make_shared<std::vector<FakeKernel>>(std::move(group.kernels))] { comm->run(*kernels); });
+  return NcclResult::in_progress;
+}
+
+NcclResult FakeNccl::state_of(FakeNcclComm* comm, NcclResult* state) {
+  if (const int failure = failure_.load()) {
+    *state = static_cast<NcclResult>(failure);
+    return NcclResult::success;
+  }
+  if (int looks = comm->looks.load(); looks > 0) comm->looks.compare_exchange_strong(looks, looks - 1);
+  *state = comm->looks.load() == 0 ? NcclResult::success : NcclResult::in_progress;
+  return NcclResult::success;
+}
+
+NcclResult FakeNccl::split(FakeNcclComm* comm, int color, int key, NcclComm** result) {
+  if (!may_call(comm)) return NcclResult::invalid_usage;
+  if (comm->kernels.load() != 0) ++misuses_;
+  note("split");
+  comm->looks = -1;
+  FakeNcclComm* child = color < 0 ? nullptr : add(nullptr);
+  if (child) child->looks = -1;
+  *result = child ? child->handle() : nullptr;
+  if (comm->splitter.joinable()) comm->splitter.join();
+  comm->splitter = std::thread([comm, child, color, key] {
+    try {
+      Communicator meeting(comm->transport, {});
+      SplitRequest request;
+      std::vector<std::pair<int, int>> members;
+      int rank = 0;
+      for (const std::string& text : meeting.all_gather_bytes(fmt::format("{} {}", color, key))) {
+        const int its_color = std::stoi(text);
+        if (color >= 0 && its_color == color) members.emplace_back(std::stoi(text.substr(text.find(' '))), rank);
+        ++rank;
+      }
+      std::sort(members.begin(), members.end());
+      for (const auto& [its_key, its_rank] : members) {
+        if (its_rank == meeting.rank()) request.rank = static_cast<int>(request.members.size());
+        request.members.push_back(its_rank);
+      }
+      request.name = "fake";
+      request.serial = comm->sequence++;
+      request.exchange = [&](const std::string& value) { return meeting.all_gather_bytes(value); };
+      auto transport = comm->transport->split(request);
+      if (child) {
+        child->transport = std::move(transport);
+        child->looks = kLooks;
+      }
+      comm->looks = kLooks;
+    } catch (const std::exception&) {
+      // A rank has aborted: never finished.
+    }
+  });
+  return NcclResult::in_progress;
+}
+
+NcclResult FakeNccl::abort(FakeNcclComm* comm) {
+  note("abort");
+  comm->aborted = true;
+  if (comm->transport) comm->transport->abort("aborted");
+  while (comm->kernels.load() != 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  return NcclResult::success;
+}
+
+std::shared_ptr<const NcclTable> FakeNccl::table() {
+  auto table = std::make_shared<NcclTable>();
+  const auto of = [](NcclComm* comm) { return FakeNcclComm::of(comm); };
+  table->get_version = [](int* version) {
+    *version = 21800;
+    return NcclResult::success;
+  };
+  table->get_error_string = [](NcclResult result) {
+    return result == NcclResult::remote_error ? "remote process exited or there was a network error" : "fake error";
+  };
+  table->get_last_error = [](NcclComm*) { return "socket closed"; };
+  table->get_unique_id = [](NcclUniqueId* id) {
+    for (std::size_t i = 0; i < sizeof id->bytes; ++i) id->bytes[i] = static_cast<char>(i * 7);
+    return NcclResult::success;
+  };
+  table->comm_init_rank_config = [this](NcclComm** comm, int ranks, NcclUniqueId id, int rank, NcclConfig* config) {
+    const bool id_is_right = id.bytes[0] == 0 && id.bytes[127] == static_cast<char>(127 * 7);
+    if (!id_is_right || config->blocking != 0 || ranks != transport_->size() || rank != transport_->rank())
+      return NcclResult::invalid_argument;
+    FakeNcclComm* made = add(transport_);
+    if (!connects_) made->looks = -1;
+    note("init");
+    *comm = made->handle();
+    return NcclResult::in_progress;
+  };
+  table->comm_split = [this, of](NcclComm* comm, int color, int key, NcclComm** result, NcclConfig*) {
+    return split(of(comm), color, key, result);
+  };
+  table->comm_finalize = [this](NcclComm*) {
+    note("finalize");
+    return NcclResult::success;
+  };
+  table->comm_destroy = [this](NcclComm*) {
+    note("destroy");
+    return NcclResult::success;
+  };
+  table->comm_abort = [this, of](NcclComm* comm) { return abort(of(comm)); };
+  table->comm_get_async_error = [this, of](NcclComm* comm, NcclResult* state) { return state_of(of(comm), state); };
+  table->group_start = [] {
+    if (fake_group.depth == 0) fake_group = {};
+    ++fake_group.depth;
+    return NcclResult::success;
+  };
+  table->group_end = [this] { return end_group(); };
+
+  table->all_reduce = [this, of](const void* in, void* out, std::size_t count, NcclType type, NcclOp op, NcclComm* comm,
+                                 DeviceStream stream) {
+    OperationDescription d;
+    d.verb = Verb::all_reduce;
+    d.dtype = type_of(type);
+    d.op = op_of(op);
+    d.output = out;
+    d.output_count = static_cast<std::int64_t>(count);
+    return submit(of(comm), stream, std::move(d), in == out ? nullptr : in, "all_reduce");
+  };
+  table->broadcast = [this, of](const void* in, void* out, std::size_t count, NcclType type, int root, NcclComm* comm,
+                                DeviceStream stream) {
+    OperationDescription d;
+    d.verb = Verb::broadcast;
+    d.dtype = type_of(type);
+    d.root = root;
+    d.output = out;
+    d.output_count = static_cast<std::int64_t>(count);
+    const bool is_root = of(comm)->transport->rank() == root;
+    return submit(of(comm), stream, std::move(d), is_root && in != out ? in : nullptr, "broadcast");
+  };
+  table->reduce = [this, of](const void* in, void* out, std::size_t count, NcclType type, NcclOp op, int root,
+                             NcclComm* comm, DeviceStream stream) {
+    OperationDescription d;
+    d.verb = Verb::reduce;
+    d.dtype = type_of(type);
+    d.op = op_of(op);
+    d.root = root;
+    const bool is_root = of(comm)->transport->rank() == root;
+    d.output = is_root ? out : const_cast<void*>(in);
+    d.output_count = static_cast<std::int64_t>(count);
+    return submit(of(comm), stream, std::move(d), is_root && in != out ? in : nullptr, "reduce");
+  };
+  table->all_gather = [this, of](const void* in, void* out, std::size_t count, NcclType type, NcclComm* comm,
+                                 DeviceStream stream) {
+    OperationDescription d;
+    d.verb = Verb::all_gather;
+    d.dtype = type_of(type);
+    d.input = in;
+    d.input_count = static_cast<std::int64_t>(count);
+    d.output = out;
+    d.output_count = d.input_count * of(comm)->transport->size();
+    return submit(of(comm), stream, std::move(d), nullptr, "all_gather");
+  };
+  table->reduce_scatter = [this, of](const void* in, void* out, std::size_t count, NcclType type, NcclOp op,
+                                     NcclComm* comm, DeviceStream stream) {
+    OperationDescription d;
+    d.verb = Verb::reduce_scatter;
+    d.dtype = type_of(type);
+    d.op = op_of(op);
+    d.input = in;
+    d.input_count = static_cast<std::int64_t>(count) * of(comm)->transport->size();
+    d.output = out;
+    d.output_count = static_cast<std::int64_t>(count);
+    return submit(of(comm), stream, std::move(d), nullptr, "reduce_scatter");
+  };
+  table->send = [this, of](const void* data, std::size_t count, NcclType type, int peer, NcclComm* comm,
+                           DeviceStream stream) {
+    OperationDescription d;
+    d.transfers.push_back({true, const_cast<void*>(data), static_cast<std::int64_t>(count), type_of(type), peer, 0});
+    return submit(of(comm), stream, std::move(d), nullptr, fmt::format("send {}", peer));
+  };
+  table->recv = [this, of](void* data, std::size_t count, NcclType type, int peer, NcclComm* comm,
+                           DeviceStream stream) {
+    OperationDescription d;
+    d.transfers.push_back({false, data, static_cast<std::int64_t>(count), type_of(type), peer, 0});
+    return submit(of(comm), stream, std::move(d), nullptr, fmt::format("recv {}", peer));
+  };
+  return table;
+}
+
+}  // namespace phalanx

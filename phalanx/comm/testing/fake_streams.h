@@ -1,0 +1,42 @@
+// FakeStreams: streams and events without a device (tests only). A stream is a thread that does what it is given, in
+// order; "device memory" is host memory.
+//
+// A thread's current stream is the thread itself, unless use() gives it another: then record_current() is done at once,
+// and current_waits() blocks. So code that reads a tensor after Work::wait() is right, as it would be behind a stream.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "phalanx/comm/device_streams.h"
+
+namespace phalanx {
+
+class FakeStreams final : public DeviceStreams {
+ public:
+  FakeStreams();
+  ~FakeStreams() override;  // ends the streams when they have done all they were given
+
+  /// Puts work into a stream, as a kernel launch does.
+  static void enqueue(DeviceStream stream, std::function<void()> work);
+  /// The calling thread's current stream from now on; nullptr: the thread itself.
+  static void use(DeviceStream stream);
+
+  std::shared_ptr<void> enter() const override { return nullptr; }
+  DeviceStream make_stream() override;
+  std::shared_ptr<DeviceEvent> record(DeviceStream stream) override;
+  std::shared_ptr<DeviceEvent> record_current() override;
+  void wait(DeviceStream stream, const DeviceEvent& event) override;
+  void current_waits(const DeviceEvent& event) override;
+  void copy(DeviceStream stream, void* to, const void* from, std::size_t bytes) override;
+  std::shared_ptr<std::byte> make_pinned(std::size_t bytes) override;
+
+ private:
+  class Stream;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Stream>> streams_;
+};
+
+}  // namespace phalanx
