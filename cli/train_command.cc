@@ -9,6 +9,7 @@
 #include "cli/train_arguments.h"
 #include "cli/worker_program.h"
 #include "phalanx/base/error.h"
+#include "phalanx/launch/worker_environment.h"
 #include "phalanx/train/config.h"
 
 namespace phalanx::cli {
@@ -37,9 +38,12 @@ int train_command(const Arguments& arguments) {
     fmt::print("{}", train::config_reference());
     return 0;
   }
-  const bool launched = std::getenv("RANK") != nullptr;
+  const WorkerEnvironment started_by = read_worker_environment();
+  // A single task of srun or mpirun may well start ranks of its own.
+  const bool launched = started_by.world_size > 1 || std::getenv("RANK") != nullptr;
   if (launched && parsed.ranks) {
-    throw UsageError("-n starts ranks, but this process is itself a rank of a launcher (RANK is set): leave -n out");
+    throw UsageError(fmt::format("-n starts ranks, but this process is itself a rank already, from {}: leave -n out",
+                                 started_by.launcher));
   }
   if (!launched) {
     const train::TrainConfig config = train::read_config(parsed.config, parsed.overrides);

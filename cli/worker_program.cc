@@ -31,7 +31,8 @@ std::string worker_program() {
 void become_worker(const std::string& command, const Arguments& arguments) {
   const std::string program = worker_program();
   EnvironmentMap environment = current_environment();
-  prepare_environment(environment, read_worker_environment().local_world_size);
+  const WorkerEnvironment ranks = read_worker_environment();
+  prepare_environment(environment, ranks.local_world_size > 0 ? ranks.local_world_size : ranks.world_size);
 
   std::vector<std::string> variables;
   for (const auto& [name, value] : environment) variables.push_back(name + "=" + value);

@@ -24,7 +24,7 @@ inline constexpr std::size_t kMaxSecretBytes = 4096;
 
 struct JobSecret {
   std::string value;   // empty: none was given
-  std::string source;  // "PHALANX_JOB_SECRET" or "the file /home/me/secret", for the log
+  std::string source;  // "PHALANX_JOB_SECRET" or "the file /data/secret", for the log
 };
 
 /// 256 bits from the kernel's generator, as 64 hexadecimal digits.

@@ -1,11 +1,14 @@
 // init_from_environment(): what a rank's main() begins with. Finds the other ranks and gives the world communicator.
 //
-// - The same program runs as a single process, under `phalanx launch`, under torchrun (--no-python) and by hand; see
-//   worker_environment.h. What is missing or wrong is a ConfigError; ranks that do not come, come twice, or disagree on
-//   the world size are a CommError that names them and the address.
-// - backend "auto": shm where all ranks share a machine, gloo otherwise; "shm" and "gloo" insist. A single process uses
-//   the local backend. Rank 0 logs device, backend and rendezvous.
+// - The same program runs as a single process, under `phalanx launch`, torchrun (--no-python), srun and mpirun, and by
+//   hand; see worker_environment.h, and spawn.h for one that starts its own ranks. What is missing or wrong is a
+//   ConfigError; ranks that do not come, come twice, or disagree on the world size are a CommError that names them and
+//   the address, on every rank. Who may join: rank_meeting.h.
+// - backend "auto": shm where all ranks share a machine, gloo otherwise; "shm", "gloo" and "mpi" insist. A single
+//   process uses the local backend. Rank 0 logs the launcher, who may join, device, backend and rendezvous.
 // - device "auto": cuda:LOCAL_RANK where libtorch has CUDA and this machine a GPU, else cpu.
+// - On a GPU, "auto" is nccl (with a warning, host memory, where a rank cannot load NCCL) beside what the ranks would
+//   use without; "nccl" insists; any other backend moves CUDA tensors by way of host memory (device_communicator.h).
 // - Collective; the context outlives whatever uses its communicators. When it goes, the rank that hosts the store waits
 //   a few seconds for the others to be done with it.
 //
@@ -24,11 +27,11 @@
 namespace phalanx {
 
 struct InitOptions {
-  std::string backend = "auto";      // auto, shm, gloo, local (a single process only)
+  std::string backend = "auto";      // auto, shm, gloo, mpi, nccl, local (a single process only)
   std::string device = "auto";       // auto, cpu, cuda
-  std::string method = "env://";     // or tcp://HOST:PORT, with rank and world_size: rank 0 hosts the store there
-  int rank = -1;                     // tcp:// only
-  int world_size = -1;               // tcp:// only
+  std::string method = "env://";     // or tcp://HOST:PORT, file:///PATH; see init_method.h
+  int rank = -1;                     // of tcp:// and file://, where neither the method nor the environment says
+  int world_size = -1;               // likewise
   CommunicatorOptions communicator;  // its first_timeout bounds the rendezvous too
 };
 

@@ -1,77 +1,21 @@
 // init_from_environment() under every launcher, with real processes.
 #include "phalanx/launch/process_context.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <filesystem>
-#include <fstream>
+#include <memory>
 
-#include "phalanx/base/error.h"
-#include "phalanx/base/temp_directory.h"
 #include "phalanx/comm/tcp_store.h"
-#include "phalanx/launch/child_process.h"
+#include "phalanx/launch/testing/collected_process.h"
 
 namespace phalanx {
 namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
-
-std::string built_program(const std::string& name) {
-  return (std::filesystem::read_symlink("/proc/self/exe").parent_path() / name).string();
-}
-
-// This process's environment without what a launcher around the tests may have set.
-EnvironmentMap clean_environment() {
-  EnvironmentMap result = current_environment();
-  std::erase_if(result, [](const auto& entry) {
-    const auto& name = entry.first;
-    return name == "RANK" || name == "WORLD_SIZE" || name.starts_with("LOCAL_") || name.starts_with("MASTER_") ||
-           name.starts_with("TORCHELASTIC_") || name.starts_with("PHALANX_");
-  });
-  result["OMP_NUM_THREADS"] = "1";
-  return result;
-}
-
-// A process with its output collected.
-class CollectedProcess {
- public:
-  explicit CollectedProcess(std::vector<std::string> command, EnvironmentMap environment = clean_environment())
-      : folder_("process") {
-    const UniqueFd out(open((folder_.path() / "out").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
-    ChildSpec spec;
-    spec.command = std::move(command);
-    spec.environment = std::move(environment);
-    spec.stdout_fd = spec.stderr_fd = out.get();
-    sigemptyset(&spec.signal_mask);
-    pid_ = spawn_child(spec);
-  }
-  ~CollectedProcess() {
-    if (pid_ <= 0) return;
-    kill(-pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
-  }
-  int wait() {
-    int status = 0;
-    waitpid(pid_, &status, 0);
-    pid_ = -1;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  }
-  std::string output() const {
-    std::ifstream file(folder_.path() / "out");
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
-
- private:
-  TempDirectory folder_;
-  pid_t pid_ = -1;
-};
 
 TEST(ProcessContextTest, ASingleProcessIsAWorldOfOne) {
   CollectedProcess process({built_program("launch_test_worker")});
@@ -96,13 +40,21 @@ TEST_P(UnderPhalanxLaunch, RanksMeetAndSum) {
 INSTANTIATE_TEST_SUITE_P(Backends, UnderPhalanxLaunch, testing::Values("auto", "shm", "gloo"),
                          [](const auto& info) { return std::string(info.param); });
 
-TEST(ProcessContextTest, AWrongBackendIsToldOnce) {
+TEST(ProcessContextTest, AWrongBackendIsTold) {
   CollectedProcess process({built_program("launch_test_program"), "supervise", "2", built_program("launch_test_worker"),
                             "--backend", "gluu"});
   EXPECT_EQ(process.wait(), 2);
   EXPECT_THAT(process.output(),
-              HasSubstr("backend 'gluu' (did you mean 'gloo'?): expected auto, shm, gloo or local\n"));
-  EXPECT_EQ(process.output().find("gluu"), process.output().rfind("gluu"));
+              HasSubstr("backend 'gluu' (did you mean 'gloo'?): expected auto, shm, gloo, mpi, nccl or local\n"));
+}
+
+// Without a GPU: nothing is quietly done on the CPU instead.
+TEST(ProcessContextTest, NcclWantsAGpu) {
+  if (access("/dev/nvidiactl", F_OK) == 0) GTEST_SKIP() << "this machine has a GPU";
+  CollectedProcess process({built_program("launch_test_program"), "supervise", "2", built_program("launch_test_worker"),
+                            "--backend", "nccl"});
+  EXPECT_EQ(process.wait(), 2);
+  EXPECT_THAT(process.output(), HasSubstr("backend nccl moves CUDA tensors, and the device is cpu"));
 }
 
 // As torch's env:// by hand: rank 0 hosts the store at MASTER_ADDR:MASTER_PORT.
@@ -133,53 +85,57 @@ TEST(ProcessContextTest, StaticMasterAndTcpMethod) {
   }
 }
 
-TEST(ProcessContextTest, ThoseWhoDoNotComeOrComeTwiceOrDisagreeAreNamed) {
-  TcpStoreServer server;
-  const auto start = [&](int rank, int world_size) {
+// Ranks of one store, which the test hosts as a launcher would.
+class RollCall : public testing::Test {
+ protected:
+  std::unique_ptr<CollectedProcess> start(int rank, int world_size, const std::string& timeout_ms = "20000") {
     auto environment = clean_environment();
     environment["RANK"] = std::to_string(rank);
     environment["WORLD_SIZE"] = std::to_string(world_size);
-    environment["PHALANX_STORE"] = server.address().text();
+    environment["PHALANX_STORE"] = server_.address().text();
+    environment["PHALANX_JOB_SECRET"] = kSecret;
     return std::make_unique<CollectedProcess>(
-        std::vector<std::string>{built_program("launch_test_worker"), "--timeout-ms", "1500"}, environment);
-  };
-  auto first = start(1, 4);
-  TcpStore(server.address()).wait({"init/place/1"}, std::chrono::seconds(20));
-  auto twice = start(1, 4);
-  auto disagrees = start(2, 5);
-  EXPECT_EQ(twice->wait(), 1);
-  EXPECT_THAT(twice->output(), HasSubstr("rank 1 was started twice"));
-  EXPECT_EQ(disagrees->wait(), 1);
-  EXPECT_THAT(disagrees->output(), HasSubstr("rank 2 was started with a world size of 5 and another rank with 4"));
-  EXPECT_EQ(first->wait(), 1);
-  EXPECT_THAT(first->output(), AllOf(HasSubstr(server.address().text()),
-                                     HasSubstr("of 4 ranks these have not come within 1.5 s: 0, 2, 3")));
-}
-
-std::string find_torchrun() {
-  std::vector<std::filesystem::path> folders;
-  for (auto folder = std::filesystem::read_symlink("/proc/self/exe").parent_path(); folder != folder.root_path();
-       folder = folder.parent_path())
-    folders.push_back(folder / ".venv/bin");
-  std::string path = current_environment()["PATH"];
-  for (std::size_t begin = 0; begin < path.size();) {
-    const std::size_t end = std::min(path.find(':', begin), path.size());
-    folders.emplace_back(path.substr(begin, end - begin));
-    begin = end + 1;
+        std::vector<std::string>{built_program("launch_test_worker"), "--timeout-ms", timeout_ms}, environment);
   }
-  for (const auto& folder : folders)
-    if (std::filesystem::exists(folder / "torchrun")) return (folder / "torchrun").string();
-  return "";
+  void wait_for_rank(int rank) {
+    TcpStore(server_.address(), {.secret = kSecret})
+        .wait({fmt::format("init/claim/{}", rank)}, std::chrono::seconds(20));
+  }
+  static constexpr const char* kSecret = "the secret of this test";
+  TcpStoreServer server_{{.secret = kSecret}};
+};
+
+TEST_F(RollCall, ThoseWhoDoNotComeAreNamed) {
+  auto rank = start(1, 4, "1500");
+  EXPECT_EQ(rank->wait(), 1);
+  EXPECT_THAT(rank->output(), AllOf(HasSubstr("store at " + server_.address().text()),
+                                    HasSubstr("of 4 ranks these have not come within 1.5 s: 0, 2, 3")));
 }
 
-TEST(ProcessContextTest, TheSameProgramRunsUnderTorchrun) {
-  const std::string torchrun = find_torchrun();
-  if (torchrun.empty()) GTEST_SKIP() << "torchrun is neither in a .venv above the build folder nor in PATH";
-  CollectedProcess process(
-      {torchrun, "--standalone", "--nproc-per-node", "2", "--no-python", built_program("launch_test_worker")});
-  EXPECT_EQ(process.wait(), 0) << process.output();
-  EXPECT_THAT(process.output(), AllOf(HasSubstr("rank 0 of 2, local 0 of 2, shm on "),
-                                      HasSubstr("rank 1 of 2, local 1 of 2, shm on "), HasSubstr("sum 3")));
+// Everybody hears of it at once, not when the time is up.
+TEST_F(RollCall, ARankThatComesTwiceIsNamedToAll) {
+  auto first = start(1, 4);
+  auto other = start(2, 4);
+  wait_for_rank(1);
+  wait_for_rank(2);
+  auto twice = start(1, 4);
+  for (auto* rank : {&first, &other, &twice}) {
+    EXPECT_EQ((*rank)->wait(), 1);
+    EXPECT_THAT((*rank)->output(), HasSubstr("rank 1 was started twice: another process has it already (store at " +
+                                             server_.address().text()));
+  }
+}
+
+TEST_F(RollCall, AnotherWorldSizeIsNamedToAll) {
+  auto first = start(1, 4);
+  wait_for_rank(1);
+  auto disagrees = start(2, 5);
+  for (auto* rank : {&first, &disagrees}) {
+    EXPECT_EQ((*rank)->wait(), 1);
+    EXPECT_THAT((*rank)->output(),
+                HasSubstr("rank 2 was started with a world size of 5 and another rank with 4 (store at " +
+                          server_.address().text()));
+  }
 }
 
 }  // namespace

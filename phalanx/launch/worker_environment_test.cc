@@ -3,20 +3,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
+#include <array>
 #include <map>
+#include <vector>
 
 #include "phalanx/base/error.h"
-#include "phalanx/base/temp_directory.h"
-#include "phalanx/launch/environment_preparation.h"
-#include "phalanx/launch/worker_report.h"
 
 namespace phalanx {
 namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
-using testing::Not;
 using Variables = std::map<std::string, std::string>;
 using Rendezvous = WorkerEnvironment::Rendezvous;
 
@@ -43,6 +40,8 @@ TEST(WorkerEnvironmentTest, NothingSetIsASingleProcess) {
     EXPECT_EQ(environment.rendezvous, Rendezvous::none);
     EXPECT_EQ(environment.rank, 0);
     EXPECT_EQ(environment.world_size, 1);
+    EXPECT_EQ(environment.local_world_size, 1);
+    EXPECT_EQ(environment.launcher, "");
   }
 }
 
@@ -80,10 +79,142 @@ TEST(WorkerEnvironmentTest, ReadsTorchrunsVariables) {
   EXPECT_EQ(environment.restart_count, 2);
 }
 
-TEST(WorkerEnvironmentTest, LocalRanksDefaultToOneMachine) {
+TEST(WorkerEnvironmentTest, LocalRanksNeedNotBeTold) {
   const auto environment = read_from({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}});
-  EXPECT_EQ(environment.local_rank, 1);
+  EXPECT_EQ(environment.local_rank, -1);
+  EXPECT_EQ(environment.local_world_size, -1);
+  EXPECT_FALSE(environment.on_one_node());
+  EXPECT_EQ(environment.launcher, "the variables RANK and WORLD_SIZE");
+}
+
+const Variables kOpenMpi{{"OMPI_COMM_WORLD_RANK", "2"},       {"OMPI_COMM_WORLD_SIZE", "4"},
+                         {"OMPI_COMM_WORLD_LOCAL_RANK", "2"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"},
+                         {"PMIX_NAMESPACE", "1060110337"},    {"PMIX_RANK", "2"}};
+
+// As a real Slurm 22.05 sets them for the third of four tasks on two nodes.
+const Variables kSlurm{{"SLURM_PROCID", "2"},
+                       {"SLURM_LOCALID", "0"},
+                       {"SLURM_NODEID", "1"},
+                       {"SLURM_JOB_ID", "7"},
+                       {"SLURM_STEP_ID", "3"},
+                       {"SLURM_STEP_NUM_TASKS", "4"},
+                       {"SLURM_STEP_TASKS_PER_NODE", "2(x2)"},
+                       {"SLURM_STEP_NODELIST", "n[1-2]"},
+                       {"SLURM_JOB_NODELIST", "n[0-2]"},
+                       {"SLURM_CLUSTER_NAME", "the/cluster"},
+                       {"SLURM_SUBMIT_DIR", "/data/me/run"},
+                       {"SLURM_NTASKS", "4"}};
+
+Variables with(Variables base, const Variables& more) {
+  for (const auto& [name, value] : more) base[name] = value;
+  return base;
+}
+
+TEST(WorkerEnvironmentTest, ReadsOpenMpi) {
+  const auto environment = read_from(kOpenMpi);
+  EXPECT_EQ(environment.rendezvous, Rendezvous::shared_file);
+  EXPECT_EQ(environment.rank, 2);
+  EXPECT_EQ(environment.world_size, 4);
+  EXPECT_EQ(environment.local_rank, 2);
+  EXPECT_TRUE(environment.on_one_node());
+  EXPECT_EQ(environment.launcher, "Open MPI (job 1060110337)");
+  EXPECT_EQ(environment.file_folder, "");  // this user's own, under /tmp
+  EXPECT_EQ(environment.file_name, ".phalanx-openmpi-1060110337");
+  const auto over_nodes =
+      read_from(with(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_RANK", "0"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}));
+  EXPECT_EQ(over_nodes.local_world_size, 2);
+  EXPECT_EQ(over_nodes.file_folder, ".");
+  EXPECT_EQ(read_from(with(kOpenMpi, {{"PHALANX_RENDEZVOUS_DIR", "/scratch"}})).file_folder, "/scratch");
+}
+
+TEST(WorkerEnvironmentTest, ReadsSlurm) {
+  const auto environment = read_from(kSlurm);
+  EXPECT_EQ(environment.rendezvous, Rendezvous::shared_file);
+  EXPECT_EQ(environment.rank, 2);
+  EXPECT_EQ(environment.world_size, 4);
+  EXPECT_EQ(environment.local_rank, 0);
   EXPECT_EQ(environment.local_world_size, 2);
+  EXPECT_EQ(environment.launcher, "Slurm (job 7, step 3)");
+  EXPECT_EQ(environment.file_folder, "/data/me/run");
+  EXPECT_EQ(environment.file_name, ".phalanx-slurm-the_cluster-7.3.0");
+  EXPECT_EQ(read_from(with(kSlurm, {{"SLURM_RESTART_COUNT", "1"}})).file_name, ".phalanx-slurm-the_cluster-7.3.1");
+  const auto on_one =
+      read_from(with(kSlurm, {{"SLURM_NODEID", "0"}, {"SLURM_LOCALID", "2"}, {"SLURM_STEP_TASKS_PER_NODE", "4"}}));
+  EXPECT_TRUE(on_one.on_one_node());
+  EXPECT_EQ(on_one.file_folder, "");
+}
+
+TEST(WorkerEnvironmentTest, TheBatchScriptOfSlurmIsNoRank) {
+  auto variables = kSlurm;
+  for (const char* name : {"SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"}) variables.erase(name);
+  EXPECT_EQ(read_from(variables).rendezvous, Rendezvous::none);
+  EXPECT_EQ(read_from(variables).launcher, "");
+  EXPECT_EQ(read_from(with(kSlurm, {{"SLURM_STEP_NUM_TASKS", "1"},
+                                    {"SLURM_STEP_TASKS_PER_NODE", "1"},
+                                    {"SLURM_PROCID", "0"},
+                                    {"SLURM_NODEID", "0"}}))
+                .rendezvous,
+            Rendezvous::none);
+}
+
+TEST(WorkerEnvironmentTest, ReadsPmi) {
+  const Variables pmi{{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "4"}};
+  const auto environment = read_from(pmi);
+  EXPECT_EQ(environment.rendezvous, Rendezvous::shared_file);
+  EXPECT_EQ(environment.rank, 1);
+  EXPECT_TRUE(environment.on_one_node());
+  EXPECT_THAT(environment.file_name, testing::StartsWith(".phalanx-pmi-"));
+  // Nothing that all machines know: the ranks cannot find each other by themselves.
+  const auto over_nodes = with(pmi, {{"MPI_LOCALNRANKS", "2"}});
+  EXPECT_THAT(environment_error(over_nodes), AllOf(HasSubstr("PMI gives the job no name"), HasSubstr("MASTER_ADDR")));
+  EXPECT_EQ(read_from(with(over_nodes, {{"PALS_APID", "a-b"}})).file_name, ".phalanx-pmi-a-b");
+  EXPECT_EQ(read_from(with(over_nodes, {{"MASTER_ADDR", "a"}, {"MASTER_PORT", "5"}})).rendezvous,
+            Rendezvous::static_master);
+  // srun with a PMI plugin says both; a launcher of MPICH inside an allocation says something else than Slurm.
+  EXPECT_EQ(read_from(with(kSlurm, {{"PMI_RANK", "2"}, {"PMI_SIZE", "4"}})).launcher, "Slurm (job 7, step 3)");
+  EXPECT_EQ(read_from(with(kSlurm, pmi)).launcher, "PMI");
+}
+
+TEST(WorkerEnvironmentTest, TheInnermostLauncherCounts) {
+  const Variables launched{{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"PHALANX_STORE", "127.0.0.1:4000"}};
+  EXPECT_EQ(read_from(with(with(kSlurm, kOpenMpi), launched)).launcher, "phalanx launch");
+  EXPECT_EQ(read_from(with(kSlurm, kOpenMpi)).launcher, "Open MPI (job 1060110337)");
+  EXPECT_EQ(read_from(with(kSlurm, {{"RANK", "0"},
+                                    {"WORLD_SIZE", "2"},
+                                    {"MASTER_ADDR", "a"},
+                                    {"MASTER_PORT", "1"},
+                                    {"TORCHELASTIC_RUN_ID", "r1"}}))
+                .launcher,
+            "torchrun (run r1)");
+}
+
+TEST(WorkerEnvironmentTest, AMasterInTheEnvironmentGoesBeforeTheFile) {
+  const auto both = read_from(with(kSlurm, {{"MASTER_ADDR", "node7"}, {"MASTER_PORT", "4000"}}));
+  EXPECT_EQ(both.rendezvous, Rendezvous::static_master);
+  EXPECT_EQ(both.master.text(), "node7:4000");
+  EXPECT_EQ(read_from(with(kSlurm, {{"MASTER_PORT", "4000"}})).master.text(), "n1:4000");
+  EXPECT_THAT(environment_error(with(kSlurm, {{"MASTER_ADDR", "node7"}})),
+              HasSubstr("MASTER_ADDR is set and MASTER_PORT is not: set both, or neither"));
+  EXPECT_THAT(environment_error(with(kOpenMpi, {{"MASTER_PORT", "4000"}})),
+              HasSubstr("MASTER_PORT is set and MASTER_ADDR is not"));
+}
+
+TEST(WorkerEnvironmentTest, ContradictionsAreNamed) {
+  EXPECT_THAT(environment_error(with(kSlurm, {{"WORLD_SIZE", "8"}})),
+              HasSubstr("WORLD_SIZE is 8, and Slurm (job 7, step 3) started 4 ranks"));
+  EXPECT_EQ(environment_error(with(kSlurm, {{"WORLD_SIZE", "4"}})), "no error");
+  EXPECT_THAT(environment_error(with(kSlurm, {{"SLURM_PROCID", "4"}})),
+              HasSubstr("the rank is 4 and the world size 4"));
+  EXPECT_THAT(environment_error(with(kSlurm, {{"SLURM_LOCALID", "2"}})),
+              HasSubstr("the local rank is 2 and the local world size 2"));
+  EXPECT_THAT(environment_error(with(kSlurm, {{"SLURM_NODEID", "5"}})), HasSubstr("tells of 2 nodes"));
+  EXPECT_THAT(environment_error(with(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", "2(x"}})),
+              HasSubstr("SLURM_STEP_TASKS_PER_NODE is '2(x'"));
+  EXPECT_THAT(environment_error(with(kOpenMpi, {{"OMPI_COMM_WORLD_SIZE", "four"}})),
+              AllOf(HasSubstr("OMPI_COMM_WORLD_SIZE is 'four'"), HasSubstr("set by Open MPI")));
+  EXPECT_THAT(environment_error({{"OMPI_COMM_WORLD_RANK", "0"}}),
+              HasSubstr("not set: OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_SIZE"));
+  EXPECT_THAT(environment_error({{"PMIX_RANK", "0"}, {"PMIX_NAMESPACE", "x"}}), HasSubstr("PMIX_RANK is set"));
 }
 
 TEST(WorkerEnvironmentTest, NamesEverythingThatIsWrongAtOnce) {
@@ -103,52 +234,6 @@ TEST(WorkerEnvironmentTest, NamesEverythingThatIsWrongAtOnce) {
     variables[name] = value;
     EXPECT_THAT(environment_error(variables), HasSubstr(expected));
   }
-}
-
-TEST(EnvironmentPreparationTest, SharesTheCoresAndSleepsWhenIdle) {
-  EnvironmentMap environment;
-  prepare_environment(environment, 2, 8);
-  EXPECT_EQ(environment.at("OMP_NUM_THREADS"), "4");
-  EXPECT_EQ(environment.at("OMP_WAIT_POLICY"), "passive");
-  EXPECT_TRUE(environment.contains("GOMP_SPINCOUNT"));
-  EnvironmentMap crowded;
-  prepare_environment(crowded, 8, 2);
-  EXPECT_EQ(crowded.at("OMP_NUM_THREADS"), "1");
-  EXPECT_FALSE(crowded.contains("OMP_WAIT_POLICY"));
-}
-
-TEST(EnvironmentPreparationTest, LeavesTheUsersChoicesAlone) {
-  EnvironmentMap environment{
-      {"OMP_NUM_THREADS", "3"}, {"OMP_WAIT_POLICY", "active"}, {"GLIBC_TUNABLES", "glibc.malloc.tcache_count=1"}};
-  prepare_environment(environment, 2, 8);
-  EXPECT_EQ(environment.at("OMP_NUM_THREADS"), "3");
-  EXPECT_EQ(environment.at("OMP_WAIT_POLICY"), "active");
-  EXPECT_FALSE(environment.contains("GOMP_SPINCOUNT"));
-  EXPECT_THAT(environment.at("GLIBC_TUNABLES"), testing::StartsWith("glibc.malloc.tcache_count=1"));
-  const std::string once = environment.at("GLIBC_TUNABLES");
-  prepare_environment(environment, 2, 8);
-  EXPECT_EQ(environment.at("GLIBC_TUNABLES"), once);
-  EnvironmentMap chosen{{"GLIBC_TUNABLES", "glibc.malloc.hugetlb=0"}};
-  prepare_environment(chosen, 1, 1);
-  EXPECT_EQ(chosen.at("GLIBC_TUNABLES"), "glibc.malloc.hugetlb=0");
-}
-
-TEST(WorkerReportTest, TravelsFromWorkerToLauncher) {
-  TempDirectory folder("report");
-  EXPECT_FALSE(report_error_to_launcher(Error("nobody listens")));
-  EXPECT_FALSE(read_worker_report(folder.path().string()).has_value());
-  setenv("PHALANX_REPORT_DIR", folder.path().c_str(), 1);
-  setenv("RANK", "5", 1);
-  EXPECT_TRUE(report_error_to_launcher(DataError("line 1\n\"quoted\" \xff")));
-  announce_graceful_stop(std::chrono::seconds(40));
-  unsetenv("PHALANX_REPORT_DIR");
-  unsetenv("RANK");
-  const auto report = read_worker_report(folder.path().string());
-  ASSERT_TRUE(report.has_value());
-  EXPECT_EQ(report->rank, 5);
-  EXPECT_EQ(report->kind, "DataError");
-  EXPECT_THAT(report->message, testing::StartsWith("line 1\n\"quoted\" "));
-  EXPECT_EQ(read_graceful_stop(folder.path().string()), std::chrono::seconds(40));
 }
 
 }  // namespace

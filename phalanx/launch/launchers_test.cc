@@ -1,0 +1,241 @@
+// The same program under torchrun, mpirun and Slurm, by a file, and starting its own ranks: real processes each time.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "phalanx/comm/job_secret.h"
+#include "phalanx/comm/tcp_store.h"
+#include "phalanx/launch/rendezvous_file.h"
+#include "phalanx/launch/testing/collected_process.h"
+
+namespace phalanx {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+using Processes = std::vector<std::unique_ptr<CollectedProcess>>;
+
+std::string find_program(const std::string& name, std::vector<std::filesystem::path> folders = {}) {
+  const std::string path = current_environment()["PATH"];
+  for (std::size_t begin = 0; begin < path.size();) {
+    const std::size_t end = std::min(path.find(':', begin), path.size());
+    folders.emplace_back(path.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  for (const auto& folder : folders)
+    if (access((folder / name).c_str(), X_OK) == 0) return (folder / name).string();
+  return "";
+}
+
+std::string worker() { return built_program("launch_test_worker"); }
+
+void expect_sum_of_ranks(const std::string& output, int ranks) {
+  for (int rank = 0; rank < ranks; ++rank) EXPECT_THAT(output, HasSubstr(fmt::format("rank {} of {}, ", rank, ranks)));
+  EXPECT_THAT(output, HasSubstr(fmt::format("sum {}\n", ranks * (ranks + 1) / 2)));
+}
+
+std::size_t files_in(const std::filesystem::path& folder) {
+  return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator(folder), {}));
+}
+
+// ---- init methods ----
+
+class ByFile : public testing::Test {
+ protected:
+  Processes start(const std::vector<int>& ranks, int world_size, const std::vector<std::string>& more = {}) {
+    Processes processes;
+    for (const int rank : ranks) {
+      std::vector<std::string> command{worker(), "--method",
+                                       fmt::format("file://{}?rank={}&world_size={}", path(), rank, world_size)};
+      command.insert(command.end(), more.begin(), more.end());
+      processes.push_back(std::make_unique<CollectedProcess>(command));
+    }
+    return processes;
+  }
+  std::string path() const { return (folder_.path() / "meeting").string(); }
+  TempDirectory folder_{"by-file"};
+};
+
+TEST_F(ByFile, RanksMeetAndLeaveNoFile) {
+  // A file that an earlier job left behind, where nobody listens any more.
+  RendezvousFile(path()).publish({TcpStoreServer().address(), generate_job_secret()});
+  std::string output;
+  for (auto& process : start({2, 1, 0}, 3)) {
+    EXPECT_EQ(process->wait(), 0) << process->output();
+    output += process->output();
+  }
+  expect_sum_of_ranks(output, 3);
+  EXPECT_THAT(output, AllOf(HasSubstr("lets in only who knows the job secret (from the rendezvous file)"),
+                            HasSubstr("local 2 of 3"), HasSubstr("nothing is encrypted")));
+  EXPECT_EQ(files_in(folder_.path()), 0);
+}
+
+TEST_F(ByFile, RankZeroThatDoesNotComeIsNamed) {
+  auto processes = start({1}, 2, {"--timeout-ms", "300"});
+  EXPECT_EQ(processes.front()->wait(), 1);
+  EXPECT_THAT(processes.front()->output(), AllOf(HasSubstr("rank 0 has not come within 0.3 s"), HasSubstr(path())));
+}
+
+TEST_F(ByFile, OtherRanksThatDoNotComeAreNamedAndTheFileGoes) {
+  auto processes = start({0}, 3, {"--timeout-ms", "300"});
+  EXPECT_EQ(processes.front()->wait(), 1);
+  EXPECT_THAT(processes.front()->output(), HasSubstr("of 3 ranks these have not come within 0.3 s: 1, 2"));
+  EXPECT_EQ(files_in(folder_.path()), 0);
+}
+
+class ByTcp : public testing::Test {
+ protected:
+  static std::unique_ptr<CollectedProcess> start(const std::string& address, int rank, const std::string& secret = "",
+                                                 const std::string& timeout_ms = "20000") {
+    auto environment = clean_environment();
+    if (!secret.empty()) environment["PHALANX_JOB_SECRET"] = secret;
+    return std::make_unique<CollectedProcess>(
+        std::vector<std::string>{worker(), "--timeout-ms", timeout_ms, "--method",
+                                 fmt::format("tcp://{}?rank={}&world_size=2", address, rank)},
+        environment);
+  }
+};
+
+TEST_F(ByTcp, APortInUseAndANameThatDoesNotResolveAreSaidAtOnce) {
+  const UniqueFd taken = listen_on({"127.0.0.1", 0});
+  const std::string address = fmt::format("127.0.0.1:{}", local_port(taken.get()));
+  auto host = start(address, 0);
+  EXPECT_EQ(host->wait(), 1);
+  EXPECT_THAT(host->output(), HasSubstr("cannot listen on " + address + ": the port is in use by another program"));
+  auto lost = start("no-such-host.invalid:4000", 1);
+  EXPECT_EQ(lost->wait(), 1);
+  EXPECT_THAT(lost->output(), AllOf(HasSubstr("rank 1 did not meet rank 0, which is to host the store at "),
+                                    HasSubstr("'no-such-host.invalid' does not resolve")));
+  HostPort nobody;
+  { nobody = TcpStoreServer().address(); }
+  auto early = start(nobody.text(), 1, "", "200");
+  EXPECT_EQ(early->wait(), 1);
+  EXPECT_THAT(early->output(), AllOf(HasSubstr("host the store at " + nobody.text()), HasSubstr("nothing listens")));
+}
+
+// Somebody with another secret takes rank 1's place first: it is refused, said so, and the job goes on.
+TEST_F(ByTcp, ASecretKeepsOthersOut) {
+  HostPort address;
+  { address = TcpStoreServer().address(); }
+  const std::string secret = generate_job_secret();
+  auto host = start(address.text(), 0, secret);
+  auto intruder = start(address.text(), 1, generate_job_secret());
+  EXPECT_EQ(intruder->wait(), 2);
+  EXPECT_THAT(intruder->output(), HasSubstr("the job secret of this process is not the store's"));
+  auto without = start(address.text(), 1);
+  EXPECT_EQ(without->wait(), 2);
+  EXPECT_THAT(without->output(), HasSubstr("asks for the job's secret, and this process has none"));
+  auto member = start(address.text(), 1, secret);
+  EXPECT_EQ(member->wait(), 0) << member->output();
+  EXPECT_EQ(host->wait(), 0) << host->output();
+  EXPECT_THAT(host->output(),
+              AllOf(HasSubstr("refused 127.0.0.1:"), HasSubstr("its job secret is another one"),
+                    HasSubstr("it has no job secret"), HasSubstr("(from PHALANX_JOB_SECRET)"), Not(HasSubstr(secret))));
+  expect_sum_of_ranks(host->output() + member->output(), 2);
+}
+
+// ---- launchers ----
+
+// Slurm's variables as srun sets them, on two nodes, without a Slurm: the folder of the job is where the ranks meet.
+TEST(SlurmVariables, RanksMeetInTheFolderOfTheJob) {
+  TempDirectory folder("slurm");
+  Processes processes;
+  for (int rank = 0; rank < 4; ++rank) {
+    auto environment = clean_environment();
+    for (const auto& [name, value] : std::map<std::string, std::string>{{"SLURM_PROCID", std::to_string(rank)},
+                                                                        {"SLURM_LOCALID", std::to_string(rank % 2)},
+                                                                        {"SLURM_NODEID", std::to_string(rank / 2)},
+                                                                        {"SLURM_JOB_ID", "17"},
+                                                                        {"SLURM_STEP_ID", "0"},
+                                                                        {"SLURM_STEP_NUM_TASKS", "4"},
+                                                                        {"SLURM_STEP_TASKS_PER_NODE", "2(x2)"},
+                                                                        {"SLURM_SUBMIT_DIR", folder.path().string()}})
+      environment[name] = value;
+    processes.push_back(std::make_unique<CollectedProcess>(std::vector<std::string>{worker()}, environment));
+  }
+  std::string output;
+  for (auto& process : processes) {
+    EXPECT_EQ(process->wait(), 0) << process->output();
+    output += process->output();
+  }
+  expect_sum_of_ranks(output, 4);
+  EXPECT_THAT(output, AllOf(HasSubstr("rank 0 of 4, from Slurm (job 17, step 0)"),
+                            HasSubstr("rank 3 of 4, local 1 of 2"), HasSubstr("(from the rendezvous file)")));
+  EXPECT_EQ(files_in(folder.path()), 0);
+}
+
+// The tests of a whole Slurm are scripts/slurm_tests.sh; this runs wherever SLURM_CONF names one that is up.
+TEST(Slurm, SrunStartsEveryRank) {
+  const std::string srun = find_program("srun");
+  if (srun.empty() || !current_environment().contains("SLURM_CONF"))
+    GTEST_SKIP() << "there is no Slurm here (srun in PATH and SLURM_CONF)";
+  TempDirectory folder("slurm");
+  auto environment = clean_environment();
+  environment["PHALANX_RENDEZVOUS_DIR"] = folder.path().string();
+  CollectedProcess process({srun, "--immediate=60", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", worker()},
+                           environment);
+  EXPECT_EQ(process.wait(), 0) << process.output();
+  expect_sum_of_ranks(process.output(), 4);
+  EXPECT_THAT(process.output(), AllOf(HasSubstr("from Slurm (job "), HasSubstr("rank 3 of 4, local 1 of 2")));
+}
+
+TEST(OpenMpi, MpirunStartsEveryRank) {
+  const std::string mpirun = find_program("mpirun");
+  if (mpirun.empty()) GTEST_SKIP() << "there is no mpirun in PATH";
+  auto environment = clean_environment();
+  environment["OMPI_ALLOW_RUN_AS_ROOT"] = environment["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1";
+  {
+    CollectedProcess version({mpirun, "--version"}, environment);
+    version.wait();
+    if (version.output().find("Open MPI") == std::string::npos)
+      GTEST_SKIP() << mpirun << " is not Open MPI's: " << version.output();
+  }
+  CollectedProcess process({mpirun, "--oversubscribe", "-np", "4", worker()}, environment);
+  EXPECT_EQ(process.wait(), 0) << process.output();
+  expect_sum_of_ranks(process.output(), 4);
+  EXPECT_THAT(process.output(), AllOf(HasSubstr("rank 0 of 4, from Open MPI (job "), HasSubstr("local 3 of 4, shm"),
+                                      HasSubstr("(from the rendezvous file)")));
+}
+
+TEST(Torchrun, StartsEveryRank) {
+  std::vector<std::filesystem::path> folders;
+  for (auto folder = std::filesystem::read_symlink("/proc/self/exe").parent_path(); folder != folder.root_path();
+       folder = folder.parent_path())
+    folders.push_back(folder / ".venv/bin");
+  const std::string torchrun = find_program("torchrun", folders);
+  if (torchrun.empty()) GTEST_SKIP() << "torchrun is neither in a .venv above the build folder nor in PATH";
+  CollectedProcess process({torchrun, "--standalone", "--nproc-per-node", "2", "--no-python", worker()});
+  EXPECT_EQ(process.wait(), 0) << process.output();
+  expect_sum_of_ranks(process.output(), 2);
+  EXPECT_THAT(process.output(),
+              AllOf(HasSubstr("rank 0 of 2, from torchrun (run "), HasSubstr("rank 1 of 2, local 1 of 2, shm on "),
+                    // On one node a private file carries a secret that nobody had to set.
+                    HasSubstr("lets in only who knows the job secret (from the rendezvous file)")));
+}
+
+TEST(Spawn, AProgramStartsItsOwnRanks) {
+  CollectedProcess process({worker(), "--spawn", "3"});
+  EXPECT_EQ(process.wait(), 0) << process.output();
+  expect_sum_of_ranks(process.output(), 3);
+  EXPECT_THAT(process.output(), HasSubstr("from phalanx launch"));
+}
+
+TEST(Spawn, LeavesAnotherLaunchersRanksAlone) {
+  CollectedProcess process({built_program("launch_test_program"), "supervise", "2", worker(), "--spawn", "3"});
+  EXPECT_EQ(process.wait(), 0) << process.output();
+  expect_sum_of_ranks(process.output(), 2);
+}
+
+TEST(Spawn, AFailureIsToldAndIsTheStatus) {
+  CollectedProcess process({worker(), "--spawn", "2", "--backend", "gluu"});
+  EXPECT_EQ(process.wait(), 2);
+  EXPECT_THAT(process.output(), HasSubstr("backend 'gluu' (did you mean 'gloo'?)"));
+}
+
+}  // namespace
+}  // namespace phalanx

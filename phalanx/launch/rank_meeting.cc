@@ -1,0 +1,281 @@
+#include "phalanx/launch/rank_meeting.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <optional>
+#include <utility>
+
+#include "phalanx/base/error.h"
+#include "phalanx/base/log.h"
+#include "phalanx/comm/job_secret.h"
+#include "phalanx/comm/tcp_store.h"
+#include "phalanx/launch/agent_store.h"
+#include "phalanx/launch/own_address.h"
+#include "phalanx/launch/rendezvous_file.h"
+
+namespace phalanx {
+namespace {
+
+using std::chrono::milliseconds;
+using Rendezvous = WorkerEnvironment::Rendezvous;
+
+// Two processes with equal places may share memory: the same kernel, network and process numbers.
+std::string place_of_process() {
+  std::string boot_id;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
+  std::string place = boot_id;
+  for (const char* name : {"net", "pid"}) {
+    struct stat status {};
+    const bool known = stat(fmt::format("/proc/self/ns/{}", name).c_str(), &status) == 0;
+    place += fmt::format(" {}:{}", name, known ? std::to_string(status.st_ino) : "?");
+  }
+  return place;
+}
+
+// The store that this rank can reach, and the server if this rank hosts it.
+struct ReachedStore {
+  std::shared_ptr<TcpStoreServer> server;
+  std::shared_ptr<TcpStore> store;
+  JobSecret secret;
+  std::string file;  // what rank 0 has written, to be removed when all are there
+};
+
+std::shared_ptr<TcpStoreServer> serve_on(const std::string& host, std::uint16_t port, const std::string& secret) {
+  return std::make_shared<TcpStoreServer>(TcpStoreServerOptions{.host = host, .port = port, .secret = secret});
+}
+
+std::shared_ptr<TcpStore> join(const HostPort& address, milliseconds timeout, const std::string& secret) {
+  return std::make_shared<TcpStore>(address,
+                                    TcpStoreOptions{.timeout = timeout, .connect_timeout = timeout, .secret = secret});
+}
+
+// Rank 0 at the master's address and port, which all have been told.
+std::shared_ptr<TcpStoreServer> serve_at_master(const WorkerEnvironment& environment, const std::string& secret) {
+  const HostPort& master = environment.master;
+  if (const auto chosen = chosen_address()) return serve_on(*chosen, master.port, secret);
+  // Debian's own name is 127.0.1.1 to itself, and something else to the other machines.
+  const bool is_name = master.host.find_first_not_of("0123456789.") != std::string::npos &&
+                       master.host.find(':') == std::string::npos && master.host != "localhost";
+  const bool loopback = is_loopback(master.host);
+  if (loopback && !is_name)
+    return serve_on(master.host == "localhost" ? "127.0.0.1" : master.host, master.port, secret);
+  if (loopback && environment.on_one_node()) return serve_on("127.0.0.1", master.port, secret);
+  if (!loopback) {
+    try {
+      return serve_on(master.host, master.port, secret);
+    } catch (const CommError& error) {
+      if (std::string(error.what()).find("not an address of this machine") == std::string::npos) throw;
+    }
+  }
+  log::warn(fmt::format("{} is {}: the store listens on every interface. PHALANX_SOCKET_IFNAME names one", master.host,
+                        loopback ? "loopback to this machine itself" : "not an address of this machine"));
+  return serve_on("*", master.port, secret);
+}
+
+ReachedStore meet_at_master(const WorkerEnvironment& environment, milliseconds timeout) {
+  ReachedStore result;
+  result.secret = job_secret_from_environment();
+  if (environment.rank == 0) result.server = serve_at_master(environment, result.secret.value);
+  try {
+    result.store = join(result.server ? result.server->address() : environment.master, timeout, result.secret.value);
+  } catch (const CommError& error) {
+    throw CommError(fmt::format("rank {} did not meet rank 0, which is to host the store at {}: {}", environment.rank,
+                                environment.master.text(), error.what()));
+  }
+  return result;
+}
+
+// Rank 0 serves where it likes, and says where in a private file. `path` is the file's.
+ReachedStore meet_by_file(const WorkerEnvironment& environment, const std::string& path, milliseconds timeout) {
+  const RendezvousFile file(path);
+  ReachedStore result;
+  result.secret = job_secret_from_environment();
+  const std::string own_secret = result.secret.value;
+  if (environment.rank == 0) {
+    std::string secret = own_secret.empty() ? generate_job_secret() : own_secret;
+    const std::string host = environment.on_one_node() ? "127.0.0.1" : own_address();
+    result.server = serve_on(host, 0, secret);
+    file.publish({result.server->address(), own_secret.empty() ? secret : ""});
+    result.file = path;
+    result.store = join(result.server->address(), timeout, secret);
+  } else {
+    result.store = file.connect(timeout, own_secret);
+  }
+  if (own_secret.empty()) result.secret.source = "the rendezvous file";
+  return result;
+}
+
+// Under torchrun: its store, which lets everybody in, passes on where ours is, and never a secret. On one node that is
+// the name of a private file.
+ReachedStore meet_through_agent(const WorkerEnvironment& environment, milliseconds timeout) {
+  constexpr std::string_view kFile = "file:";
+  // A restart is a new meeting: its store is not the last one's.
+  const std::string key = fmt::format("phalanx/{}/{}/store", environment.run_id, environment.restart_count);
+  ReachedStore result;
+  result.secret = job_secret_from_environment();
+  const bool by_file = result.secret.value.empty() && environment.on_one_node();
+  if (environment.rank == 0) {
+    if (by_file) {
+      const std::string path =
+          fmt::format("{}/torchrun-{}", private_temp_folder(), generate_job_secret().substr(0, 16));
+      result = meet_by_file(environment, path, timeout);
+      const std::string value = std::string(kFile) + path;
+      exchange_through_agent_store(environment.master, key, &value, timeout);
+      return result;
+    }
+    const std::string host = environment.on_one_node() ? "127.0.0.1" : own_address(environment.master);
+    result.server = serve_on(host, 0, result.secret.value);
+    const std::string value = result.server->address().text();
+    exchange_through_agent_store(environment.master, key, &value, timeout);
+    result.store = join(result.server->address(), timeout, result.secret.value);
+    return result;
+  }
+  const std::string value = exchange_through_agent_store(environment.master, key, nullptr, timeout);
+  if (by_file) {
+    if (!value.starts_with(kFile))
+      throw CommError(fmt::format("key '{}' of torchrun's store at {} is '{}': expected the name of a file of rank 0's",
+                                  key, environment.master.text(), value));
+    return meet_by_file(environment, value.substr(kFile.size()), timeout);
+  }
+  result.store =
+      join(parse_host_port(value, fmt::format("key '{}' of torchrun's store", key)), timeout, result.secret.value);
+  return result;
+}
+
+ReachedStore reach_store(const WorkerEnvironment& environment, milliseconds timeout) {
+  switch (environment.rendezvous) {
+    case Rendezvous::agent_store:
+      return meet_through_agent(environment, timeout);
+    case Rendezvous::static_master:
+      return meet_at_master(environment, timeout);
+    case Rendezvous::shared_file:
+      return meet_by_file(
+          environment,
+          fmt::format("{}/{}", environment.file_folder.empty() ? private_temp_folder() : environment.file_folder,
+                      environment.file_name),
+          timeout);
+    default: {
+      ReachedStore result;
+      result.secret = job_secret_from_environment();
+      result.store = join(environment.store, timeout, result.secret.value);
+      return result;
+    }
+  }
+}
+
+std::string claim_key(int rank) { return fmt::format("claim/{}", rank); }
+std::string gone_key(int rank) { return fmt::format("gone/{}", rank); }
+
+// Keeps the store for as long as any rank that came may need it.
+class StoreHost {
+ public:
+  StoreHost(ReachedStore reached, std::shared_ptr<Store> keys, int rank, int world_size)
+      : reached_(std::move(reached)), keys_(std::move(keys)), rank_(rank), world_size_(world_size) {
+    keys_->set_when_lost(gone_key(rank_), "");
+  }
+  ~StoreHost() {
+    remove_file();
+    try {
+      keys_->set(gone_key(rank_), "");
+      if (!reached_.server) return;
+      std::vector<std::string> awaited;
+      for (int rank = 0; rank < world_size_; ++rank)
+        if (complete_ || keys_->try_get(claim_key(rank))) awaited.push_back(gone_key(rank));
+      keys_->wait(awaited, std::chrono::seconds(5));
+    } catch (const Error&) {
+      // Whoever is still there will notice that the store has gone.
+    }
+  }
+  StoreHost(const StoreHost&) = delete;
+  StoreHost& operator=(const StoreHost&) = delete;
+  void all_came() {
+    complete_ = true;
+    remove_file();
+  }
+
+ private:
+  void remove_file() {
+    if (!reached_.file.empty()) RendezvousFile(std::exchange(reached_.file, {})).remove();
+  }
+
+  ReachedStore reached_;
+  std::shared_ptr<Store> keys_;
+  int rank_, world_size_;
+  bool complete_ = false;
+};
+
+// What goes wrong for one goes wrong for all: the others hear of it at once instead of waiting for one who cannot come.
+[[noreturn]] void call_off(Store& store, const std::string& reason) {
+  store.compare_and_set("trouble", std::nullopt, reason);
+  throw CommError(store.get("trouble"));
+}
+
+// Every rank says who and where it is; all learn where all are. Ranks that come twice or not at all are named.
+std::vector<std::string> roll_call(Store& store, const WorkerEnvironment& environment, milliseconds timeout) {
+  const std::string size = std::to_string(environment.world_size);
+  const auto agreed = store.compare_and_set("world_size", std::nullopt, size);
+  if (agreed != size)
+    call_off(store, fmt::format("rank {} was started with a world size of {} and another rank with {} ({})",
+                                environment.rank, size, agreed.value_or("none"), store.describe()));
+  const std::string place = place_of_process();
+  // The same place twice would look like success, so the process is part of the claim.
+  const std::string claim = fmt::format("{} process {}", place, getpid());
+  if (store.try_get(claim_key(environment.rank)) != claim) {
+    if (store.compare_and_set(claim_key(environment.rank), std::nullopt, claim) != claim)
+      call_off(store, fmt::format("rank {} was started twice: another process has it already ({})", environment.rank,
+                                  store.describe()));
+    store.set(fmt::format("place/{}", environment.rank), place);
+    if (store.add("arrived", 1) == environment.world_size) store.set("complete", "");
+  }
+  std::string first;
+  try {
+    first = store.wait_any({"complete", "trouble"}, timeout);
+  } catch (const CommError&) {
+    std::string missing;
+    for (int rank = 0; rank < environment.world_size; ++rank)
+      if (!store.try_get(claim_key(rank))) missing += fmt::format("{}{}", missing.empty() ? "" : ", ", rank);
+    if (missing.empty()) throw;
+    call_off(store, fmt::format("{}: of {} ranks these have not come within {} s: {}", store.describe(),
+                                environment.world_size, static_cast<double>(timeout.count()) / 1000.0, missing));
+  }
+  if (first == "trouble") throw CommError(store.get("trouble"));
+  // Rank 0 puts the places together: asking for each would cost the square of the number of ranks.
+  if (environment.rank == 0) {
+    std::vector<std::string> keys;
+    for (int rank = 0; rank < environment.world_size; ++rank) keys.push_back(fmt::format("place/{}", rank));
+    std::string joined;
+    for (const auto& value : store.get_all(keys, timeout)) joined += value + "\n";
+    store.set("places", joined);
+  }
+  const std::string joined = store.get("places", timeout);
+  std::vector<std::string> places;
+  for (std::size_t begin = 0, end; (end = joined.find('\n', begin)) != std::string::npos; begin = end + 1)
+    places.push_back(joined.substr(begin, end - begin));
+  return places;
+}
+
+}  // namespace
+
+Meeting meet_ranks(const WorkerEnvironment& environment, milliseconds timeout) {
+  ReachedStore reached = reach_store(environment, timeout);
+  Meeting result;
+  result.store = reached.store;
+  result.server = environment.rendezvous == Rendezvous::static_master ? environment.master : reached.store->server();
+  result.secret_source = reached.secret.source;
+  if (reached.server && reached.secret.source.empty() && !is_loopback(reached.server->address().host))
+    log::warn(
+        fmt::format("the store at {} lets in whoever reaches it: set PHALANX_JOB_SECRET, or "
+                    "PHALANX_JOB_SECRET_FILE, to the same on every node",
+                    result.server.text()));
+  auto keys = std::make_shared<PrefixStore>(result.store, "init");
+  auto host = std::make_shared<StoreHost>(std::move(reached), keys, environment.rank, environment.world_size);
+  result.host = host;
+  result.places = roll_call(*keys, environment, timeout);
+  host->all_came();
+  return result;
+}
+
+}  // namespace phalanx

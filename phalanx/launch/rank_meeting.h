@@ -1,0 +1,34 @@
+// How the ranks of a job come together: they reach one store, which rank 0 or the launcher hosts, and call the roll.
+//
+// - Everybody who may join knows the job's secret (job_secret.h) where there is one. Without a launcher that gives one,
+//   rank 0 makes it and passes it on by a file of mode 0600, wherever such a file can be passed on; otherwise the store
+//   lets in whoever reaches it, and if others than this machine can, that is a warning.
+// - A rank that does not come, that comes twice, or that has another world size is the same CommError on every rank,
+//   with the store's address. The first rank whose time is up speaks for all.
+// - The rank that hosts the store keeps it, when its Meeting goes, until those who came are done with theirs (5 s at
+// most).
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "phalanx/comm/store.h"
+#include "phalanx/comm/tcp_store_socket.h"
+#include "phalanx/launch/worker_environment.h"
+
+namespace phalanx {
+
+struct Meeting {
+  std::shared_ptr<void> host;  // to be let go last
+  std::shared_ptr<Store> store;
+  HostPort server;                  // the store's address
+  std::string secret_source;        // where the secret came from; empty: there is none
+  std::vector<std::string> places;  // of each rank: equal ones are in the same kernel, network and process namespace
+};
+
+/// For environments whose rendezvous is not `none`. Throws CommError and ConfigError.
+Meeting meet_ranks(const WorkerEnvironment& environment, std::chrono::milliseconds timeout);
+
+}  // namespace phalanx

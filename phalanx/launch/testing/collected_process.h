@@ -1,0 +1,72 @@
+// What the tests of init_from_environment() share: programs as processes of their own, with their output collected.
+#pragma once
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "phalanx/base/temp_directory.h"
+#include "phalanx/launch/child_process.h"
+
+namespace phalanx {
+
+inline std::string built_program(const std::string& name) {
+  return (std::filesystem::read_symlink("/proc/self/exe").parent_path() / name).string();
+}
+
+// This process's environment without what a launcher around the tests may have set.
+inline EnvironmentMap clean_environment() {
+  EnvironmentMap result = current_environment();
+  std::erase_if(result, [](const auto& entry) {
+    const auto& name = entry.first;
+    return name == "RANK" || name == "WORLD_SIZE" || name.starts_with("LOCAL_") || name.starts_with("MASTER_") ||
+           name.starts_with("TORCHELASTIC_") || name.starts_with("PHALANX_") || name.starts_with("OMPI_") ||
+           name.starts_with("PMI") || (name.starts_with("SLURM_") && name != "SLURM_CONF");
+  });
+  result["OMP_NUM_THREADS"] = "1";
+  return result;
+}
+
+// A process with its output collected.
+class CollectedProcess {
+ public:
+  explicit CollectedProcess(std::vector<std::string> command, EnvironmentMap environment = clean_environment())
+      : folder_("process") {
+    const UniqueFd out(open((folder_.path() / "out").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+    ChildSpec spec;
+    spec.command = std::move(command);
+    spec.environment = std::move(environment);
+    spec.stdout_fd = spec.stderr_fd = out.get();
+    sigemptyset(&spec.signal_mask);
+    pid_ = spawn_child(spec);
+  }
+  ~CollectedProcess() {
+    if (pid_ <= 0) return;
+    kill(-pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+  pid_t pid() const { return pid_; }
+  int wait() {
+    int status = 0;
+    waitpid(pid_, &status, 0);
+    pid_ = -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+  std::string output() const {
+    std::ifstream file(folder_.path() / "out");
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+
+ private:
+  TempDirectory folder_;
+  pid_t pid_ = -1;
+};
+
+}  // namespace phalanx
