@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,14 +17,29 @@
 namespace phalanx {
 namespace {
 
+using CpuMask = std::vector<unsigned long>;  // as the kernel has it: one bit a CPU
+
+CpuMask mask_of(const std::vector<int>& cpus) {
+  constexpr std::size_t kBits = 8 * sizeof(CpuMask::value_type);
+  CpuMask mask;
+  for (const int cpu : cpus) {
+    const auto bit = static_cast<std::size_t>(cpu);
+    if (mask.size() <= bit / kBits) mask.resize(bit / kBits + 1, 0);
+    mask[bit / kBits] |= 1UL << (bit % kBits);
+  }
+  return mask;
+}
+
 // Runs in the child, between fork and exec: async-signal-safe calls only. Returns the errno of what failed.
-int become_program(const ChildSpec& spec, char* const* arguments, char* const* environment, pid_t parent) {
+int become_program(const ChildSpec& spec, const CpuMask& cpus, char* const* arguments, char* const* environment,
+                   pid_t parent) {
   if (setpgid(0, 0) != 0) return errno;
   if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return errno;
   if (getppid() != parent) _exit(127);  // it died before the kernel knew whom to tell
   const int wanted[3] = {spec.stdin_fd, spec.stdout_fd, spec.stderr_fd};
   for (int fd = 0; fd < 3; ++fd)
     if (wanted[fd] >= 0 && wanted[fd] != fd && dup2(wanted[fd], fd) < 0) return errno;
+  if (!cpus.empty() && syscall(SYS_sched_setaffinity, 0, cpus.size() * sizeof(cpus[0]), cpus.data()) < 0) return errno;
   sigprocmask(SIG_SETMASK, &spec.signal_mask, nullptr);
   execvpe(arguments[0], arguments, environment);
   return errno;
@@ -69,10 +85,11 @@ pid_t spawn_child(const ChildSpec& spec) {
   UniqueFd failure_read;
   UniqueFd failure_write = make_pipe(failure_read);
   const pid_t parent = getpid();
+  const CpuMask cpus = mask_of(spec.cpus);
   const pid_t pid = fork();
   if (pid < 0) throw Error(fmt::format("cannot start a process: {}", std::strerror(errno)));
   if (pid == 0) {
-    const int error = become_program(spec, arguments.data(), environment.data(), parent);
+    const int error = become_program(spec, cpus, arguments.data(), environment.data(), parent);
     [[maybe_unused]] const auto written = write(failure_write.get(), &error, sizeof error);
     _exit(127);
   }

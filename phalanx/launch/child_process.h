@@ -26,6 +26,7 @@ struct ChildSpec {
   int stdout_fd = -1;
   int stderr_fd = -1;
   sigset_t signal_mask{};  // of the child
+  std::vector<int> cpus;   // that it may run on; empty: those of this process
 };
 
 /// Throws UsageError if the program does not exist or is not executable, Error if no process can be made.

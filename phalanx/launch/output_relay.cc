@@ -5,8 +5,11 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <string_view>
+#include <utility>
 
 #include "phalanx/base/error.h"
 
@@ -39,6 +42,11 @@ OutputRelay::OutputRelay(std::string prefix, int target_fd) : prefix_(std::move(
   fcntl(fds[0], F_SETFL, O_NONBLOCK);
 }
 
+void OutputRelay::copy_to(UniqueFd log, std::shared_ptr<LineFilter> filter) {
+  log_ = std::move(log);
+  filter_ = std::move(filter);
+}
+
 void OutputRelay::pump() {
   char chunk[16 * 1024];
   // Bounded, so that a rank that floods its output cannot keep the supervisor from its other duties.
@@ -51,6 +59,7 @@ void OutputRelay::pump() {
       read_end_.reset();
       return;
     }
+    if (log_) write_fully(log_.get(), {chunk, static_cast<std::size_t>(got)});
     pending_.append(chunk, static_cast<std::size_t>(got));
     write_lines(false);
   }
@@ -63,22 +72,30 @@ void OutputRelay::finish() {
 }
 
 void OutputRelay::write_lines(bool also_unfinished) {
-  std::string text;
+  std::string text, chosen;
+  const auto take_line = [&](std::size_t begin, std::size_t size) {
+    const std::string_view line = std::string_view(pending_).substr(begin, size);
+    text.append(prefix_).append(line).push_back('\n');
+    if (filter_ && std::any_of(filter_->needles.begin(), filter_->needles.end(),
+                               [&](const auto& needle) { return line.find(needle) != std::string_view::npos; }))
+      chosen.append(prefix_).append(line).push_back('\n');
+  };
   std::size_t begin = 0;
   for (;;) {
     const std::size_t newline = pending_.find('\n', begin);
     if (newline != std::string::npos) {
-      text.append(prefix_).append(pending_, begin, newline + 1 - begin);
+      take_line(begin, newline - begin);
       begin = newline + 1;
     } else if (pending_.size() - begin > kLongestLine || (also_unfinished && begin < pending_.size())) {
-      text.append(prefix_).append(pending_, begin).push_back('\n');
+      take_line(begin, pending_.size() - begin);
       begin = pending_.size();
     } else {
       break;
     }
   }
   pending_.erase(0, begin);
-  write_fully(target_fd_, text);
+  if (target_fd_ >= 0) write_fully(target_fd_, text);
+  if (filter_) write_fully(filter_->file.get(), chosen);
 }
 
 }  // namespace phalanx

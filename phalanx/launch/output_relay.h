@@ -1,16 +1,27 @@
-// Copies what a rank writes, line by line, with "[rank] " in front, so that the ranks' lines do not mix.
+// Copies what a rank writes, line by line, with a prefix such as "[rank] " in front, so that the ranks' lines do not
+// mix; on request also, as it is, into a log file.
 #pragma once
 
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "phalanx/comm/tcp_store_socket.h"
 
 namespace phalanx {
 
+/// Lines that hold one of `needles` are written to `file` too.
+struct LineFilter {
+  std::vector<std::string> needles;
+  UniqueFd file;
+};
+
 class OutputRelay {
  public:
-  /// Makes a pipe whose lines go to `target_fd`.
+  /// Makes a pipe whose lines go to `target_fd`; -1: nowhere.
   OutputRelay(std::string prefix, int target_fd);
+  /// Every byte goes to `log` too, and the lines that `filter` (may be null) chooses, prefixed, to its file.
+  void copy_to(UniqueFd log, std::shared_ptr<LineFilter> filter);
   int write_end() const { return write_end_.get(); }
   void close_write_end() { write_end_.reset(); }  // once the child has it
   int read_end() const { return read_end_.get(); }
@@ -25,7 +36,8 @@ class OutputRelay {
   void write_lines(bool also_unfinished);
   std::string prefix_;
   int target_fd_;
-  UniqueFd read_end_, write_end_;
+  UniqueFd read_end_, write_end_, log_;
+  std::shared_ptr<LineFilter> filter_;
   std::string pending_;
 };
 

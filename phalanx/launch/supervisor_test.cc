@@ -1,103 +1,48 @@
 #include "phalanx/launch/supervisor.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <poll.h>
 #include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
-#include <functional>
-#include <thread>
+#include <iterator>
 
+#include "phalanx/base/cpu.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/temp_directory.h"
-#include "phalanx/launch/child_process.h"
+#include "phalanx/comm/tcp_store.h"
+#include "phalanx/launch/testing/launcher_process.h"
 
 namespace phalanx {
 namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::MatchesRegex;
 using testing::Not;
+using testing::StartsWith;
 using TestClock = std::chrono::steady_clock;
 
-std::string test_program() {
-  return (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "launch_test_program").string();
+std::string host_name() {
+  char name[256] = {};
+  gethostname(name, sizeof name - 1);
+  return name;
 }
 
-// A launcher in a process of its own, its output collected.
-class RunningLauncher {
- public:
-  RunningLauncher(int ranks, std::vector<std::string> command) : folder_("launcher-test") {
-    const UniqueFd out(open(path("stdout").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
-    const UniqueFd err(open(path("stderr").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
-    ChildSpec spec;
-    spec.command = {test_program(), "supervise", std::to_string(ranks)};
-    spec.command.insert(spec.command.end(), command.begin(), command.end());
-    spec.environment = current_environment();
-    for (const char* name : {"OMP_NUM_THREADS", "RANK", "WORLD_SIZE"}) spec.environment.erase(name);
-    spec.stdout_fd = out.get();
-    spec.stderr_fd = err.get();
-    sigemptyset(&spec.signal_mask);
-    pid_ = spawn_child(spec);
-  }
-  ~RunningLauncher() {
-    if (pid_ > 0) {
-      kill(pid_, SIGKILL);
-      waitpid(pid_, nullptr, 0);
-    }
-  }
-  void send(int signal) const { kill(pid_, signal); }
-  /// The exit status, 128 + signal where it was killed.
-  int wait() {
-    int status = 0;
-    waitpid(pid_, &status, 0);
-    pid_ = -1;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  }
-  std::string out() const { return read("stdout"); }
-  std::string err() const { return read("stderr"); }
-
- private:
-  std::string path(const std::string& name) const { return (folder_.path() / name).string(); }
-  std::string read(const std::string& name) const {
-    std::ifstream file(path(name));
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
-  TempDirectory folder_;
-  pid_t pid_ = -1;
-};
-
-// True once the condition holds; false after 30 s.
-bool comes_true(const std::function<bool()>& condition) {
-  const auto deadline = TestClock::now() + std::chrono::seconds(30);
-  while (!condition()) {
-    if (TestClock::now() > deadline) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
-  return true;
+std::string contents(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// Gone, or dead and only not yet collected by whoever adopted it.
-bool is_gone(pid_t pid) {
-  std::ifstream stat(fmt::format("/proc/{}/stat", pid));
-  std::string line;
-  if (!std::getline(stat, line)) return true;
-  const auto name_end = line.rfind(')');
-  return name_end != std::string::npos && name_end + 2 < line.size() && line[name_end + 2] == 'Z';
-}
-
-pid_t noted_pid(const TempDirectory& folder, const std::string& name) {
-  const auto path = folder.path() / name;
-  EXPECT_TRUE(comes_true([&] { return std::filesystem::exists(path); })) << path;
-  pid_t pid = -1;
-  std::ifstream(path) >> pid;
-  return pid;
+std::filesystem::path only_entry(const std::filesystem::path& folder) {
+  std::vector<std::filesystem::path> entries;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) entries.push_back(entry.path());
+  EXPECT_EQ(entries.size(), 1U) << folder;
+  return entries.empty() ? folder : entries.front();
 }
 
 TEST(SupervisorTest, RanksGetTheirPlaceAndTheirLinesArePrefixed) {
@@ -114,25 +59,31 @@ TEST(SupervisorTest, RanksGetTheirPlaceAndTheirLinesArePrefixed) {
 TEST(SupervisorTest, TheRootCauseIsToldOnceAndNotTheErrorsThatFollowFromIt) {
   RunningLauncher launcher(3, {test_program(), "throw", "1"});
   EXPECT_EQ(launcher.wait(), 2);
-  EXPECT_EQ(launcher.err(), "launcher: rank 1: [training] steps is -1\n");
+  EXPECT_THAT(launcher.err(),
+              StartsWith(fmt::format("launcher: rank 1 (host {}, exit status 2): [training] steps is -1\n"
+                                     "other failures:\n",
+                                     host_name())));
+  EXPECT_THAT(launcher.err(), AllOf(HasSubstr("rank 0 lost its peer"), HasSubstr("rank 2 lost its peer")));
 }
 
 TEST(SupervisorTest, AReportCountsEvenIfItsRankIsStillOnItsWayOut) {
   RunningLauncher launcher(2, {test_program(), "linger", "0"});
   EXPECT_EQ(launcher.wait(), 2);
-  EXPECT_EQ(launcher.err(), "launcher: rank 0: [training] steps is -1\n");
+  EXPECT_THAT(launcher.err(), StartsWith(fmt::format(
+                                  "launcher: rank 0 (host {}, exit status 2): [training] steps is -1\n", host_name())));
 }
 
 TEST(SupervisorTest, AnExitStatusEndsTheOthers) {
   RunningLauncher launcher(3, {test_program(), "exit", "2", "7"});
   EXPECT_EQ(launcher.wait(), 1);
-  EXPECT_EQ(launcher.err(), "launcher: rank 2 ended with exit status 7\n");
+  EXPECT_EQ(launcher.err(), fmt::format("launcher: rank 2 (host {}) ended with exit status 7\n", host_name()));
 }
 
 TEST(SupervisorTest, ASignalIsNamed) {
   RunningLauncher launcher(2, {test_program(), "signal", "1", std::to_string(SIGKILL)});
   EXPECT_EQ(launcher.wait(), 128 + SIGKILL);
-  EXPECT_THAT(launcher.err(), HasSubstr("launcher: rank 1 was killed by signal 9 (SIGKILL)"));
+  EXPECT_THAT(launcher.err(),
+              HasSubstr(fmt::format("launcher: rank 1 (host {}) was killed by signal 9 (SIGKILL)", host_name())));
 }
 
 TEST(SupervisorTest, AProgramThatCannotRunIsAUsageError) {
@@ -199,6 +150,136 @@ TEST(SupervisorTest, WhatARankLeavesBehindEndsWithIt) {
   const pid_t child = noted_pid(notes, "child.0");
   EXPECT_EQ(launcher.wait(), 0);
   EXPECT_TRUE(comes_true([&] { return is_gone(child); }));
+}
+
+TEST(SupervisorTest, RanksGetTorchrunsVariables) {
+  TempDirectory notes("notes");
+  RunningLauncher launcher(2,
+                           {"--id=job7",
+                            "--role=trainer",
+                            "--max-restarts=3",
+                            "--virtual-local-rank=1",
+                            test_program(),
+                            "environment",
+                            notes.path().string(),
+                            "RANK",
+                            "LOCAL_RANK",
+                            "GROUP_RANK",
+                            "ROLE_RANK",
+                            "ROLE_NAME",
+                            "LOCAL_WORLD_SIZE",
+                            "WORLD_SIZE",
+                            "GROUP_WORLD_SIZE",
+                            "ROLE_WORLD_SIZE",
+                            "MASTER_ADDR",
+                            "TORCHELASTIC_RESTART_COUNT",
+                            "TORCHELASTIC_MAX_RESTARTS",
+                            "TORCHELASTIC_RUN_ID",
+                            "TORCHELASTIC_USE_AGENT_STORE",
+                            "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+                            "CUDA_VISIBLE_DEVICES",
+                            "PHALANX_JOB_SECRET_FILE"},
+                           {.environment = {{"CUDA_VISIBLE_DEVICES", "5, 3"}}});
+  EXPECT_EQ(launcher.wait(), 0) << launcher.err();
+  EXPECT_THAT(note_of(notes, "environment.1"),
+              StartsWith("RANK=1\nLOCAL_RANK=0\nGROUP_RANK=0\nROLE_RANK=1\nROLE_NAME=trainer\nLOCAL_WORLD_SIZE=2\n"
+                         "WORLD_SIZE=2\nGROUP_WORLD_SIZE=1\nROLE_WORLD_SIZE=2\nMASTER_ADDR=127.0.0.1\n"
+                         "TORCHELASTIC_RESTART_COUNT=0\nTORCHELASTIC_MAX_RESTARTS=3\nTORCHELASTIC_RUN_ID=job7\n"
+                         "TORCHELASTIC_USE_AGENT_STORE=False\nTORCH_NCCL_ASYNC_ERROR_HANDLING=1\n"
+                         "CUDA_VISIBLE_DEVICES=3\nPHALANX_JOB_SECRET_FILE=(not set)\n"));
+}
+
+TEST(SupervisorTest, ASecretIsMadeForTheJobAndTheLocalRankIsPutIntoArguments) {
+  TempDirectory notes("notes");
+  RunningLauncher launcher(
+      2, {test_program(), "environment", notes.path().string(), "PHALANX_JOB_SECRET", "${local_rank}-${local_rank}"});
+  EXPECT_EQ(launcher.wait(), 0) << launcher.err();
+  const std::string first = note_of(notes, "environment.0"), second = note_of(notes, "environment.1");
+  EXPECT_THAT(first, MatchesRegex("PHALANX_JOB_SECRET=[0-9a-f]+\n0-0=[(]not set[)]\ncpus=[0-9]+\n"));
+  EXPECT_THAT(second, HasSubstr("\n1-1=(not set)\n"));
+  EXPECT_EQ(first.substr(0, first.find('\n')), second.substr(0, second.find('\n')));
+}
+
+TEST(SupervisorTest, RanksAreBoundToTheirCpus) {
+  if (usable_cores() < 2) GTEST_SKIP() << "this process may use one CPU only";
+  TempDirectory notes("notes");
+  RunningLauncher launcher(
+      2, {"--cpus=0", "--cpus=0-1", test_program(), "environment", notes.path().string(), "OMP_NUM_THREADS"});
+  EXPECT_EQ(launcher.wait(), 0) << launcher.err();
+  EXPECT_EQ(note_of(notes, "environment.0"), "OMP_NUM_THREADS=1\ncpus=1\n");
+  EXPECT_EQ(note_of(notes, "environment.1"), "OMP_NUM_THREADS=1\ncpus=2\n");
+}
+
+TEST(SupervisorTest, AllRanksRestartAfterAFailure) {
+  TempDirectory notes("notes");
+  RunningLauncher launcher(2, {"--max-restarts=1", test_program(), "fail-once", notes.path().string(), "1", "7"});
+  EXPECT_EQ(launcher.wait(), 0) << launcher.err();
+  for (const char* name : {"attempt.0.0", "attempt.0.1", "attempt.1.0", "attempt.1.1"}) noted_pid(notes, name);
+  EXPECT_THAT(launcher.err(), AllOf(HasSubstr("rank 1 (host "), HasSubstr("ended with exit status 7"),
+                                    HasSubstr("all ranks restart (restart 1 of 1)")));
+}
+
+TEST(SupervisorTest, RestartsAreCounted) {
+  RunningLauncher launcher(2, {"--max-restarts=2", test_program(), "exit", "1", "7"});
+  EXPECT_EQ(launcher.wait(), 1);
+  EXPECT_THAT(launcher.err(),
+              AllOf(HasSubstr("restart 1 of 2"), HasSubstr("restart 2 of 2"), HasSubstr("launcher: rank 1 (host ")));
+}
+
+TEST(SupervisorTest, OutputGoesIntoFilesAndWhatIsTeedAlsoToTheConsole) {
+  TempDirectory logs("logs"), notes("notes");
+  RunningLauncher launcher(3, {"--id=job7", "--log-dir=" + logs.path().string(), "--redirects=0:1,1:3", "--tee=2:1",
+                               "--filter=t 2 of", test_program(), "print"});
+  EXPECT_EQ(launcher.wait(), 0) << launcher.err();
+  const auto run = only_entry(logs.path());
+  EXPECT_THAT(run.filename().string(), StartsWith("job7_"));
+  const auto attempt = run / "attempt_0";
+  const std::string line = "of 3, local 2 of 3, OMP_NUM_THREADS";
+  EXPECT_THAT(contents(attempt / "0/stdout.log"), HasSubstr("out 0 of 3"));
+  EXPECT_THAT(contents(attempt / "1/stderr.log"), "err 1\n");
+  EXPECT_THAT(contents(attempt / "2/stdout.log"), AllOf(StartsWith("out 2 " + line), HasSubstr("\nunfinished")));
+  EXPECT_THAT(contents(attempt / "filtered_stdout.log"), StartsWith("[default2]:out 2 " + line));
+  EXPECT_THAT(contents(attempt / "filtered_stdout.log"), Not(HasSubstr("unfinished")));
+  EXPECT_FALSE(std::filesystem::exists(attempt / "0/stderr.log"));
+  EXPECT_THAT(launcher.out(), AllOf(StartsWith("[default2]:out 2 " + line), HasSubstr("[default2]:unfinished\n")));
+  EXPECT_THAT(launcher.out(), AllOf(Not(HasSubstr("out 0")), Not(HasSubstr("out 1"))));
+  EXPECT_THAT(launcher.err(), AllOf(HasSubstr("err 0\n"), Not(HasSubstr("err 1")), HasSubstr("[2] err 2\n")));
+}
+
+TEST(SupervisorTest, ARankThatIsNotShownStillFillsItsFiles) {
+  TempDirectory logs("logs");
+  RunningLauncher launcher(3, {"--log-dir=" + logs.path().string(), "--tee=0:1", "--show=1", test_program(), "print"});
+  EXPECT_EQ(launcher.wait(), 0) << launcher.err();
+  EXPECT_THAT(launcher.out(), AllOf(HasSubstr("[1] out 1"), Not(HasSubstr("out 0")), Not(HasSubstr("out 2"))));
+  EXPECT_EQ(launcher.err(), "[1] err 1\n");
+  EXPECT_THAT(contents(only_entry(logs.path()) / "attempt_0/0/stdout.log"), HasSubstr("out 0"));
+}
+
+TEST(SupervisorTest, EachAttemptHasAFolderWithTheRanksErrors) {
+  TempDirectory logs("logs");
+  RunningLauncher launcher(
+      2, {"--max-restarts=1", "--log-dir=" + logs.path().string(), "--redirects=3", test_program(), "throw", "1"});
+  EXPECT_EQ(launcher.wait(), 2);
+  const auto run = only_entry(logs.path());
+  for (const char* attempt : {"attempt_0", "attempt_1"})
+    EXPECT_THAT(contents(run / attempt / "1/error.json"), HasSubstr("[training] steps is -1"));
+  EXPECT_THAT(launcher.err(), HasSubstr("its standard error: " + (run / "attempt_1/1/stderr.log").string()));
+}
+
+TEST(SupervisorTest, AMasterPortThatIsTakenIsOneError) {
+  TcpStoreServer taken;
+  RunningLauncher launcher(2, {fmt::format("--master-port={}", taken.address().port), test_program(), "print"});
+  EXPECT_EQ(launcher.wait(), 1);
+  EXPECT_THAT(launcher.err(), HasSubstr(fmt::format("--master-port {}: the port is in use", taken.address().port)));
+}
+
+TEST(SupervisorTest, ASignalThatIsNoReasonToEndIsPassedOn) {
+  TempDirectory notes("notes");
+  RunningLauncher launcher(2, {test_program(), "usr1", notes.path().string()});
+  noted_pid(notes, "pid.0");
+  noted_pid(notes, "pid.1");
+  launcher.send(SIGUSR1);
+  EXPECT_EQ(launcher.wait(), 0) << launcher.err();
 }
 
 }  // namespace

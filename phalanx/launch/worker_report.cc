@@ -1,5 +1,6 @@
 #include "phalanx/launch/worker_report.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -86,6 +87,23 @@ std::optional<WorkerReport> read_worker_report(const std::string& directory) {
     const auto json = nlohmann::json::parse(*text);
     return WorkerReport{json.at("rank"), json.at("kind"), json.at("message"), json.at("time_s"),
                         json.at("exit_status")};
+  } catch (const nlohmann::json::exception&) {
+    return std::nullopt;
+  }
+}
+
+std::optional<WorkerReport> read_torch_error_file(const std::string& path) {
+  const auto text = read_report_file(path);
+  if (!text) return std::nullopt;
+  try {
+    // {"message": "text"} or {"message": {"message": "text", "extraInfo": {...}}}
+    auto message = nlohmann::json::parse(*text).at("message");
+    if (message.is_object()) message = message.at("message");
+    struct stat status {};
+    double time_s = 0;
+    if (stat(path.c_str(), &status) == 0)
+      time_s = static_cast<double>(status.st_mtim.tv_sec) + static_cast<double>(status.st_mtim.tv_nsec) * 1e-9;
+    return WorkerReport{.rank = -1, .kind = "error", .message = message.get<std::string>(), .time_s = time_s};
   } catch (const nlohmann::json::exception&) {
     return std::nullopt;
   }

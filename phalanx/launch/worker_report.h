@@ -36,6 +36,8 @@ struct WorkerReport {
 
 /// The launcher's side. A missing or unreadable report is nullopt.
 std::optional<WorkerReport> read_worker_report(const std::string& directory);
+/// What a program of torch's left in TORCHELASTIC_ERROR_FILE; its time is the file's.
+std::optional<WorkerReport> read_torch_error_file(const std::string& path);
 std::optional<std::chrono::seconds> read_graceful_stop(const std::string& directory);
 
 }  // namespace phalanx

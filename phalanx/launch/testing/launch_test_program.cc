@@ -1,6 +1,7 @@
 // A torch-free program that the launcher's tests run, as launcher and as ranks. See main() for what it can do.
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sched.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/comm/job_secret.h"
 #include "phalanx/comm/tcp_store.h"
 #include "phalanx/launch/supervisor.h"
 #include "phalanx/launch/worker_environment.h"
@@ -26,7 +28,8 @@ volatile sig_atomic_t asked_to_stop = 0;
 }
 
 // Tells the test, through a file that appears whole, that this process has got so far.
-void note(const std::string& directory, const std::string& name, long value) {
+template <class T>
+void note(const std::string& directory, const std::string& name, const T& value) {
   const std::string path = directory + "/" + name;
   std::ofstream(path + ".new") << value;
   std::rename((path + ".new").c_str(), path.c_str());
@@ -43,12 +46,54 @@ void start_child(const std::string& directory, int rank) {
   }
 }
 
+phalanx::SupervisorOptions supervisor_options(const std::vector<std::string>& arguments) {
+  using std::chrono::milliseconds;
+  phalanx::SupervisorOptions options;
+  options.ranks = std::stoi(arguments.at(1));
+  std::size_t i = 2;
+  for (; i < arguments.size() && arguments[i].starts_with("--"); ++i) {
+    const std::size_t equals = arguments[i].find('=');
+    const std::string name = arguments[i].substr(2, equals - 2), value = arguments[i].substr(equals + 1);
+    const auto time = [&] { return milliseconds(std::stoi(value)); };
+    if (name == "max-restarts") options.max_restarts = std::stoi(value);
+    if (name == "min-nodes") options.nodes.min_nodes = std::stoi(value);
+    if (name == "max-nodes") options.nodes.max_nodes = std::stoi(value);
+    if (name == "node-rank") {
+      options.nodes.fixed_node_ranks = true;
+      options.nodes.node_rank = std::stoi(value);
+    }
+    if (name == "endpoint") options.nodes.endpoint = phalanx::parse_host_port(value, "--endpoint");
+    if (name == "join-ms") options.nodes.join_timeout = time();
+    if (name == "last-call-ms") options.nodes.last_call = time();
+    if (name == "keep-alive-ms") options.nodes.keep_alive = time();
+    if (name == "id") options.run_id = value;
+    if (name == "role") options.role = value;
+    if (name == "log-dir") options.logs.directory = value;
+    if (name == "redirects") options.logs.redirects = phalanx::StreamChoice::parse("--redirects", value);
+    if (name == "tee") options.logs.tee = phalanx::StreamChoice::parse("--tee", value);
+    if (name == "show") options.logs.shown.insert(std::stoi(value));
+    if (name == "filter") options.logs.filters[0].push_back(value);
+    if (name == "master-port") options.master_port = std::stoi(value);
+    if (name == "virtual-local-rank") options.virtual_local_rank = true;
+    if (name == "cpus") options.binding.lists.push_back(phalanx::parse_cpu_list("--cpus", value));
+    if (name == "signal") options.stop_signals.push_back(std::stoi(value));
+  }
+  options.command.assign(arguments.begin() + static_cast<std::ptrdiff_t>(i), arguments.end());
+  return options;
+}
+
+// Every rank of the round is here.
+void meet(const phalanx::WorkerEnvironment& environment) {
+  phalanx::TcpStore store(environment.store, {.secret = phalanx::job_secret_from_environment().value});
+  if (store.add("ranks", 1) == environment.world_size) store.set("all", "");
+  store.wait({"all"}, std::chrono::seconds(30));
+}
+
 int run(const std::vector<std::string>& arguments) {
   using namespace phalanx;
   const std::string& mode = arguments.at(0);
-  if (mode == "supervise") {  // RANKS PROGRAM ARGUMENTS...: be the launcher
-    const auto result =
-        supervise({.command = {arguments.begin() + 2, arguments.end()}, .ranks = std::stoi(arguments.at(1))});
+  if (mode == "supervise") {  // RANKS [--option=value...] PROGRAM ARGUMENTS...: be the launcher
+    const auto result = supervise(supervisor_options(arguments));
     if (!result.error.empty()) fmt::print(stderr, "launcher: {}\n", result.error);
     return result.exit_status;
   }
@@ -58,14 +103,12 @@ int run(const std::vector<std::string>& arguments) {
     fmt::print("out {} of {}, local {} of {}, OMP_NUM_THREADS {}\nunfinished", rank, environment.world_size,
                environment.local_rank, environment.local_world_size, std::getenv("OMP_NUM_THREADS"));
     fmt::print(stderr, "err {}\n", rank);
-    TcpStore store(environment.store);
-    if (store.add("ranks", 1) == environment.world_size) store.set("all", "");
-    store.wait({"all"}, std::chrono::seconds(30));
+    meet(environment);
     return 0;
   }
   const int chosen = arguments.size() > 1 ? std::atoi(arguments[1].c_str()) : -1;  // 0 where it is a folder
   const auto wait_for_failure = [&] {
-    TcpStore store(environment.store);
+    TcpStore store(environment.store, {.secret = job_secret_from_environment().value});
     store.get("failed");
   };
   if (mode == "exit") {  // RANK STATUS: that rank exits so, the others hang
@@ -79,7 +122,7 @@ int run(const std::vector<std::string>& arguments) {
   if (mode == "linger") {  // RANK: reports first but is slow to end; the others report after it, and end first
     if (rank == chosen) {
       report_error_to_launcher(ConfigError("[training] steps is -1"));
-      TcpStore store(environment.store);
+      TcpStore store(environment.store, {.secret = job_secret_from_environment().value});
       store.set("failed", "");
       sleep_for_ever();
     }
@@ -94,12 +137,48 @@ int run(const std::vector<std::string>& arguments) {
       }
       throw CommError(fmt::format("rank {} lost its peer", rank));
     }
-    TcpStore store(environment.store);
+    TcpStore store(environment.store, {.secret = job_secret_from_environment().value});
     store.set("failed", "");
     // The other ranks' reports come first, as they do when an exception unwinds slowly.
     store.get("never", std::chrono::milliseconds(200));
   }
   const std::string& directory = arguments.at(1);
+  if (mode == "environment") {  // DIRECTORY NAMES...: what the rank's variables are, its arguments, where it may run
+    std::string text;
+    for (std::size_t i = 2; i < arguments.size(); ++i) {
+      const char* value = std::getenv(arguments[i].c_str());
+      text += fmt::format("{}={}\n", arguments[i], value != nullptr ? value : "(not set)");
+    }
+    cpu_set_t cpus;
+    sched_getaffinity(0, sizeof cpus, &cpus);
+    text += fmt::format("cpus={}\n", CPU_COUNT(&cpus));
+    meet(environment);
+    note(directory, fmt::format("environment.{}", rank), text);
+    return 0;
+  }
+  if (mode == "fail-once") {  // DIRECTORY RANK STATUS: that rank fails so once, when all are there; then all end well
+    note(directory, fmt::format("attempt.{}.{}", environment.restart_count, rank), getpid());
+    meet(environment);
+    if (environment.restart_count > 0) return 0;
+    if (rank == std::stoi(arguments.at(2))) return std::stoi(arguments.at(3));
+    sleep_for_ever();
+  }
+  if (mode == "hold") {  // DIRECTORY: until DIRECTORY/go is there; says which world it is in
+    meet(environment);
+    note(directory, fmt::format("hold.{}.of.{}", rank, environment.world_size), getpid());
+    while (access((directory + "/go").c_str(), F_OK) != 0) usleep(5000);
+    return 0;
+  }
+  if (mode == "usr1") {  // DIRECTORY: ends well at SIGUSR1
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGUSR1);
+    sigprocmask(SIG_BLOCK, &set, nullptr);
+    note(directory, fmt::format("pid.{}", rank), getpid());
+    int signal = 0;
+    sigwait(&set, &signal);
+    return signal == SIGUSR1 ? 0 : 1;
+  }
   if (mode == "stubborn") {  // DIRECTORY: ignores what can be ignored, and has a child that does too
     signal(SIGINT, SIG_IGN);
     signal(SIGTERM, SIG_IGN);

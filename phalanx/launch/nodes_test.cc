@@ -1,0 +1,400 @@
+// Jobs of many nodes: several launchers, on one machine's loopback and in network namespaces that stand for machines.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "phalanx/base/temp_directory.h"
+#include "phalanx/comm/tcp_store.h"
+#include "phalanx/launch/testing/launcher_process.h"
+
+namespace phalanx {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+using Launcher = std::unique_ptr<RunningLauncher>;
+using Words = std::vector<std::string>;
+
+const std::string kSecret = "a secret that all nodes of these tests know";
+
+Words together(Words head, const Words& tail) {
+  head.insert(head.end(), tail.begin(), tail.end());
+  return head;
+}
+
+// Nodes of this machine, which meet on loopback at a port that was free a moment ago.
+class Nodes {
+ public:
+  Nodes() : endpoint_(TcpStoreServer().address().text()) {}
+
+  Launcher dynamic(const std::string& nodes, int ranks, const Words& rest, const std::string& secret = kSecret) const {
+    const auto colon = nodes.find(':');
+    return start(ranks,
+                 together({"--min-nodes=" + nodes.substr(0, colon),
+                           "--max-nodes=" + (colon == std::string::npos ? nodes : nodes.substr(colon + 1))},
+                          rest),
+                 secret);
+  }
+  Launcher fixed(int rank, int nodes, int ranks, const Words& rest) const {
+    return start(ranks,
+                 together({fmt::format("--min-nodes={}", nodes), fmt::format("--max-nodes={}", nodes),
+                           fmt::format("--node-rank={}", rank)},
+                          rest),
+                 kSecret);
+  }
+  const std::string& endpoint() const { return endpoint_; }
+
+ private:
+  Launcher start(int ranks, const Words& rest, const std::string& secret) const {
+    return std::make_unique<RunningLauncher>(
+        ranks, together({"--endpoint=" + endpoint_, "--last-call-ms=200", "--keep-alive-ms=500"}, rest),
+        RunningLauncher::Options{.environment = {{"PHALANX_JOB_SECRET", secret}}});
+  }
+  std::string endpoint_;
+};
+
+std::string report_of(const std::vector<Launcher>& launchers) {
+  std::string text;
+  for (const auto& launcher : launchers) text += launcher->out() + launcher->err() + "---\n";
+  return text;
+}
+
+Words environment_of_ranks(const TempDirectory& notes) {
+  return {test_program(), "environment",      notes.path().string(), "WORLD_SIZE",
+          "LOCAL_RANK",   "LOCAL_WORLD_SIZE", "GROUP_RANK",          "GROUP_WORLD_SIZE",
+          "ROLE_RANK",    "ROLE_WORLD_SIZE",  "MASTER_ADDR",         "RANK"};
+}
+
+TEST(NodesTest, StaticNodesStartInAnyOrderAndRanksAreNumberedThroughThem) {
+  const Nodes nodes;
+  TempDirectory notes("notes");
+  const Words program = environment_of_ranks(notes);
+  std::vector<Launcher> launchers;
+  launchers.push_back(nodes.fixed(2, 3, 1, program));
+  launchers.push_back(nodes.fixed(1, 3, 2, together({"--role=other"}, program)));
+  launchers.push_back(nodes.fixed(0, 3, 2, program));
+  for (const auto& launcher : launchers) EXPECT_EQ(launcher->wait(), 0) << report_of(launchers);
+  const auto expected = [](int local_rank, int local, int node, int role_rank, int role_size, int rank) {
+    return fmt::format(
+        "WORLD_SIZE=5\nLOCAL_RANK={}\nLOCAL_WORLD_SIZE={}\nGROUP_RANK={}\nGROUP_WORLD_SIZE=3\nROLE_RANK={}\n"
+        "ROLE_WORLD_SIZE={}\nMASTER_ADDR=127.0.0.1\nRANK={}\n",
+        local_rank, local, node, role_rank, role_size, rank);
+  };
+  EXPECT_THAT(note_of(notes, "environment.0"), HasSubstr(expected(0, 2, 0, 0, 3, 0)));
+  EXPECT_THAT(note_of(notes, "environment.3"), HasSubstr(expected(1, 2, 1, 1, 2, 3)));
+  EXPECT_THAT(note_of(notes, "environment.4"), HasSubstr(expected(0, 1, 2, 2, 3, 4)));
+}
+
+TEST(NodesTest, DynamicNodesDecideWhoHosts) {
+  const Nodes nodes;
+  TempDirectory notes("notes");
+  std::vector<Launcher> launchers;
+  for (int i = 0; i < 2; ++i) launchers.push_back(nodes.dynamic("2:3", 1, environment_of_ranks(notes)));
+  for (const auto& launcher : launchers) EXPECT_EQ(launcher->wait(), 0) << report_of(launchers);
+  EXPECT_THAT(note_of(notes, "environment.1"), HasSubstr("WORLD_SIZE=2\n"));
+  EXPECT_THAT(report_of(launchers), HasSubstr("this node hosts the rendezvous of 2 to 3 nodes at " + nodes.endpoint()));
+}
+
+TEST(NodesTest, AFailureOnOneNodeRestartsTheRanksOfAll) {
+  const Nodes nodes;
+  TempDirectory notes("notes");
+  std::vector<Launcher> launchers;
+  const Words program{"--max-restarts=2", test_program(), "fail-once", notes.path().string(), "3", "9"};
+  for (int node = 0; node < 2; ++node) launchers.push_back(nodes.fixed(node, 2, 2, program));
+  for (const auto& launcher : launchers) EXPECT_EQ(launcher->wait(), 0) << report_of(launchers);
+  for (int rank = 0; rank < 4; ++rank) noted_pid(notes, fmt::format("attempt.1.{}", rank));
+  EXPECT_THAT(launchers[0]->err(), AllOf(HasSubstr("rank 3 (host "), HasSubstr("ended with exit status 9"),
+                                         HasSubstr("all ranks restart (restart 1 of 2)")));
+}
+
+TEST(NodesTest, TheRootCauseIsToldOnEveryNodeAndTheReportOnTheHost) {
+  const Nodes nodes;
+  std::vector<Launcher> launchers;
+  for (int node = 0; node < 2; ++node) launchers.push_back(nodes.fixed(node, 2, 1, {test_program(), "throw", "1"}));
+  for (const auto& launcher : launchers) {
+    EXPECT_EQ(launcher->wait(), 2);
+    EXPECT_THAT(launcher->err(), AllOf(HasSubstr("launcher: rank 1 (host "), HasSubstr("): [training] steps is -1\n")));
+  }
+  EXPECT_THAT(launchers[0]->err(), AllOf(HasSubstr("other failures:\n"), HasSubstr("rank 0 lost its peer")));
+  EXPECT_THAT(launchers[1]->err(), Not(HasSubstr("other failures")));
+}
+
+TEST(NodesTest, ALateNodeJoinsAndCostsNoRestart) {
+  const Nodes nodes;
+  TempDirectory notes("notes");
+  const Words program{test_program(), "hold", notes.path().string()};
+  std::vector<Launcher> launchers;
+  launchers.push_back(nodes.dynamic("1:2", 1, program));
+  noted_pid(notes, "hold.0.of.1");
+  launchers.push_back(nodes.dynamic("1:2", 2, program));
+  for (int rank = 0; rank < 3; ++rank) noted_pid(notes, fmt::format("hold.{}.of.3", rank));
+  write_note(notes, "go");
+  for (const auto& launcher : launchers) EXPECT_EQ(launcher->wait(), 0) << report_of(launchers);
+  EXPECT_THAT(launchers[0]->err(), HasSubstr("has come: all ranks restart"));
+}
+
+TEST(NodesTest, WhenANodeIsKilledTheOthersGoOnWithoutIt) {
+  const Nodes nodes;
+  TempDirectory notes("notes");
+  const Words program{"--max-restarts=1", test_program(), "hold", notes.path().string()};
+  std::vector<Launcher> launchers;
+  for (int node = 0; node < 3; ++node) {
+    launchers.push_back(nodes.dynamic("2:3", 1, program));
+    if (node == 0) {
+      EXPECT_TRUE(comes_true([&] { return launchers[0]->err().find("hosts") != std::string::npos; }));
+    }
+  }
+  for (int rank = 0; rank < 3; ++rank) noted_pid(notes, fmt::format("hold.{}.of.3", rank));
+  launchers[2]->send(SIGKILL);
+  EXPECT_EQ(launchers[2]->wait(), 128 + SIGKILL);
+  for (int rank = 0; rank < 2; ++rank) noted_pid(notes, fmt::format("hold.{}.of.2", rank));
+  write_note(notes, "go");
+  for (int node = 0; node < 2; ++node)
+    EXPECT_EQ(launchers[static_cast<std::size_t>(node)]->wait(), 0) << report_of(launchers);
+  EXPECT_THAT(launchers[0]->err(), AllOf(HasSubstr(" was lost: its launcher has ended"), HasSubstr("restart 1 of 1")));
+}
+
+TEST(NodesTest, AStoppedNodeIsLostAfterItsKeepAlivesAndToldSoWhenItComesBack) {
+  const Nodes nodes;
+  TempDirectory notes("notes");
+  const Words program{test_program(), "hold", notes.path().string()};
+  std::vector<Launcher> launchers;
+  for (int node = 0; node < 2; ++node) launchers.push_back(nodes.fixed(node, 2, 1, program));
+  for (int rank = 0; rank < 2; ++rank) noted_pid(notes, fmt::format("hold.{}.of.2", rank));
+  launchers[1]->send(SIGSTOP);
+  EXPECT_EQ(launchers[0]->wait(), 1);
+  EXPECT_THAT(launchers[0]->err(),
+              AllOf(HasSubstr("launcher: the node "), HasSubstr(" with rank 1 was lost: no sign of life for ")));
+  launchers[1]->send(SIGCONT);
+  EXPECT_EQ(launchers[1]->wait(), 1);
+}
+
+TEST(NodesTest, WhenTheHostIsKilledTheOthersEndAndNothingIsLeft) {
+  const Nodes nodes;
+  TempDirectory notes("notes");
+  const Words program{test_program(), "hold", notes.path().string()};
+  std::vector<Launcher> launchers;
+  for (int node = 0; node < 2; ++node) launchers.push_back(nodes.fixed(node, 2, 1, program));
+  const pid_t rank = noted_pid(notes, "hold.1.of.2"), other = noted_pid(notes, "hold.0.of.2");
+  launchers[0]->send(SIGKILL);
+  EXPECT_EQ(launchers[0]->wait(), 128 + SIGKILL);
+  EXPECT_EQ(launchers[1]->wait(), 1);
+  EXPECT_THAT(
+      launchers[1]->err(),
+      HasSubstr(fmt::format("the node that hosts the rendezvous at {} cannot be reached any more", nodes.endpoint())));
+  for (const pid_t pid : {rank, other}) EXPECT_TRUE(comes_true([&] { return is_gone(pid); })) << pid;
+}
+
+TEST(NodesTest, CtrlCOnOneNodeEndsAllInPeace) {
+  const Nodes nodes;
+  TempDirectory notes("notes");
+  std::vector<Launcher> launchers;
+  for (int node = 0; node < 2; ++node)
+    launchers.push_back(nodes.fixed(node, 2, 1, {test_program(), "graceful", notes.path().string()}));
+  for (int rank = 0; rank < 2; ++rank) noted_pid(notes, fmt::format("pid.{}", rank));
+  launchers[1]->send(SIGINT);
+  for (const auto& launcher : launchers) EXPECT_EQ(launcher->wait(), 0) << report_of(launchers);
+  for (int rank = 0; rank < 2; ++rank) noted_pid(notes, fmt::format("saved.{}", rank));
+}
+
+TEST(NodesTest, ASignalWhileWaitingForTheOthersEndsAtOnce) {
+  const Nodes nodes;
+  Launcher host = nodes.fixed(0, 2, 1, {test_program(), "print"});
+  EXPECT_TRUE(comes_true([&] { return host->err().find("hosts the rendezvous") != std::string::npos; }));
+  host->send(SIGTERM);
+  EXPECT_EQ(host->wait(), 128 + SIGTERM);
+  const Nodes elsewhere;
+  Launcher client = elsewhere.fixed(1, 2, 1, {test_program(), "print"});
+  EXPECT_TRUE(comes_true([&] { return client->err().find("waiting for the node that hosts") != std::string::npos; }));
+  client->send(SIGTERM);
+  client->send(SIGINT);
+  EXPECT_GE(client->wait(), 128);
+}
+
+TEST(NodesTest, WhoDoesNotComeIsNamedWithTheAddress) {
+  const Nodes nodes;
+  Launcher host = nodes.fixed(0, 3, 1, {"--join-ms=700", test_program(), "print"});
+  Launcher second = nodes.fixed(2, 3, 1, {"--join-ms=20000", test_program(), "print"});
+  for (const Launcher* launcher : {&host, &second}) {
+    EXPECT_EQ((*launcher)->wait(), 1);
+    EXPECT_THAT((*launcher)->err(),
+                AllOf(HasSubstr("rendezvous at " + nodes.endpoint()),
+                      HasSubstr("of 3 nodes these have not come: node ranks 1 (those that came: 0 on ")));
+  }
+  const Nodes nobody;
+  Launcher alone = nobody.fixed(1, 2, 1, {"--join-ms=300", test_program(), "print"});
+  EXPECT_EQ(alone->wait(), 1);
+  EXPECT_THAT(alone->err(), AllOf(HasSubstr("the node that hosts the rendezvous has not come within 0.3 s"),
+                                  HasSubstr(nobody.endpoint()), HasSubstr("connection refused")));
+}
+
+TEST(NodesTest, NodesThatContradictEachOtherAreRefusedByName) {
+  const Nodes nodes;
+  TempDirectory notes("notes");
+  const Words program{test_program(), "hold", notes.path().string()};
+  Launcher host = nodes.fixed(0, 2, 1, program);
+  EXPECT_TRUE(comes_true([&] { return host->err().find("hosts the rendezvous") != std::string::npos; }));
+  Launcher wrong_size = nodes.fixed(1, 3, 1, program);
+  EXPECT_EQ(wrong_size->wait(), 1);
+  EXPECT_THAT(wrong_size->err(),
+              HasSubstr("this node was started with --nnodes 3 and the host of " + nodes.endpoint() + " with 2"));
+  Launcher second_host = nodes.fixed(0, 2, 1, program);
+  EXPECT_EQ(second_host->wait(), 1);
+  EXPECT_THAT(second_host->err(), HasSubstr("the port is in use by another program"));
+  Launcher good = nodes.fixed(1, 2, 1, program);
+  noted_pid(notes, "hold.1.of.2");
+  Launcher twice = nodes.fixed(1, 2, 1, program);
+  EXPECT_EQ(twice->wait(), 1);
+  EXPECT_THAT(twice->err(), HasSubstr("--node-rank 1 was given twice"));
+  write_note(notes, "go");
+  EXPECT_EQ(host->wait(), 0);
+  EXPECT_EQ(good->wait(), 0);
+}
+
+TEST(NodesTest, AStrangerWithAnotherSecretIsRefused) {
+  const Nodes nodes;
+  TempDirectory notes("notes");
+  const Words program{test_program(), "hold", notes.path().string()};
+  Launcher host = nodes.dynamic("1:2", 1, program);
+  noted_pid(notes, "hold.0.of.1");
+  Launcher stranger = nodes.dynamic("1:2", 1, program, "another secret altogether");
+  EXPECT_EQ(stranger->wait(), 2);
+  EXPECT_THAT(stranger->err(), HasSubstr("secret"));
+  EXPECT_THAT(host->err(), HasSubstr("refused 127.0.0.1"));
+  write_note(notes, "go");
+  EXPECT_EQ(host->wait(), 0);
+}
+
+TEST(NodesTest, EndpointsThatCannotWorkAreOneErrorEach) {
+  const auto error_of = [](const Words& words) {
+    RunningLauncher launcher(
+        1, together(words, {"--min-nodes=2", "--max-nodes=2", "--join-ms=500", test_program(), "print"}));
+    EXPECT_EQ(launcher.wait(), 1);
+    return launcher.err();
+  };
+  EXPECT_THAT(error_of({"--endpoint=no-such-host.invalid:4000"}),
+              HasSubstr("the host name 'no-such-host.invalid' does not resolve"));
+  EXPECT_THAT(error_of({"--endpoint=192.0.2.1:4000", "--node-rank=0"}),
+              AllOf(HasSubstr("'192.0.2.1' is not an address of this machine"), HasSubstr("is --node-rank right?")));
+  // A port that belongs to a program that is no Phalanx store: it says nothing, and the launcher does not wait for
+  // ever.
+  const UniqueFd listener = listen_on({"127.0.0.1", 0});
+  const std::string endpoint = fmt::format("--endpoint=127.0.0.1:{}", local_port(listener.get()));
+  EXPECT_THAT(error_of({endpoint, "--node-rank=0"}), HasSubstr("the port is in use by another program"));
+}
+
+// Machines: network namespaces, joined by a bridge in one more.
+class Machines {
+ public:
+  explicit Machines(int count) : name_(fmt::format("phx{}", getpid())), count_(count) {
+    if (!run("ip netns add " + hub())) return;
+    good_ = run(fmt::format("ip -n {} link add br0 type bridge", hub())) &&
+            run(fmt::format("ip -n {} link set br0 up", hub()));
+    for (int i = 0; good_ && i < count; ++i)
+      good_ = run("ip netns add " + machine(i)) &&
+              run(fmt::format("ip link add v{} netns {} type veth peer name eth0 netns {}", i, hub(), machine(i))) &&
+              run(fmt::format("ip -n {} link set v{} master br0 up", hub(), i)) &&
+              run(fmt::format("ip -n {} addr add {}/24 dev eth0", machine(i), address(i))) &&
+              run(fmt::format("ip -n {} link set eth0 up", machine(i))) &&
+              run(fmt::format("ip -n {} link set lo up", machine(i)));
+  }
+  ~Machines() {
+    for (int i = 0; i < count_; ++i) run("ip netns del " + machine(i));
+    run("ip netns del " + hub());
+  }
+  bool good() const { return good_; }
+  std::string address(int i) const { return fmt::format("10.213.7.{}", i + 1); }
+  Launcher start(int i, int ranks, const Words& words) const {
+    return std::make_unique<RunningLauncher>(
+        ranks, together({"--endpoint=" + address(0) + ":29400", "--last-call-ms=300", "--keep-alive-ms=500"}, words),
+        RunningLauncher::Options{.before = {"ip", "netns", "exec", machine(i)},
+                                 .environment = {{"PHALANX_JOB_SECRET", kSecret}}});
+  }
+  void cut(int i) const { EXPECT_TRUE(run(fmt::format("ip -n {} link set v{} down", hub(), i))); }
+  std::string listeners(int i) const {
+    TempDirectory folder("listeners");
+    const std::string path = (folder.path() / "tcp").string();
+    run(fmt::format("ip netns exec {} cat /proc/net/tcp > {}", machine(i), path));
+    write_note(folder, "x");
+    return note_of(folder, "tcp");
+  }
+
+ private:
+  std::string hub() const { return name_ + "h"; }
+  std::string machine(int i) const { return fmt::format("{}m{}", name_, i); }
+  static bool run(const std::string& command) { return std::system((command + " 2> /dev/null").c_str()) == 0; }
+  std::string name_;
+  int count_;
+  bool good_ = false;
+};
+
+#define SKIP_WITHOUT(machines) \
+  if (!(machines).good())      \
+  GTEST_SKIP() << "network namespaces cannot be made here (ip netns, bridge and veth are needed, as root)"
+
+TEST(MachinesTest, NodesMeetAcrossANetworkInAnyOrder) {
+  const Machines machines(2);
+  SKIP_WITHOUT(machines);
+  TempDirectory notes("notes");
+  std::vector<Launcher> launchers;
+  // The host is the machine that has the endpoint's address, although it comes last.
+  for (const int machine : {1, 0})
+    launchers.push_back(
+        machines.start(machine, 1, together({"--min-nodes=2", "--max-nodes=2"}, environment_of_ranks(notes))));
+  for (const auto& launcher : launchers) EXPECT_EQ(launcher->wait(), 0) << report_of(launchers);
+  EXPECT_THAT(note_of(notes, "environment.1"), HasSubstr("MASTER_ADDR=" + machines.address(0)));
+  EXPECT_THAT(launchers[1]->err(), HasSubstr("hosts the rendezvous"));
+}
+
+TEST(MachinesTest, SocketsAreBoundToTheEndpointsInterface) {
+  const Machines machines(1);
+  SKIP_WITHOUT(machines);
+  TempDirectory notes("notes");
+  Launcher launcher =
+      machines.start(0, 1, {"--min-nodes=1", "--max-nodes=2", test_program(), "hold", notes.path().string()});
+  noted_pid(notes, "hold.0.of.1");
+  const std::string table = machines.listeners(0);                  // addresses in hexadecimal, state 0A: listening
+  EXPECT_THAT(table, HasSubstr("0107D50A:72D8 00000000:0000 0A"));  // 10.213.7.1:29400
+  EXPECT_THAT(table, Not(HasSubstr(" 00000000:72D8")));
+  EXPECT_THAT(table, Not(testing::ContainsRegex(": 00000000:[0-9A-F]+ 00000000:0000 0A")));
+  write_note(notes, "go");
+  EXPECT_EQ(launcher->wait(), 0) << launcher->err();
+}
+
+TEST(MachinesTest, ALinkThatGoesDownIsALostNode) {
+  const Machines machines(3);
+  SKIP_WITHOUT(machines);
+  TempDirectory notes("notes");
+  const Words words{"--min-nodes=2", "--max-nodes=3", "--max-restarts=1",
+                    test_program(),  "hold",          notes.path().string()};
+  std::vector<Launcher> launchers;
+  for (int machine = 0; machine < 3; ++machine) launchers.push_back(machines.start(machine, 1, words));
+  std::vector<pid_t> ranks;
+  for (int rank = 0; rank < 3; ++rank) ranks.push_back(noted_pid(notes, fmt::format("hold.{}.of.3", rank)));
+  machines.cut(2);
+  for (int rank = 0; rank < 2; ++rank) noted_pid(notes, fmt::format("hold.{}.of.2", rank));
+  EXPECT_EQ(launchers[2]->wait(), 1);  // it knows no better than that the host is gone
+  EXPECT_THAT(launchers[2]->err(),
+              HasSubstr("the node that hosts the rendezvous at 10.213.7.1:29400 cannot be reached any more"));
+  EXPECT_TRUE(
+      comes_true([&] { return std::all_of(ranks.begin(), ranks.end(), [](pid_t pid) { return is_gone(pid); }); }));
+  write_note(notes, "go");
+  for (int node = 0; node < 2; ++node)
+    EXPECT_EQ(launchers[static_cast<std::size_t>(node)]->wait(), 0) << report_of(launchers);
+  EXPECT_THAT(launchers[0]->err(), AllOf(HasSubstr(" was lost: "), HasSubstr("restart 1 of 1")));
+}
+
+}  // namespace
+}  // namespace phalanx

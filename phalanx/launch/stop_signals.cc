@@ -1,0 +1,40 @@
+#include "phalanx/launch/stop_signals.h"
+
+#include <fmt/format.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "phalanx/base/error.h"
+
+namespace phalanx {
+
+SignalFd::SignalFd(const std::vector<int>& signals) {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : signals) sigaddset(&set, signal);
+  for (const int signal : {SIGCHLD, SIGUSR1, SIGUSR2}) sigaddset(&set, signal);
+  pthread_sigmask(SIG_BLOCK, &set, &before_);
+  fd_.reset(signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!fd_) {
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+    throw Error(fmt::format("signalfd: {}", std::strerror(errno)));
+  }
+}
+
+SignalFd::~SignalFd() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+std::optional<int> SignalFd::next() {
+  signalfd_siginfo info{};
+  if (read(fd_.get(), &info, sizeof info) != sizeof info) return std::nullopt;
+  return static_cast<int>(info.ssi_signo);
+}
+
+const std::vector<int>& default_stop_signals() {
+  static const std::vector<int> signals{SIGINT, SIGTERM, SIGHUP, SIGQUIT};
+  return signals;
+}
+
+}  // namespace phalanx

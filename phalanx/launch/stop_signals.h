@@ -1,0 +1,32 @@
+// The signals that a supervisor reads from a descriptor instead of dying from them.
+#pragma once
+
+#include <signal.h>
+
+#include <optional>
+#include <vector>
+
+#include "phalanx/comm/tcp_store_socket.h"
+
+namespace phalanx {
+
+class SignalFd {
+ public:
+  /// Blocks `signals`, SIGCHLD, SIGUSR1 and SIGUSR2 in this thread and those it starts, until it is destroyed.
+  explicit SignalFd(const std::vector<int>& signals);
+  ~SignalFd();
+  SignalFd(const SignalFd&) = delete;
+  SignalFd& operator=(const SignalFd&) = delete;
+  int get() const { return fd_.get(); }
+  const sigset_t& mask_before() const { return before_; }
+  std::optional<int> next();
+
+ private:
+  sigset_t before_{};
+  UniqueFd fd_;
+};
+
+/// SIGINT, SIGTERM, SIGHUP, SIGQUIT.
+const std::vector<int>& default_stop_signals();
+
+}  // namespace phalanx

@@ -1,0 +1,56 @@
+// What the launcher's tests share: launchers as processes of their own, their output, and what they leave behind.
+#pragma once
+
+#include <sys/types.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "phalanx/base/temp_directory.h"
+#include "phalanx/launch/environment_preparation.h"
+
+namespace phalanx {
+
+std::string test_program();
+
+/// `launch_test_program supervise RANKS ...` in a process of its own, its output collected.
+class RunningLauncher {
+ public:
+  struct Options {
+    std::vector<std::string> before;  // the command that runs it, "ip netns exec NAME"
+    EnvironmentMap environment;       // over this process's
+  };
+  RunningLauncher(int ranks, std::vector<std::string> arguments)
+      : RunningLauncher(ranks, std::move(arguments), Options{}) {}
+  RunningLauncher(int ranks, std::vector<std::string> arguments, Options options);
+  ~RunningLauncher();
+  RunningLauncher(const RunningLauncher&) = delete;
+  RunningLauncher& operator=(const RunningLauncher&) = delete;
+
+  void send(int signal) const;
+  /// The exit status, 128 + signal where it was killed.
+  int wait();
+  pid_t pid() const { return pid_; }
+  std::string out() const { return read("stdout"); }
+  std::string err() const { return read("stderr"); }
+
+ private:
+  std::string path(const std::string& name) const { return (folder_.path() / name).string(); }
+  std::string read(const std::string& name) const;
+  TempDirectory folder_;
+  pid_t pid_ = -1;
+};
+
+/// True once the condition holds; false after 30 s.
+bool comes_true(const std::function<bool()>& condition);
+
+/// Gone, or dead and only not yet collected by whoever adopted it.
+bool is_gone(pid_t pid);
+
+/// What a rank wrote into a note, as soon as it is there.
+std::string note_of(const TempDirectory& folder, const std::string& name);
+pid_t noted_pid(const TempDirectory& folder, const std::string& name);
+void write_note(const TempDirectory& folder, const std::string& name);
+
+}  // namespace phalanx
