@@ -8,7 +8,7 @@ PYTHON = $(firstword $(wildcard .venv/bin/python) python3)
 CONFIGURE_FLAGS = $(if $(wildcard .deps/lib/cmake),-DCMAKE_PREFIX_PATH=$(CURDIR)/.deps)
 
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap configure build test test-all demo format check clean
+.PHONY: help bootstrap configure build test test-all demo format check cuda-check clean
 
 help:
 	@echo 'make demo      set up, build, train a small Llama on 2 ranks, resume it, generate text'
@@ -16,6 +16,7 @@ help:
 	@echo 'make build     set up, build (into $(BUILD), $(JOBS) jobs; make build JOBS=4)'
 	@echo 'make test-all  the tests again under AddressSanitizer (into $(SANITIZED))'
 	@echo 'make check     formatting, layering and lint checks'
+	@echo 'make cuda-check  build the CUDA flavour, without a GPU (downloads 750 MB once)'
 	@echo 'make format    rewrite the sources with clang-format'
 	@echo 'make clean     remove the build folder (the downloaded libtorch in .venv stays)'
 
@@ -50,6 +51,9 @@ check:
 	@$(PYTHON) scripts/check_layering.py --self-test
 	@$(PYTHON) scripts/check_layering.py
 	@scripts/check_lint.sh
+
+cuda-check: bootstrap
+	@scripts/cuda_check.sh --full
 
 clean:
 	rm -rf $(BUILD) $(SANITIZED)

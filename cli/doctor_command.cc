@@ -17,7 +17,10 @@
 #include <string>
 
 #include "phalanx/base/cpu.h"
+#include "phalanx/base/error.h"
 #include "phalanx/base/human.h"
+#include "phalanx/comm/device_streams.h"
+#include "phalanx/comm/nccl_table.h"
 #include "phalanx/train/device_info.h"
 
 namespace phalanx::cli {
@@ -67,7 +70,7 @@ std::string cpu_features() {
 void examine_program(Examination& report) {
   fmt::print("Program\n");
   report.good("phalanx", PHALANX_VERSION);
-  report.good("libtorch", fmt::format("{}, {} build", TORCH_VERSION, at::hasCUDA() ? "CUDA" : "CPU"));
+  report.good("libtorch", fmt::format("{}, {} build", TORCH_VERSION, is_cuda_build() ? "CUDA" : "CPU"));
 }
 
 void examine_processor(Examination& report) {
@@ -141,6 +144,18 @@ void examine_shared_memory(Examination& report) {
   }
 }
 
+// NCCL is wanted where there are GPUs, and may be there without.
+void examine_nccl(Examination& report) {
+  if (!is_cuda_build()) return report.good("nccl", "not used by a CPU build of libtorch");
+  try {
+    report.good("nccl", nccl_version_text(*load_nccl()));
+  } catch (const Error& error) {
+    report.note("nccl", error.what(),
+                "several GPUs would exchange data through host memory: install the nvidia-nccl wheel beside torch, or "
+                "name its folder in LD_LIBRARY_PATH");
+  }
+}
+
 void examine_devices(Examination& report) {
   fmt::print("Devices\n");
   const bool has_card = std::ifstream("/proc/driver/nvidia/version").good();
@@ -153,7 +168,7 @@ void examine_devices(Examination& report) {
                                    peak ? fmt::format(", {} TFLOP/s bfloat16", *peak) : ", peak not known: no MFU"));
   }
   if (count > 0) return;
-  if (has_card && !at::hasCUDA()) {
+  if (has_card && !is_cuda_build()) {
     report.note("GPU", "there is one, but this libtorch is a CPU build",
                 "build against a CUDA build of libtorch: -DPHALANX_TORCH_DIR=<its folder>");
   } else if (has_card) {
@@ -173,6 +188,7 @@ int doctor_command(const Arguments& arguments) {
   examine_processor(report);
   examine_memory(report);
   examine_shared_memory(report);
+  examine_nccl(report);
   examine_devices(report);
   if (report.missing == 0) {
     fmt::print("Nothing that training needs is missing.\n");

@@ -179,11 +179,11 @@ const std::vector<Key>& known_keys() {
       {"comm",
        "backend",
        at<&C::comm, &C::Comm::backend>,
-       "Transport between ranks. auto: shm where all ranks share memory, else gloo. mpi: Open MPI, under mpirun or "
-       "srun.",
+       "Transport between ranks. auto: shm where all ranks share memory, else gloo; nccl besides on GPUs. mpi: Open "
+       "MPI, under mpirun or srun. With shm, gloo or mpi, GPUs exchange data through host memory.",
        -kAny,
        kAny,
-       {"auto", "shm", "gloo", "mpi"}},
+       {"auto", "shm", "gloo", "mpi", "nccl"}},
 
       {"validation", "enable", at<&C::validation, &C::Validation::enable>, "Measure the loss on held-out tokens."},
       {"validation", "dataset_path", at<&C::validation, &C::Validation::dataset_path>,

@@ -1,5 +1,6 @@
 #include "phalanx/train/device_info.h"
 
+#include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
@@ -13,6 +14,7 @@
 #include <string>
 
 #include "phalanx/base/process_stats.h"
+#include "phalanx/comm/device_streams.h"
 #include "phalanx/train/log_line.h"
 
 namespace phalanx::train {
@@ -28,16 +30,6 @@ std::string field_of(const std::filesystem::path& path, const std::string& key) 
     return begin == std::string::npos ? "" : line.substr(begin);
   }
   return "";
-}
-
-// The driver tells the product's name without any library; cards of one machine are of one kind.
-std::string gpu_name() {
-  std::error_code error;
-  for (const auto& card : std::filesystem::directory_iterator("/proc/driver/nvidia/gpus", error)) {
-    const std::string name = field_of(card.path() / "information", "Model");
-    if (!name.empty()) return name;
-  }
-  return "CUDA device";
 }
 
 double measured_matmul_tflops() {
@@ -73,9 +65,10 @@ std::uint64_t machine_memory_bytes() {
 
 DeviceInfo describe_device(c10::Device device) {
   if (device.is_cuda()) {
+    at::globalContext().lazyInitDevice(device.type());  // an allocator that nobody has used yet knows no device
     const auto [free_bytes, total_bytes] = c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index());
     (void)free_bytes;
-    return {gpu_name(), total_bytes};
+    return {cuda_device_name(device.index()), total_bytes};
   }
   const std::string name = field_of("/proc/cpuinfo", "model name");
   return {name.empty() ? "CPU" : name, machine_memory_bytes()};
@@ -83,6 +76,7 @@ DeviceInfo describe_device(c10::Device device) {
 
 std::uint64_t peak_device_bytes(c10::Device device) {
   if (!device.is_cuda()) return peak_resident_bytes();
+  at::globalContext().lazyInitDevice(device.type());
   const auto stats = c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
   constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
   return static_cast<std::uint64_t>(stats.reserved_bytes[kAll].peak);

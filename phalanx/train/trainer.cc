@@ -313,10 +313,10 @@ Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
                                 static_cast<double>(peak_device_bytes(context_.device)) / kGiB,
                                 cpu_now - last_cpu_seconds_};
   last_cpu_seconds_ = cpu_now;
-  const auto doubles = at::TensorOptions(at::kDouble).device(context_.device);
-  at::Tensor all = at::empty({size, kFields}, doubles);
-  context_.world->all_gather(all, at::tensor(at::ArrayRef<double>(mine, kFields), doubles));
-  const at::Tensor host = all.to(at::kCPU);
+  // On the host, also where the device is a GPU: so whatever went wrong between the ranks in this step is thrown here,
+  // before anybody looks at what the device has computed since.
+  const at::Tensor host = at::empty({size, kFields}, at::TensorOptions(at::kDouble));
+  context_.world->all_gather(host, at::tensor(at::ArrayRef<double>(mine, kFields), at::TensorOptions(at::kDouble)));
   const auto* values = host.const_data_ptr<double>();
   outcome.max_loss = -std::numeric_limits<double>::infinity();
   for (int r = 0; r < size; ++r, values += kFields) {

@@ -39,10 +39,10 @@ ValidationMetrics Validator::run(models::Llama& model, Communicator& world, std:
     sums[0].add_(model.loss(batch.inputs, batch.labels).to(at::kDouble), static_cast<double>(rows));
     sums[1].add_(static_cast<double>(rows));
   }
-  world.all_reduce(sums);
   model.train(was_training);
 
   const at::Tensor host = sums.to(at::kCPU);
+  world.all_reduce(host);  // on the host: an error is thrown here, and not a later operation's
   const auto* values = host.const_data_ptr<double>();
   return {.step = step,
           .loss = values[0] / values[1],
