@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+"""How long ranks take from the launcher's exec through their first all_reduce to its exit, beside torchrun.
+
+    python benchmarks/startup.py [--bin build/release/bin] [--ranks 2] [--repeats 5] [--json FILE]
+
+Both run the same thing: N ranks meet, sum one tensor over gloo or shared memory, leave. The runs of the launchers take
+turns, so that what else the machine does meets all of them alike. torchrun and the Python worker need torch in this
+interpreter; without it only phalanx launch is timed, and the table says so.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+
+def worker():
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    x = torch.ones(1000)
+    dist.all_reduce(x)
+    assert int(x[0]) == dist.get_world_size()
+    dist.destroy_process_group()
+
+
+def commands(bin_dir, ranks):
+    rank_program = os.path.join(bin_dir, "launch_test_worker")
+    result = {
+        "phalanx launch": [os.path.join(bin_dir, "phalanx"), "launch", "-n", str(ranks), rank_program],
+        "one rank, no launcher": [rank_program],
+    }
+    if importlib.util.find_spec("torch"):
+        # Without --master-port torchrun takes a fixed one; --standalone lets the system choose.
+        result["torchrun"] = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks),
+                              os.path.abspath(__file__), "--worker"]
+    return result
+
+
+def timed(command, ranks):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PHALANX_", "TORCHELASTIC_"))}
+    environment["OMP_NUM_THREADS"] = "1"
+    begin = time.perf_counter()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    seconds = time.perf_counter() - begin
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return seconds
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bin", default="build/release/bin")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", help="a file for the figures")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        return worker()
+    known = commands(arguments.bin, arguments.ranks)
+    times = {name: [] for name in known}
+    for command in known.values():  # once for nothing: files come into memory
+        timed(command, arguments.ranks)
+    for _ in range(arguments.repeats):
+        for name, command in known.items():
+            times[name].append(timed(command, arguments.ranks))
+    figures = {name: {"median_s": round(statistics.median(t), 3), "min_s": round(min(t), 3), "max_s": round(max(t), 3)}
+               for name, t in times.items()}
+    print(f"{arguments.ranks} ranks on {len(os.sched_getaffinity(0))} cores, {arguments.repeats} runs each: "
+          "seconds from exec to exit\n")
+    print(f"| {'':<22} | median |    min |    max |")
+    print(f"| {'-' * 22} | -----: | -----: | -----: |")
+    for name, row in figures.items():
+        print(f"| {name:<22} | {row['median_s']:6.3f} | {row['min_s']:6.3f} | {row['max_s']:6.3f} |")
+    if "torchrun" in figures:
+        ratio = figures["torchrun"]["median_s"] / figures["phalanx launch"]["median_s"]
+        print(f"\nphalanx launch takes 1/{ratio:.1f} of torchrun's time")
+    else:
+        print("\ntorchrun was not timed: this interpreter has no torch")
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump({"ranks": arguments.ranks, "repeats": arguments.repeats, **figures}, file, indent=2)
+
+
+if __name__ == "__main__":
+    main()
