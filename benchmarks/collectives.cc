@@ -2,24 +2,31 @@
 //
 //   collectives --ranks 2 --sizes 4K,64K,1M,64M --ops all_reduce
 //   collectives --ranks 8 --backends shm,c10d --sizes 16K --json out.json
+//   collectives --ranks 2 --backends shm,mpi,c10d,openmpi
 //
-// Forks the ranks on this machine. Sizes and bus-bandwidth factors are nccl-tests': `bytes` is the larger buffer a rank
-// holds, algbw = bytes / time, busbw = algbw * factor. Every call is timed alone on every rank; a row's figures are the
-// slowest rank's. The backends take turns within a row, --rounds times, and the round with the smallest median stands
-// for the row: the one that other programs disturbed least. `ok` says that one call on known values gave what it must.
+// Forks the ranks on this machine, or has mpirun start them where `mpi` (our backend) or `openmpi` (Open MPI's own
+// blocking calls, the peer) is asked for; without `mpi`, openmpi runs for one thread, as it is fastest. Sizes and
+// bus-bandwidth factors are nccl-tests': `bytes` is the larger buffer a rank holds, algbw = bytes / time, busbw = algbw
+// * factor. Every call is timed alone on every rank; a row's figures are the slowest rank's. The backends take turns
+// within a row, --rounds times, and the round with the smallest median stands for the row: the one that other programs
+// disturbed least. `ok` says that one call on known values gave what it must.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
 #include <sched.h>
+#include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <map>
@@ -28,8 +35,10 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
+#include "benchmarks/open_mpi_peer.h"
 #include "phalanx/comm/gloo.h"
 #include "phalanx/comm/gloo_group.h"
+#include "phalanx/comm/mpi.h"
 #include "phalanx/comm/shm.h"
 #include "phalanx/comm/tcp_store.h"
 #include "phalanx/comm/wait.h"
@@ -124,6 +133,13 @@ Bench bench_of(c10d::Backend& group, const std::string& verb, std::int64_t bytes
       }
     };
   }
+  return b;
+}
+
+Bench bench_of_open_mpi(const std::string& verb, std::int64_t bytes, int ranks) {
+  Bench b = make_buffers(bytes, ranks);
+  b.run = phalanx::benchmarks::open_mpi_call(verb, {b.whole.mutable_data_ptr<float>(), b.part.mutable_data_ptr<float>(),
+                                                    b.received.mutable_data_ptr<float>(), b.whole.numel()});
   return b;
 }
 
@@ -228,6 +244,7 @@ void run_rank(const Options& options, int rank, const phalanx::HostPort& server)
   auto control = phalanx::make_shm_communicator(*store, rank, options.ranks, {.name = "control"});
   std::shared_ptr<Communicator> shm;
   std::shared_ptr<Communicator> gloo;
+  std::shared_ptr<Communicator> mpi;
   c10::intrusive_ptr<c10d::Backend> c10d_group;
   for (const std::string& name : options.backends) {
     if (name == "shm") {
@@ -235,24 +252,38 @@ void run_rank(const Options& options, int rank, const phalanx::HostPort& server)
     } else if (name == "gloo") {
       gloo =
           phalanx::make_gloo_communicator(std::make_shared<phalanx::PrefixStore>(store, "gloo"), rank, options.ranks);
+    } else if (name == "mpi") {
+      mpi = phalanx::make_mpi_communicator(std::make_shared<phalanx::PrefixStore>(store, "mpi"), rank, options.ranks);
+    } else if (name == "openmpi") {
+      continue;
     } else if (name == "c10d") {
       c10d_group = phalanx::make_gloo_group(std::make_shared<phalanx::PrefixStore>(store, "c10d"), rank, options.ranks,
                                             "127.0.0.1", std::chrono::seconds(300));
     } else {
-      throw std::runtime_error(fmt::format("no backend '{}': shm, gloo (ours) or c10d (torch's gloo)", name));
+      throw std::runtime_error(
+          fmt::format("no backend '{}': shm, gloo, mpi (ours), c10d (torch's gloo) or openmpi", name));
     }
   }
+  const auto bench_for = [&](const std::string& name, const std::string& verb, std::int64_t bytes) {
+    if (name == "c10d") return bench_of(*c10d_group, verb, bytes);
+    if (name == "openmpi") return bench_of_open_mpi(verb, bytes, options.ranks);
+    return bench_of(name == "shm" ? *shm : name == "mpi" ? *mpi : *gloo, verb, bytes);
+  };
+  std::vector<std::string> peers;
+  for (const std::string& name : options.backends)
+    if (name == "c10d" || name == "openmpi") peers.push_back(name);
   std::string json;
-  if (rank == 0)
-    fmt::print("{:<15}{:>6} {:<6}{:>12}{:>12}{:>12}{:>12}{:>10}{:>10}  ok{:>10}\n", "verb", "bytes", "", "p50 us",
-               "p99 us", "min us", "cpu us", "algbw", "busbw", "vs c10d");
+  if (rank == 0) {
+    fmt::print("{:<15}{:>6} {:<8}{:>12}{:>12}{:>12}{:>12}{:>10}{:>10}  ok", "verb", "bytes", "", "p50 us", "p99 us",
+               "min us", "cpu us", "algbw", "busbw");
+    for (const std::string& peer : peers) fmt::print("{:>12}", "vs " + peer);
+    fmt::print("\n");
+  }
   for (const std::string& verb : options.verbs) {
     for (std::int64_t bytes : options.sizes) {
       std::map<std::string, Figures> best;
       std::map<std::string, Bench> benches;
-      for (const std::string& name : options.backends)
-        benches[name] =
-            name == "c10d" ? bench_of(*c10d_group, verb, bytes) : bench_of(name == "shm" ? *shm : *gloo, verb, bytes);
+      for (const std::string& name : options.backends) benches[name] = bench_for(name, verb, bytes);
       for (int round = 0; round < options.rounds; ++round) {
         for (const std::string& name : options.backends) {
           const Figures now = measure(*control, benches[name], verb, options.budget_seconds);
@@ -267,11 +298,12 @@ void run_rank(const Options& options, int rank, const phalanx::HostPort& server)
         const Figures& f = best[name];
         const double algbw = static_cast<double>(bytes) / f.p50 / 1e9;
         const double busbw = algbw * bus_factor(verb, options.ranks);
-        const std::string ratio =
-            best.contains("c10d") && name != "c10d" ? fmt::format("{:.1f}x", best["c10d"].p50 / f.p50) : "";
-        fmt::print("{:<15}{:>6} {:<6}{:>12.2f}{:>12.2f}{:>12.2f}{:>12.2f}{:>10.3f}{:>10.3f}  {:<2}{:>10}\n", verb,
+        fmt::print("{:<15}{:>6} {:<8}{:>12.2f}{:>12.2f}{:>12.2f}{:>12.2f}{:>10.3f}{:>10.3f}  {:<2}", verb,
                    size_text(bytes), name, f.p50 * 1e6, f.p99 * 1e6, f.least * 1e6, f.cpu * 1e6, algbw, busbw,
-                   f.ok ? "ok" : "NO", ratio);
+                   f.ok ? "ok" : "NO");
+        for (const std::string& peer : peers)
+          fmt::print("{:>12}", name == peer ? "" : fmt::format("{:.1f}x", best[peer].p50 / f.p50));
+        fmt::print("\n");
         std::fflush(stdout);
         json += fmt::format(
             "{}{{\"op\": \"{}\", \"bytes\": {}, \"ranks\": {}, \"backend\": \"{}\", \"p50_us\": {:.3f}, "
@@ -338,11 +370,48 @@ Options parse(int argc, char** argv) {
   return options;
 }
 
+// What forks nothing: the ranks, each for itself, when mpirun has started them.
+constexpr const char* kStoreVariable = "PHALANX_BENCHMARK_STORE";
+
+bool needs_mpirun(const Options& options) {
+  return std::ranges::any_of(options.backends,
+                             [](const std::string& name) { return name == "mpi" || name == "openmpi"; });
+}
+
+int run_mpirun(const Options& options, char** argv) {
+  phalanx::TcpStoreServer server;
+  const std::string count = std::to_string(options.ranks);
+  std::vector<std::string> words{"mpirun", "-np", count, "--oversubscribe", "--bind-to", "none"};
+  words.push_back(std::filesystem::read_symlink("/proc/self/exe"));
+  for (char** word = argv + 1; *word != nullptr; ++word) words.emplace_back(*word);
+  std::vector<char*> pointers;
+  for (std::string& word : words) pointers.push_back(word.data());
+  pointers.push_back(nullptr);
+  const pid_t child = fork();
+  if (child == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    setenv(kStoreVariable, server.address().text().c_str(), 1);
+    setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
+    setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
+    execvp("mpirun", pointers.data());
+    fmt::print(stderr, "collectives: mpirun cannot be started: {}\n", std::strerror(errno));
+    _exit(127);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   try {
     const Options options = parse(argc, argv);
+    if (const char* rank = std::getenv("OMPI_COMM_WORLD_RANK"); rank != nullptr && std::getenv(kStoreVariable)) {
+      run_rank(options, std::atoi(rank), phalanx::parse_host_port(std::getenv(kStoreVariable), kStoreVariable));
+      return 0;
+    }
+    if (needs_mpirun(options)) return run_mpirun(options, argv);
     phalanx::TcpStoreServer server;
     std::vector<pid_t> children;
     for (int rank = 0; rank < options.ranks; ++rank) {
