@@ -119,6 +119,9 @@ class Operation {
   virtual std::shared_ptr<StreamCompletion> completion() { return nullptr; }
   /// The ranks this operation is waiting for, for error messages; empty if the backend cannot know.
   virtual std::vector<int> missing_ranks() { return {}; }
+  /// Stream-ordered operations only: puts into the stream what can be. Called once, right after start() and
+  /// completion(), by the issuing thread; after a throw retire() tells when the device is through with what it began.
+  virtual void launch() {}
 };
 
 struct BackendTraits {

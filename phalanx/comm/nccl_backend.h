@@ -5,8 +5,8 @@
 // signatures, news of dead ranks and of aborts, and what a split has to agree on.
 //
 // An operation with device data, step by step:
-//   start()    the communication stream waits for what the caller's current stream has in hand; NCCL's kernels are put
-//              into it; an event marks their end. `strict`: only the first of these.
+//   launch()   the communication stream waits for what the caller's current stream has in hand; NCCL's kernels are put
+//              into it; an event marks their end. `strict`: nothing yet.
 //   advance()  compares signatures with the other ranks (in the order of issue); strict: launches when they agree;
 //              looks for errors that NCCL reports; done when the event is.
 // A mismatch or a time-out aborts NCCL's communicator, which ends the kernels that wait in vain.

@@ -109,6 +109,7 @@ void WorkState::launch() noexcept {
     issued_.flight->started(issued_.flight_number);
     operation_ = issued_.backend->start(issued_.description);
     completion_ = operation_->completion();
+    operation_->launch();
   } catch (...) {
     fail(std::current_exception());
   }
