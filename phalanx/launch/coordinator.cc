@@ -363,10 +363,13 @@ WorkerFailure Coordinator::missing_nodes() const {
   failure.exit_status = 1;
   failure.time_s = 0;  // before all that it is told with
   std::string came, missing;
+  std::vector<std::pair<int, std::string>> names;  // in the order of node ranks, or of arrival
   for (const auto& [number, member] : members_)
+    names.emplace_back(options_.fixed_node_ranks ? member.join.node_rank : number, member.join.host);
+  std::sort(names.begin(), names.end());
+  for (const auto& [rank, host] : names)
     came += fmt::format("{}{}", came.empty() ? "" : ", ",
-                        options_.fixed_node_ranks ? fmt::format("{} on {}", member.join.node_rank, member.join.host)
-                                                  : member.join.host);
+                        options_.fixed_node_ranks ? fmt::format("{} on {}", rank, host) : host);
   const std::string where =
       fmt::format("rendezvous at {}: within {} ", options_.address, seconds_text(options_.join_timeout));
   if (options_.fixed_node_ranks) {

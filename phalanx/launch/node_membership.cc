@@ -1,15 +1,12 @@
 #include "phalanx/launch/node_membership.h"
 
 #include <fmt/format.h>
-#include <ifaddrs.h>
 #include <netdb.h>
-#include <netinet/in.h>
 #include <sys/eventfd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
-#include <cstring>
 #include <deque>
 #include <mutex>
 #include <thread>
@@ -19,6 +16,7 @@
 #include "phalanx/base/log.h"
 #include "phalanx/comm/tcp_store.h"
 #include "phalanx/launch/coordinator_service.h"
+#include "phalanx/launch/own_address.h"
 
 namespace phalanx {
 namespace {
@@ -35,34 +33,23 @@ Addresses addresses_of(const std::string& host) {
   return {list, &freeaddrinfo};
 }
 
-bool same_address(const sockaddr* a, const sockaddr* b) {
-  if (a == nullptr || b == nullptr || a->sa_family != b->sa_family) return false;
-  if (a->sa_family == AF_INET)
-    return reinterpret_cast<const sockaddr_in*>(a)->sin_addr.s_addr ==
-           reinterpret_cast<const sockaddr_in*>(b)->sin_addr.s_addr;
-  return a->sa_family == AF_INET6 && std::memcmp(&reinterpret_cast<const sockaddr_in6*>(a)->sin6_addr,
-                                                 &reinterpret_cast<const sockaddr_in6*>(b)->sin6_addr, 16) == 0;
+std::string text_of_address(const addrinfo& entry) {
+  char text[NI_MAXHOST];
+  const int status = getnameinfo(entry.ai_addr, entry.ai_addrlen, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
+  return status == 0 ? text : "";
 }
 
-std::string resolved_address(const std::string& host) {
-  const auto list = addresses_of(host);
-  char text[NI_MAXHOST];
-  if (getnameinfo(list->ai_addr, list->ai_addrlen, text, sizeof text, nullptr, 0, NI_NUMERICHOST) != 0)
-    throw CommError(fmt::format("the host name '{}' has no address", host));
-  return text;
-}
+std::string resolved_address(const std::string& host) { return text_of_address(*addresses_of(host)); }
 
 }  // namespace
 
 bool is_own_address(const std::string& host) {
   const auto list = addresses_of(host);
   if (is_loopback(host)) return true;
-  ifaddrs* interfaces = nullptr;
-  if (getifaddrs(&interfaces) != 0) return false;
-  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(interfaces, &freeifaddrs);
+  const auto interfaces = network_interfaces();
   for (const addrinfo* entry = list.get(); entry != nullptr; entry = entry->ai_next)
-    for (const ifaddrs* own = interfaces; own != nullptr; own = own->ifa_next)
-      if (same_address(entry->ai_addr, own->ifa_addr)) return true;
+    for (const Interface& own : interfaces)
+      if (own.address == text_of_address(*entry)) return true;
   return false;
 }
 
@@ -261,10 +248,13 @@ class NodeMembership::Impl {
         return true;
       } catch (const CommError& error) {
         reason = error.what();
+        // Which attempt of which slice it was says nothing.
+        if (const std::size_t at = reason.find(" ms: "); at != std::string::npos) reason.erase(0, at + 5);
       }
       if (MemberClock::now() >= deadline)
-        throw CommError(fmt::format("the node that hosts the rendezvous has not come within {:g} s: {}",
-                                    std::chrono::duration<double>(options_.join_timeout).count(), reason));
+        throw CommError(fmt::format("the node that hosts the rendezvous at {} has not come within {:g} s: {}",
+                                    address.text(), std::chrono::duration<double>(options_.join_timeout).count(),
+                                    reason));
       if (!told) log::info(fmt::format("waiting for the node that hosts the rendezvous at {}", address.text()));
       // A network that is not up yet refuses at once.
       std::unique_lock lock(mutex_);
@@ -276,7 +266,7 @@ class NodeMembership::Impl {
     if (!options_.local_address.empty()) return resolved_address(options_.local_address);
     if (is_host_ && !options_.bind_address.empty() && options_.bind_address != "*")
       return resolved_address(options_.bind_address);
-    return is_loopback(options_.endpoint.host) ? "127.0.0.1" : address_towards(options_.endpoint);
+    return is_loopback(options_.endpoint.host) ? "127.0.0.1" : phalanx::own_address(options_.endpoint);
   }
 
   void claim_number() {
