@@ -1,0 +1,118 @@
+#!/usr/bin/env bash
+# Runs ranks under a real Slurm with two nodes at least, and the job scripts of recipes/slurm.
+#
+#   scripts/slurm_tests.sh BUILD_FOLDER [SLURM_CONF]
+#
+# The cluster is the one of SLURM_CONF (the second argument, else the variable, else Slurm's own default). The build
+# folder, which holds the programs and gets the jobs' output, must be at the same place on all nodes.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+repository=$PWD
+
+if [[ $# -lt 1 || $# -gt 2 ]]; then
+  echo "usage: scripts/slurm_tests.sh BUILD_FOLDER [SLURM_CONF]" >&2
+  exit 2
+fi
+bin=$(cd "$1/bin" && pwd)
+if [[ $# -eq 2 ]]; then export SLURM_CONF=$2; fi
+if ! command -v srun >/dev/null; then
+  echo "slurm_tests: skipped: there is no srun in PATH"
+  exit 0
+fi
+nodes=$(sinfo -h -r -t idle,alloc,mix -o %D | awk '{n += $1} END {print n + 0}')
+if [[ "$nodes" -lt 2 ]]; then
+  echo "slurm_tests: skipped: the cluster has $nodes nodes that are up: two are needed"
+  exit 0
+fi
+for program in launch_test_worker phalanx; do
+  if [[ ! -x "$bin/$program" ]]; then
+    echo "slurm_tests: $bin/$program is not built" >&2
+    exit 1
+  fi
+done
+export PATH="$bin:$PATH" OMP_NUM_THREADS=1
+worker=$bin/launch_test_worker
+
+folder=$(mktemp -d "$bin/../slurm_tests.XXXXXX")
+trap 'rm -rf "$folder"' EXIT
+cd "$folder"
+
+failed=0
+fail() {
+  echo "FAILED  $1: $2"
+  sed 's/^/        | /' "$folder/output"
+  failed=1
+}
+
+# check NAME RANKS TEXT...: the last output has every rank's line, the sum of all, each TEXT, and nothing is left behind.
+check() {
+  local name=$1 ranks=$2 rank text
+  shift 2
+  for ((rank = 0; rank < ranks; ++rank)); do
+    grep -q "rank $rank of $ranks, .* sum $((ranks * (ranks + 1) / 2))\$" output || { fail "$name" "no rank $rank"; return; }
+  done
+  for text in "$@"; do
+    grep -qF -- "$text" output || { fail "$name" "not said: $text"; return; }
+  done
+  if compgen -G ".phalanx-*" >/dev/null; then
+    fail "$name" "left behind: $(echo .phalanx-*)"
+    rm -f .phalanx-*
+    return
+  fi
+  echo "passed  $name"
+}
+
+# run COMMAND...: its output into the file, its failure into the output.
+run() { "$@" >output 2>&1 || echo "exit status $?" >>output; }
+
+run srun -N1 -n1 "$worker"
+check "one task" 1 "a single process"
+
+run srun -N1 -n4 --overcommit "$worker"
+check "4 tasks on one node" 4 "from Slurm (job " "rank 3 of 4, local 3 of 4" "(from the rendezvous file)"
+
+run srun -N2 -n4 --ntasks-per-node=2 "$worker"
+check "2 nodes x 2, every rank by srun" 4 "from Slurm (job " "rank 3 of 4, local 1 of 2" "(from the rendezvous file)"
+
+PHALANX_JOB_SECRET=$(openssl rand -hex 32) run srun -N2 -n3 "$worker"
+check "3 ranks on 2 nodes, secret in the environment" 3 "(from PHALANX_JOB_SECRET)"
+
+# Nobody else may know the secret, so a rank without it is refused, whoever started it.
+run srun -N2 -n2 bash -c 'if [ "$SLURM_PROCID" = 0 ]; then export PHALANX_JOB_SECRET=0123456789abcdef; fi
+  exec "$0" --timeout-ms 5000' "$worker"
+if grep -q "took the job's secret from its environment, and this one has none" output; then
+  echo "passed  a rank without the secret is told"
+else
+  fail "a rank without the secret is told" "not told"
+fi
+rm -f .phalanx-*
+
+# job NAME RANKS SCRIPT [OPTION...] -- TEXT...: a job script, as a user submits it, on a cluster without GPUs.
+job() {
+  local name=$1 ranks=$2 script=$3
+  shift 3
+  local -a options=()
+  while [[ "$1" != -- ]]; do options+=("$1"); shift; done
+  shift
+  run sbatch --wait --gres=none --output=output.job "${options[@]}" "$repository/recipes/slurm/$script" "$worker"
+  cat output.job >>output 2>/dev/null || true
+  rm -f output.job
+  check "$name" "$ranks" "$@"
+}
+
+job "one_gpu.sbatch" 1 one_gpu.sbatch -- "a single process"
+job "one_node.sbatch, 2 ranks" 2 one_node.sbatch --ntasks-per-node=2 -- "from phalanx launch"
+job "two_nodes_srun.sbatch, 2 x 2" 4 two_nodes_srun.sbatch --ntasks-per-node=2 -- "from Slurm (job "
+job "two_nodes_launcher.sbatch, 2 x 2" 4 two_nodes_launcher.sbatch --ntasks-per-node=2 -- \
+  "from phalanx launch" "rank 3 of 4, local 1 of 2"
+
+# The batch script itself is no rank, whatever the job's variables say.
+cat >batch <<END
+#!/bin/bash
+"$worker"
+END
+run sbatch --wait -N2 -n4 --output=output.job batch
+cat output.job >>output
+check "a program that the batch script starts plainly" 1 "a single process"
+
+exit "$failed"
