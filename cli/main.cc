@@ -10,6 +10,7 @@
 #include "cli/launch_command.h"
 #include "cli/report_command.h"
 #include "cli/tokenize_command.h"
+#include "cli/trace_command.h"
 #include "cli/train_command.h"
 #include "cli/worker_program.h"
 #include "phalanx/base/error.h"
@@ -29,6 +30,7 @@ std::vector<Command> commands() {
       {"generate", "continue a text with a trained model", "", in_worker("generate")},
       {"launch", "start the ranks of any program on this machine", "", launch_command},
       {"report", "write the HTML report of a run", kReportHelp, report_command},
+      {"trace", "say from flight recorder files which rank a job is waiting for", kTraceHelp, trace_command},
       {"doctor", "say what this machine and build have, and what is missing", "", in_worker("doctor")},
   };
 }

@@ -134,7 +134,7 @@ class ProgramTest : public ::testing::Test {
 TEST_F(ProgramTest, HelpAndVersion) {
   const Outcome help = run({"--help"});
   EXPECT_EQ(help.status, 0);
-  for (const char* name : {"train", "tokenize", "generate", "launch", "report", "doctor"}) {
+  for (const char* name : {"train", "tokenize", "generate", "launch", "report", "trace", "doctor"}) {
     EXPECT_THAT(help.out, HasSubstr(std::string("\n  ") + name));
     const Outcome own = run({name, "--help"});
     EXPECT_EQ(own.status, 0) << name << own.err;
@@ -276,6 +276,150 @@ TEST_F(ProgramTest, APortInUseIsNamed) {
 TEST_F(ProgramTest, ReportOfAFolderWithoutARunIsAnError) {
   expect_one_error(run({"report", path("nothing")}), 1, "run.json");
   EXPECT_EQ(run({"report"}).status, 2);
+}
+
+// --- phalanx trace analyze: real ranks get stuck
+// ----------------------------------------------------------------------
+
+class TraceAnalyzeTest : public ProgramTest {
+ protected:
+  TraceAnalyzeTest() { std::filesystem::create_directory(path("traces")); }
+
+  Outcome launch(int ranks, std::vector<std::string> arguments, std::function<bool(pid_t)> meanwhile = {}) const {
+    const std::string worker = std::filesystem::path(program()).replace_filename("stuck_worker").string();
+    arguments.insert(arguments.begin(), {"launch", "-n", std::to_string(ranks), worker});
+    return run(arguments, {.environment = {{"PHALANX_COMM_TRACE_DIR", path("traces")}}, .meanwhile = meanwhile});
+  }
+  Outcome analyze(const std::string& folder = "traces") const { return run({"trace", "analyze", path(folder)}); }
+  std::string trace(const std::string& name) const { return contents(path("traces/" + name)); }
+
+  /// The ranks that this test has started and that handle SIGUSR1 by now: before that it would end them.
+  std::map<int, pid_t> listening_ranks() const {
+    std::map<int, pid_t> ranks;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+      const std::string name = entry.path().filename().string();
+      if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+      const std::string environment = contents(entry.path() / "environ");
+      if (environment.find("PHALANX_COMM_TRACE_DIR=" + path("traces")) == std::string::npos) continue;
+      const std::string status = contents(entry.path() / "status");
+      const std::size_t caught = status.find("SigCgt:"), rank = environment.find(std::string("\0RANK=", 6));
+      if (caught == std::string::npos || rank == std::string::npos) continue;
+      const auto signals = std::strtoull(status.c_str() + caught + 7, nullptr, 16);
+      if ((signals >> (SIGUSR1 - 1) & 1U) == 0) continue;
+      ranks[std::atoi(environment.c_str() + rank + 6)] = static_cast<pid_t>(std::stol(name));
+    }
+    return ranks;
+  }
+};
+
+TEST_F(TraceAnalyzeTest, ARankThatNeverComesIsNamedAfterATimeOut) {
+  const Outcome stuck = launch(2, {"absent", "1000"});
+  EXPECT_EQ(stuck.status, 1);
+  EXPECT_THAT(stuck.err, HasSubstr("not arrived: rank 1"));
+  const Outcome found = analyze();
+  EXPECT_THAT(found.out, ::testing::ContainsRegex("^Rank 0 is at op [0-9]+ of group 'world', all_reduce.float32.8., "
+                                                  "sum., which failed after 1.[0-9]+ s, and rank 1 is missing: it has "
+                                                  "left no file"));
+  expect_one_error(found, 1, "rank 1 of the job left no file in " + path("traces"));
+}
+
+TEST_F(TraceAnalyzeTest, SigUsr1HasTheWaitingAndTheAbsentWriteTheirFiles) {
+  launch(2, {"absent"}, [&](pid_t launcher) {
+    const std::map<int, pid_t> ranks = listening_ranks();
+    if (ranks.size() < 2) return false;
+    if (trace("rank_0.json").find("\"started\"") == std::string::npos) {
+      ::kill(ranks.at(0), SIGUSR1);
+      return false;
+    }
+    if (trace("rank_1.json").empty()) {
+      ::kill(ranks.at(1), SIGUSR1);
+      return false;
+    }
+    ::kill(launcher, SIGINT);
+    return true;
+  });
+  const Outcome found = analyze();
+  EXPECT_EQ(found.status, 0) << found.err;
+  EXPECT_THAT(found.out,
+              ::testing::ContainsRegex("^Rank 0 is at op [0-9]+ of group 'world', all_reduce.float32.8., "
+                                       "sum., waiting for .*, and rank 1 is missing: its last there is op "));
+  EXPECT_THAT(found.out, HasSubstr("\n  ranks 0, 1: SIGUSR1\n"));
+}
+
+TEST_F(TraceAnalyzeTest, DifferentCallsAreLaidSideBySide) {
+  EXPECT_EQ(launch(2, {"mismatch"}).status, 1);
+  const Outcome found = analyze();
+  EXPECT_EQ(found.status, 0) << found.err;
+  EXPECT_THAT(found.out, ::testing::ContainsRegex("^The ranks do not call the same operation as op [0-9]+ of group "
+                                                  "'world': rank 0 called all_reduce.float32.8., sum.; rank 1 called "
+                                                  "all_reduce.float64.8., sum.\\."));
+}
+
+TEST_F(TraceAnalyzeTest, TheGroupThatHoldsUpTheOthersIsNamed) {
+  EXPECT_EQ(launch(3, {"group", "1500"}).status, 1);
+  const Outcome found = analyze();
+  EXPECT_EQ(found.status, 1);
+  EXPECT_THAT(found.out, ::testing::StartsWith("Rank 1 is at op 0 of group 'pair', barrier(), which failed after "));
+  EXPECT_THAT(found.out, AllOf(HasSubstr("rank 2 is missing: it has left no file"),
+                               HasSubstr("\ngroup 'world' of ranks 0 to 2: op ")));
+}
+
+TEST_F(TraceAnalyzeTest, NobodyIsStuckAndBadFolders) {
+  EXPECT_EQ(launch(2, {"finish"}).status, 0);
+  const Outcome fine = analyze();
+  EXPECT_EQ(fine.status, 0) << fine.err;
+  EXPECT_THAT(fine.out,
+              ::testing::StartsWith("Nothing is stuck: all ranks have finished all operations of 1 group.\n"));
+
+  expect_one_error(analyze("nothing"), 1, "nothing does not exist");
+  write("traces/rank_1.json", "{");
+  expect_one_error(analyze(), 1, "rank_1.json is no flight recorder file");
+  EXPECT_EQ(run({"trace"}).status, 2);
+  EXPECT_EQ(run({"trace", "analyze"}).status, 2);
+  expect_one_error(run({"trace", "analize", path("traces")}), 2, "did you mean 'analyze'?");
+}
+
+TEST_F(TraceAnalyzeTest, TrainingWritesOnSigUsr1AndWhenARankDies) {
+  const std::string file = config("[comm]\nsave_traces_file_prefix = \"r\"\ntrace_buf_size = 16\n");
+  const Outcome outcome = run({"train", "-n", "2", file, "--training.steps=1000000", "--checkpoint.no-enable"},
+                              {.environment = {{"PHALANX_COMM_TRACE_DIR", path("traces")}}, .meanwhile = [&](pid_t) {
+                                 const std::map<int, pid_t> ranks = listening_ranks();
+                                 if (ranks.size() < 2 || count(contents(path("run/metrics.jsonl")), "\n") < 3)
+                                   return false;
+                                 if (trace("r0.json").empty()) {
+                                   ::kill(ranks.at(0), SIGUSR1);
+                                   return false;
+                                 }
+                                 EXPECT_EQ(nlohmann::json::parse(trace("r0.json"))["reason"], "SIGUSR1");
+                                 ::kill(ranks.at(1), SIGKILL);
+                                 return true;
+                               }});
+  EXPECT_NE(outcome.status, 0);
+  const auto written = nlohmann::json::parse(trace("r0.json"));
+  EXPECT_THAT(written["reason"].get<std::string>(), HasSubstr("rank 1 has died"));
+  EXPECT_EQ(written["groups"][0]["entries"].size(), 16U);
+  expect_one_error(analyze(), 1, "rank 1 of the job left no file");
+}
+
+TEST_F(ProgramTest, ATraceOfTrainingIsWrittenPerRankAndAlsoWhenTheRunIsKilledItIsWholeOrAbsent) {
+  const std::string file = config("[profiling]\nenable_profiling = true\nprofile_freq = 2\n");
+  run({"train", "-n", "2", file, "--training.steps=1000000", "--checkpoint.no-enable"},
+      {.meanwhile = [&](pid_t launcher) {
+        if (!std::filesystem::exists(path("run/profile_traces/iteration_6"))) return false;
+        ::kill(launcher, SIGKILL);
+        return true;
+      }});
+  int files = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(path("run/profile_traces"))) {
+    if (entry.path().extension() != ".json") continue;
+    ++files;
+    EXPECT_TRUE(nlohmann::json::accept(contents(entry.path()))) << entry.path();
+  }
+  EXPECT_GE(files, 4);
+  for (const char* rank : {"0", "1"}) {
+    EXPECT_TRUE(
+        std::filesystem::exists(path(std::string("run/profile_traces/iteration_4/rank") + rank + "_trace.json")));
+  }
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/training_sample.h"
+#include "phalanx/base/env.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/log.h"
 #include "phalanx/launch/process_context.h"
@@ -21,6 +22,18 @@ namespace {
 
 // The longest that a step and a save after a signal may take before the launcher loses patience.
 constexpr std::chrono::seconds kGracefulStop{120};
+
+CommunicatorOptions communicator_options(const train::TrainConfig& config) {
+  CommunicatorOptions options{.first_timeout = std::chrono::seconds(config.comm.init_timeout_seconds),
+                              .timeout = std::chrono::seconds(config.comm.train_timeout_seconds),
+                              .trace_prefix = config.comm.save_traces_file_prefix};
+  if (config.comm.trace_buf_size > 0) {
+    options.trace_capacity = static_cast<std::size_t>(config.comm.trace_buf_size);
+    options.trace_folder =
+        env_string("PHALANX_COMM_TRACE_DIR").value_or(train::in_dump_folder(config, config.comm.save_traces_folder));
+  }
+  return options;
+}
 
 void conclude(const train::TrainConfig& config, train::Trainer& trainer, const train::TrainResult& result) {
   if (!trainer.files()) return;
@@ -57,9 +70,7 @@ int train_worker(const Arguments& arguments) {
   static const train::StopSignal stop;
   announce_graceful_stop(kGracefulStop);
   const ProcessContext process =
-      init_from_environment({.backend = config.comm.backend,
-                             .communicator = {.first_timeout = std::chrono::seconds(config.comm.init_timeout_seconds),
-                                              .timeout = std::chrono::seconds(config.comm.train_timeout_seconds)}});
+      init_from_environment({.backend = config.comm.backend, .communicator = communicator_options(config)});
   try {
     train::Trainer trainer(
         config, {.world = process.world, .device = process.device, .stop_requested = [] { return stop.requested(); }});

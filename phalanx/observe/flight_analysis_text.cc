@@ -39,11 +39,13 @@ std::string to_text(const FlightAnalysis& analysis) {
     for (const FlightStanding& one : group.standings) width = std::max(width, ranks_text(one.ranks).size());
     text += fmt::format("  {:<{}}  {:>8}  {:<9}  {:>8}  {}\n", "", width, "op", "state", "for", "call");
     for (const FlightStanding& one : group.standings) {
+      if (one.call.empty()) {
+        text += fmt::format("  {:<{}}  {:>8}  {}\n", ranks_text(one.ranks), width, "-", one.state);
+        continue;
+      }
       text += fmt::format("  {:<{}}  {:>8}  {:<9}  {:>8}  {}\n", ranks_text(one.ranks), width,
-                          one.number >= 0    ? std::to_string(one.number)
-                          : one.call.empty() ? "-"
-                                             : "message",
-                          one.state, one.call.empty() ? "" : human_duration(one.seconds), one.call);
+                          one.number >= 0 ? std::to_string(one.number) : "message", one.state,
+                          human_duration(one.seconds), one.call);
     }
   }
   text += "\nwhy the files were written, the earliest first:\n";

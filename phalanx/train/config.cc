@@ -306,6 +306,19 @@ void resolve(TrainConfig& config) {
   refuse_zero("validation", "local_batch_size", config.validation.local_batch_size);
   refuse_zero("validation", "freq", config.validation.freq);
   refuse_zero("validation", "steps", config.validation.steps);
+  const auto& profiling = config.profiling;
+  if (profiling.profiler_active > profiling.profile_freq) {
+    throw ConfigError(
+        fmt::format("[profiling] profiler_active is {}, but profile_freq is {}: expected at most as many "
+                    "traced steps as there are from one trace to the next",
+                    profiling.profiler_active, profiling.profile_freq));
+  }
+  if (config.comm.save_traces_file_prefix.find('/') != std::string::npos) {
+    throw ConfigError(
+        fmt::format("[comm] save_traces_file_prefix is \"{}\": expected the beginning of a file's name; "
+                    "the folder is save_traces_folder",
+                    config.comm.save_traces_file_prefix));
+  }
   if (config.checkpoint.initial_load_in_hf && config.checkpoint.initial_load_path.empty()) {
     throw ConfigError("[checkpoint] initial_load_in_hf is true, but initial_load_path is not set");
   }
@@ -339,6 +352,10 @@ TrainConfig read_config(const std::string& path, const std::vector<std::string>&
     throw ConfigError(fmt::format("cannot read the configuration '{}': {}", path, std::strerror(errno)));
   }
   return parse_config(text.str(), path, overrides);
+}
+
+std::string in_dump_folder(const TrainConfig& config, const std::string& path) {
+  return (std::filesystem::path(config.job.dump_folder) / path).string();  // an absolute path stays as it is
 }
 
 std::string print_config(const TrainConfig& config) {

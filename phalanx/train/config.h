@@ -93,10 +93,20 @@ struct TrainConfig {
     std::int64_t sample_tokens = 120;
   } metrics;
 
+  struct Profiling {
+    bool enable_profiling = false;
+    std::int64_t profile_freq = 10;
+    std::int64_t profiler_active = 1;
+    std::string save_traces_folder = "profile_traces";
+  } profiling;
+
   struct Comm {
     std::int64_t init_timeout_seconds = 300;
     std::int64_t train_timeout_seconds = 100;
     std::string backend = "auto";
+    std::int64_t trace_buf_size = 2048;
+    std::string save_traces_folder = "comm_traces";
+    std::string save_traces_file_prefix = "rank_";
   } comm;
 
   struct Validation {
@@ -121,6 +131,9 @@ TrainConfig parse_config(std::string_view toml, const std::string& source, const
 
 /// The effective configuration as TOML; parse_config() of it gives the same configuration.
 std::string print_config(const TrainConfig& config);
+
+/// A path as the keys give it: relative ones are in job.dump_folder.
+std::string in_dump_folder(const TrainConfig& config, const std::string& path);
 
 /// docs/configuration.md: every key with its type, default and meaning, and the keys that are refused.
 std::string config_reference();

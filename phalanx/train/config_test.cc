@@ -150,6 +150,28 @@ TEST(Config, KnownButUnsupportedKeysAreRefusedByNameWithTheReason) {
   EXPECT_THAT(refusal("", {"--parallelism.tensor_parallel_degree", "2"}), HasSubstr("tensor"));
 }
 
+TEST(Config, ProfilingAndFlightRecorderKeys) {
+  const TrainConfig defaults = parse("");
+  EXPECT_FALSE(defaults.profiling.enable_profiling);
+  EXPECT_EQ(defaults.comm.trace_buf_size, 2048);
+  const TrainConfig config = parse(
+      "[job]\ndump_folder = \"out\"\n[profiling]\nenable_profiling = true\nprofile_freq = 5\nprofiler_active = 2\n"
+      "[comm]\ntrace_buf_size = 0\nsave_traces_folder = \"/abs/traces\"\nsave_traces_file_prefix = \"r\"\n");
+  EXPECT_TRUE(config.profiling.enable_profiling);
+  EXPECT_EQ(in_dump_folder(config, config.profiling.save_traces_folder), "out/profile_traces");
+  EXPECT_EQ(in_dump_folder(config, config.comm.save_traces_folder), "/abs/traces");
+  EXPECT_EQ(config.comm.trace_buf_size, 0);
+  EXPECT_EQ(config.comm.save_traces_file_prefix, "r");
+  EXPECT_THAT(refusal("", {"--profiling.profile_freq=0"}), HasSubstr("expected an integer, 1 or more"));
+  EXPECT_THAT(refusal("", {"--profiling.profiler_active=11"}),
+              HasSubstr("profiler_active is 11, but profile_freq is 10"));
+  EXPECT_THAT(refusal("", {"--profiling.profile_frequ=3"}), HasSubstr("did you mean 'profile_freq'?"));
+  EXPECT_THAT(refusal("", {"--profiling.profiler_warmup=3"}), HasSubstr("nothing has to warm up"));
+  EXPECT_THAT(refusal("", {"--profiling.enable_memory_snapshot"}), HasSubstr("no memory snapshot"));
+  EXPECT_THAT(refusal("", {"--comm.trace_buf_size=-1"}), HasSubstr("expected an integer from 0"));
+  EXPECT_THAT(refusal("", {"--comm.save_traces_file_prefix=a/b"}), HasSubstr("the beginning of a file's name"));
+}
+
 TEST(Config, UnsupportedKeysAtTheirOffValueAreAccepted) {
   EXPECT_NO_THROW(
       parse("[compile]\nenable = false\n[parallelism]\ntensor_parallel_degree = 1\n"

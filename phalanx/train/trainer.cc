@@ -38,14 +38,11 @@ namespace phalanx::train {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using observe::TraceSpan;
 
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
-
-std::string in_folder(const std::string& folder, const std::string& path) {
-  return std::filesystem::path(path).is_absolute() ? path : (std::filesystem::path(folder) / path).string();
-}
 
 /// Found out before the first step: otherwise all steps up to the first save would be lost.
 void check_can_save(const std::string& folder) {
@@ -133,7 +130,10 @@ struct Trainer::StepOutcome {
 };
 
 Trainer::Trainer(TrainConfig config, TrainerContext context)
-    : config_(std::move(config)), context_(std::move(context)), plan_(plan_batches(config_, context_.world->size())) {
+    : config_(std::move(config)),
+      context_(std::move(context)),
+      plan_(plan_batches(config_, context_.world->size())),
+      trace_(config_, context_.world) {
   if (config_.debug.deterministic) at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
   if (config_.training.mixed_precision_param == "bfloat16" && context_.device.is_cpu() && !cpu_has_bfloat16()) {
     log::warn(
@@ -209,7 +209,7 @@ void Trainer::open_data() {
 
 void Trainer::make_model() {
   model_ = std::make_shared<models::Llama>(model_config(config_), nn::TensorOptionsOfModule{.device = context_.device});
-  const std::string folder = in_folder(config_.job.dump_folder, config_.checkpoint.folder);
+  const std::string folder = in_dump_folder(config_, config_.checkpoint.folder);
   const bool continues =
       config_.checkpoint.enable && (config_.checkpoint.load_step >= 0 || !list_checkpoints(folder).complete.empty());
   if (!continues) {
@@ -248,7 +248,7 @@ TrainState Trainer::collect_state() const {
 void Trainer::load_state() {
   const auto& checkpoint = config_.checkpoint;
   if (!checkpoint.enable) return;
-  const std::string folder = in_folder(config_.job.dump_folder, checkpoint.folder);
+  const std::string folder = in_dump_folder(config_, checkpoint.folder);
   if (is_first_rank()) check_can_save(folder);
   checkpoints_ = std::make_unique<CheckpointManager>(
       folder, CheckpointOptions{.keep_latest_k = static_cast<int>(checkpoint.keep_latest_k)}, context_.world);
@@ -280,30 +280,44 @@ Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
   const int rank = context_.world->rank(), size = context_.world->size();
   const bool bfloat16 = config_.training.mixed_precision_param == "bfloat16";
   const std::int64_t parts = plan_.accumulation_steps;
+  observe::TraceRecorder* const tracing = trace_.recorder();
   const at::Tensor share = at::full({}, 1.0 / static_cast<double>(parts), at::TensorOptions(context_.device));
 
   double data_seconds = 0, loss = 0;
   at::Tensor loss_sum;
   for (std::int64_t part = 0; part < parts; ++part) {
-    const auto data_begin = Clock::now();
-    const auto rows = batches_->rows_of({.rank = rank, .ranks = size, .micro_batch = part, .micro_batches = parts});
-    const TokenBatch batch = load_batch(*batches_, step, rows, context_.device);
-    data_seconds += seconds_since(data_begin);
+    TokenBatch batch;
+    {
+      const TraceSpan span(tracing, "data loading", "data");
+      const auto data_begin = Clock::now();
+      const auto rows = batches_->rows_of({.rank = rank, .ranks = size, .micro_batch = part, .micro_batches = parts});
+      batch = load_batch(*batches_, step, rows, context_.device);
+      data_seconds += seconds_since(data_begin);
+    }
 
     std::optional<DistributedDataParallel::NoSync> local_only;
     if (part + 1 < parts) local_only.emplace(ddp_->no_sync());
     at::Tensor part_loss;
     {
+      const TraceSpan span(tracing, "forward", "compute");
       const AutocastGuard autocast(context_.device.type(), bfloat16);
       part_loss = model_->loss(batch.inputs, batch.labels);
     }
-    part_loss.backward(share);
+    {
+      const TraceSpan span(tracing, "backward", "compute");
+      const double exposed_before = tracing ? ddp_->statistics().exposed_seconds : 0;
+      part_loss.backward(share);
+      if (tracing && !local_only) trace_.backward_done(ddp_->statistics().exposed_seconds - exposed_before);
+    }
     const at::Tensor detached = part_loss.detach();
     loss_sum = loss_sum.defined() ? loss_sum + detached : detached;
   }
   const double max_norm =
       config_.training.max_norm > 0 ? config_.training.max_norm : std::numeric_limits<double>::infinity();
-  const GradNorm norm = clip_grad_norm(optimizer_->parameters(), max_norm);
+  const GradNorm norm = [&] {
+    const TraceSpan span(tracing, "gradient clipping", "compute");
+    return clip_grad_norm(optimizer_->parameters(), max_norm);
+  }();
   loss = loss_sum.item<double>() / static_cast<double>(parts);
 
   // All that the ranks tell each other in a step, in one small collective.
@@ -316,7 +330,10 @@ Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
   // On the host, also where the device is a GPU: so whatever went wrong between the ranks in this step is thrown here,
   // before anybody looks at what the device has computed since.
   const at::Tensor host = at::empty({size, kFields}, at::TensorOptions(at::kDouble));
-  context_.world->all_gather(host, at::tensor(at::ArrayRef<double>(mine, kFields), at::TensorOptions(at::kDouble)));
+  {
+    const TraceSpan span(tracing, "step metrics", "comm");
+    context_.world->all_gather(host, at::tensor(at::ArrayRef<double>(mine, kFields), at::TensorOptions(at::kDouble)));
+  }
   const auto* values = host.const_data_ptr<double>();
   outcome.max_loss = -std::numeric_limits<double>::infinity();
   for (int r = 0; r < size; ++r, values += kFields) {
@@ -337,8 +354,11 @@ Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
         number_text(outcome.loss), number_text(outcome.grad_norm), schedule_->lr_at(step),
         saved_step_ >= 0 ? fmt::format("; the last checkpoint is of step {}", saved_step_) : ""));
   }
-  optimizer_->step(schedule_->lr_at(step));
-  optimizer_->zero_grad();
+  {
+    const TraceSpan span(tracing, "optimizer", "compute");
+    optimizer_->step(schedule_->lr_at(step));
+    optimizer_->zero_grad();
+  }
   outcome.seconds = seconds_since(begin);
   return outcome;
 }
@@ -381,6 +401,7 @@ void Trainer::log_step(const StepOutcome& outcome, double lr) {
 }
 
 void Trainer::validate() {
+  const TraceSpan span(trace_.recorder(), "validation", "validation");
   const ValidationMetrics metrics = validator_->run(*model_, *context_.world, step_);
   result_.validation_loss = metrics.loss;
   if (!files_) return;
@@ -395,6 +416,7 @@ void Trainer::validate() {
 
 void Trainer::save_checkpoint() {
   if (!checkpoints_ || saved_step_ == step_) return;
+  const TraceSpan span(trace_.recorder(), "checkpoint save", "checkpoint");
   const auto begin = Clock::now();
   const SavedCheckpoint saved =
       checkpoints_->save(collect_state(), step_, model_metadata(model_->config(), config_).dump());
@@ -508,6 +530,7 @@ TrainResult Trainer::run() {
   last_cpu_seconds_ = process_cpu_seconds();
   while (step_ < steps && !result_.stopped) {
     const double lr = schedule_->lr_at(step_);
+    trace_.begin(step_ + 1);
     const StepOutcome outcome = train_step(step_);
     ++step_;
     result_.step = step_;
@@ -523,10 +546,12 @@ TrainResult Trainer::run() {
     const bool last = step_ == steps;
     if (validator_ && (last || step_ % config_.validation.freq == 0)) validate();
     if (last || outcome.stop || step_ % config_.checkpoint.interval == 0) save_checkpoint();
+    if (const std::string path = trace_.end(step_); !path.empty()) say(fmt::format("trace: {}", path));
     result_.stopped = outcome.stop && !last;
     bar.set_note(fmt::format("loss {:.4f}", outcome.loss));
     bar.advance();
   }
+  trace_.close();  // a stop may have come in the middle of what one file was to hold
   if (result_.stopped) {
     say(checkpoints_
             ? fmt::format("stopped on request after step {}: run the same command to continue", step_)

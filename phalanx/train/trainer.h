@@ -8,7 +8,7 @@
 // checkpoint
 //   is saved and run() returns with `stopped`.
 // - A loss or gradient norm that is not finite is an Error on every rank, before any weight is touched by it.
-// - Rank 0 writes the run's folder (run_files.h) and the log.
+// - Rank 0 writes the run's folder (run_files.h) and the log; with profiling every rank writes traces (step_trace.h).
 //
 //   Trainer trainer(config, {.world = world, .device = device});
 //   const TrainResult result = trainer.run();
@@ -35,6 +35,7 @@
 #include "phalanx/tensor/train_state.h"
 #include "phalanx/train/config.h"
 #include "phalanx/train/run_files.h"
+#include "phalanx/train/step_trace.h"
 #include "phalanx/train/validation.h"
 
 namespace phalanx::train {
@@ -87,6 +88,7 @@ class Trainer {
   TrainConfig config_;
   TrainerContext context_;
   BatchPlan plan_;
+  StepTrace trace_;
   std::unique_ptr<RunFiles> files_;
   std::unique_ptr<data::Batches> batches_;
   std::unique_ptr<Validator> validator_;

@@ -472,6 +472,77 @@ TEST_F(TrainerTest, ACheckpointFolderThatCannotBeWrittenToIsToldBeforeTheFirstSt
   EXPECT_FALSE(std::filesystem::exists(path("run")));
 }
 
+// name -> events, of one rank's trace file.
+std::map<std::string, std::vector<nlohmann::json>> trace_of(const std::string& file) {
+  std::map<std::string, std::vector<nlohmann::json>> events;
+  const auto trace = nlohmann::json::parse(std::ifstream(file));
+  for (const auto& event : trace["traceEvents"]) {
+    if (event["ph"] == "X") events[event["name"]].push_back(event);
+  }
+  return events;
+}
+
+TEST_F(TrainerTest, WritesTracesOfTheStepsThatProfilingNames) {
+  const std::vector<std::string> profiling = {"--profiling.enable_profiling", "--profiling.profile_freq=6"};
+  std::vector<std::string> flags = profiling;
+  flags.insert(flags.end(), {"--training.local_batch_size=2", "--checkpoint.interval=6"});
+  const Weights traced = train(config("run", flags), 2);
+  EXPECT_EQ(traced, train(config("untraced", {"--training.local_batch_size=2"}), 2));
+  EXPECT_FALSE(std::filesystem::exists(path("untraced/profile_traces")));
+  for (const int rank : {0, 1}) {
+    const std::string name = "/rank" + std::to_string(rank) + "_trace.json";
+    EXPECT_TRUE(std::filesystem::exists(path("run/profile_traces/iteration_6") + name));
+    auto events = trace_of(path("run/profile_traces/iteration_12") + name);
+    for (const char* once : {"step 12", "gradient clipping", "optimizer", "validation", "checkpoint save", "bucket 0",
+                             "wait for gradients"}) {
+      EXPECT_EQ(events[once].size(), 1U) << once;
+    }
+    for (const char* per_part : {"data loading", "forward", "backward"}) EXPECT_EQ(events[per_part].size(), 2U);
+    EXPECT_EQ(events["step 11"].size(), 0U);
+    const auto begin = [](const nlohmann::json& event) { return event["ts"].get<double>(); };
+    const auto end = [&](const nlohmann::json& event) { return begin(event) + event["dur"].get<double>(); };
+    const auto& bucket = events["bucket 0"][0];
+    EXPECT_NE(bucket["tid"], events["backward"][1]["tid"]);
+    EXPECT_EQ(bucket["pid"], rank);
+    EXPECT_THAT(bucket["args"]["call"].get<std::string>(), HasSubstr("avg"));
+    EXPECT_EQ(bucket["args"]["state"], "finished");
+    EXPECT_GT(begin(bucket), begin(events["backward"][1]) - 10);  // the recorder's clock counts microseconds
+    EXPECT_LT(end(bucket), end(events["backward"][1]) + 10);
+    for (const auto& [what, spans] : events) {
+      if (what != "forward" && what != "validation" && what != "optimizer") continue;
+      for (const auto& span : spans) EXPECT_LE(end(span), end(events["step 12"][0]) + 1e-3);
+    }
+  }
+}
+
+TEST_F(TrainerTest, ATraceThatIsCutShortIsWrittenAllTheSame) {
+  const std::vector<std::string> profiling = {"--profiling.enable_profiling", "--profiling.profile_freq=4",
+                                              "--profiling.profiler_active=3"};
+  // Stopped after the first of three traced steps.
+  train(config("stopped", profiling), 2,
+        [asked = std::make_shared<std::atomic<int>>(0)](int) { return asked->fetch_add(1) / 2 >= 1; });
+  EXPECT_EQ(result_.step, 2);
+  EXPECT_EQ(trace_of(path("stopped/profile_traces/iteration_2/rank1_trace.json")).count("step 2"), 1U);
+  // An error in a traced step.
+  std::vector<std::string> diverging = profiling;
+  diverging.insert(diverging.end(), {"--optimizer.lr=1e30", "--training.max_norm=0", "--lr_scheduler.warmup_steps=0",
+                                     "--optimizer.name=SGD", "--profiling.profiler_active=4"});
+  EXPECT_THAT(refusal<Error>(config("failed", diverging)), HasSubstr("learning rate"));
+  int unfinished = 0;
+  for (const auto& folder : std::filesystem::directory_iterator(path("failed/profile_traces"))) {
+    for (const auto& [name, events] : trace_of((folder.path() / "rank0_trace.json").string())) {
+      unfinished += name.ends_with(", not finished") ? 1 : 0;
+    }
+  }
+  EXPECT_EQ(unfinished, 1);
+  // A folder that cannot be made costs the trace, not the run.
+  std::ofstream(path("taken")) << "";
+  std::vector<std::string> nowhere = profiling;
+  nowhere.push_back("--profiling.save_traces_folder=" + path("taken"));
+  train(config("run", nowhere), 1);
+  EXPECT_EQ(result_.step, 12);
+}
+
 TEST_F(TrainerTest, UserErrorsAreNamed) {
   EXPECT_THAT(refusal<ConfigError>(config("run", {"--training.dataset_path="})), HasSubstr("dataset_path is not set"));
   EXPECT_THAT(refusal<Error>(config("run", {"--training.dataset_path=/nonexistent.bin"})),

@@ -1,0 +1,44 @@
+#include "cli/trace_command.h"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+
+#include "phalanx/base/error.h"
+#include "phalanx/base/nearest.h"
+#include "phalanx/observe/flight_analysis.h"
+
+namespace phalanx::cli {
+
+const std::string_view kTraceHelp = R"(usage: phalanx trace analyze FOLDER
+
+Reads the flight recorder files that the ranks of a job left in FOLDER (after an error, a time-out, or SIGUSR1) and says
+in one sentence which rank is at which operation, and who is missing or at odds with the others; then a table for each
+group of ranks, and why the files were written. In training FOLDER is comm.save_traces_folder in job.dump_folder.
+
+  kill -USR1 PID_OF_EACH_RANK                       a job that hangs: have them write
+  phalanx trace analyze outputs/comm_traces
+
+The status is 0 if every rank's file could be read, 1 if one is missing or malformed.
+)";
+
+int trace_command(const Arguments& arguments) {
+  if (arguments.empty()) throw UsageError("expected what to do: phalanx trace analyze FOLDER");
+  if (arguments[0] != "analyze" && arguments[0] != "analyse") {
+    throw UsageError(fmt::format("unknown action '{}'{}: expected phalanx trace analyze FOLDER", arguments[0],
+                                 did_you_mean(arguments[0], {"analyze"})));
+  }
+  if (arguments.size() < 2) throw UsageError("expected the folder that holds the flight recorder files");
+  refuse_rest({arguments.begin() + 2, arguments.end()}, "trace analyze");
+
+  const observe::FlightAnalysis analysis = observe::analyze_flight_files(observe::read_flight_files(arguments[1]));
+  fmt::print("{}", observe::to_text(analysis));
+  if (!analysis.ranks_without_file.empty()) {
+    std::fflush(stdout);
+    throw Error(fmt::format("{} of the job left no file in {}: crashed, killed, or not asked to write one (SIGUSR1)",
+                            observe::ranks_text(analysis.ranks_without_file), arguments[1]));
+  }
+  return 0;
+}
+
+}  // namespace phalanx::cli
