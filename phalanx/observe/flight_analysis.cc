@@ -44,13 +44,6 @@ struct Group {
   std::string call(const FlightEntry& entry) const { return describe(entry, any->members); }
 };
 
-// What counts where ranks are compared: sizes of uneven operations may differ.
-std::string comparable(const FlightEntry& entry) {
-  FlightEntry copy = entry;
-  if (entry.uneven) copy.count = 0;
-  return describe(copy);
-}
-
 // --- where a group stands -------------------------------------------------------------------------------------------
 
 std::vector<Group> collect_groups(const FlightFiles& files) {
@@ -85,7 +78,8 @@ std::vector<Group> collect_groups(const FlightFiles& files) {
   return groups;
 }
 
-// The first collective that ranks called differently; -1: none.
+// The first collective that ranks called differently; -1: none. Counts of an uneven all_to_all, which may differ, are
+// not described.
 std::int64_t first_mismatch(const Group& group) {
   std::map<std::int64_t, std::string> calls;
   std::int64_t first = std::numeric_limits<std::int64_t>::max();
@@ -93,8 +87,8 @@ std::int64_t first_mismatch(const Group& group) {
     if (member.group == nullptr) continue;
     for (const FlightEntry& entry : member.group->entries) {
       if (entry.collective == FlightEntry::kNone || entry.collective >= first) continue;
-      const auto [known, is_new] = calls.emplace(entry.collective, comparable(entry));
-      if (!is_new && known->second != comparable(entry)) first = entry.collective;
+      const auto [known, is_new] = calls.emplace(entry.collective, describe(entry));
+      if (!is_new && known->second != describe(entry)) first = entry.collective;
     }
   }
   return first == std::numeric_limits<std::int64_t>::max() ? -1 : first;

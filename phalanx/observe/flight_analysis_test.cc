@@ -156,6 +156,9 @@ TEST_F(FlightAnalysisTest, DifferentCallsOfOneOperationAreLaidSideBySide) {
   };
   for (int rank = 0; rank < 3; ++rank) write(rank, Rank(rank, 3).do_all(uneven(rank)));
   EXPECT_EQ(analyze().verdict, "Nothing is stuck: all ranks have finished all operations of 1 group.");
+  for (int rank = 0; rank < 3; ++rank)
+    write(rank, Rank(rank, 3).do_all({.verb = "all_gather", .dtype = "uint8", .count = rank, .uneven = true}));
+  EXPECT_EQ(analyze().groups[0].trouble, FlightTrouble::mismatch);  // the total is the same on all
 }
 
 TEST_F(FlightAnalysisTest, ARankWithoutAFileIsTold) {
