@@ -158,12 +158,15 @@ class CoordinatorService::Impl {
   }
 
   void publish() {
-    for (const Order& order : coordinator_.take_orders())
-      store_->set(rendezvous_keys::order(next_order_++), to_json(order));
-    std::lock_guard lock(mutex_);
-    has_ended_ = coordinator_.has_ended();
-    all_gone_ = members_.empty();
-    changed_.notify_all();
+    const auto orders = coordinator_.take_orders();
+    {
+      // Before the orders can be read: the host's agent may end as soon as it has read the last one.
+      std::lock_guard lock(mutex_);
+      has_ended_ = coordinator_.has_ended();
+      all_gone_ = members_.empty();
+      changed_.notify_all();
+    }
+    for (const Order& order : orders) store_->set(rendezvous_keys::order(next_order_++), to_json(order));
   }
 
   std::shared_ptr<TcpStore> store_;
