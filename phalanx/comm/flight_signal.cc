@@ -42,7 +42,7 @@ void install_handler() {
   sigaction(SIGUSR1, &ours, nullptr);
 }
 
-void listen() {
+void answer_signals() {
   pthread_setname_np(pthread_self(), "phalanx-flight");
   for (;;) {
     if (sem_wait(&flight_signal->asked) != 0) continue;        // EINTR
@@ -57,12 +57,12 @@ void listen() {
   }
 }
 
-void start_listening() {
+void start_answering() {
   // Signals are the other threads' business.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread(listen).detach();
+  std::thread(answer_signals).detach();
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
@@ -78,7 +78,7 @@ void dump_on_flight_signal(const std::shared_ptr<FlightLogs>& logs) {
   flight_signal->logs.push_back(logs);
   if (flight_signal->process == getpid()) return;
   flight_signal->process = getpid();
-  start_listening();
+  start_answering();
   install_handler();
 }
 
