@@ -154,6 +154,7 @@ UniqueFd connect_to(const HostPort& address, std::chrono::milliseconds timeout, 
   const auto deadline = SocketClock::now() + timeout;
   const auto list = resolve_host(address, /*passive=*/false);
   auto pause = std::chrono::milliseconds(2);
+  int told = 0;  // by the last attempt that was not cut short by our own deadline
   for (int attempts = 1;; ++attempts) {
     int error = 0;
     for (const addrinfo* entry = list.get(); entry != nullptr; entry = entry->ai_next) {
@@ -161,6 +162,8 @@ UniqueFd connect_to(const HostPort& address, std::chrono::milliseconds timeout, 
       error = connect_once(*entry, deadline, fd);
       if (error == 0) return fd;
     }
+    if (error == ETIMEDOUT && told != 0) error = told;
+    told = error;
     // These pass when the server comes up; anything else (no route, no permission) does not.
     const bool may_pass = error == ECONNREFUSED || error == ECONNRESET || error == ECONNABORTED || error == EAGAIN;
     if (!may_pass || SocketClock::now() + pause >= deadline) {
