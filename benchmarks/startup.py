@@ -12,6 +12,7 @@ import argparse
 import importlib.util
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -45,12 +46,12 @@ def commands(bin_dir, ranks):
 def timed(command, ranks):
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PHALANX_", "TORCHELASTIC_"))}
     environment["OMP_NUM_THREADS"] = "1"
-    begin = time.perf_counter()
+    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    seconds = time.perf_counter() - begin
+    seconds, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
-    return seconds
+    return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def main():
@@ -70,14 +71,17 @@ def main():
     for _ in range(arguments.repeats):
         for name, command in known.items():
             times[name].append(timed(command, arguments.ranks))
-    figures = {name: {"median_s": round(statistics.median(t), 3), "min_s": round(min(t), 3), "max_s": round(max(t), 3)}
-               for name, t in times.items()}
+    figures = {}
+    for name, pairs in times.items():
+        wall, cpu = zip(*pairs)
+        figures[name] = {"median_s": round(statistics.median(wall), 3), "min_s": round(min(wall), 3),
+                         "max_s": round(max(wall), 3), "cpu_s": round(statistics.median(cpu), 3)}
     print(f"{arguments.ranks} ranks on {len(os.sched_getaffinity(0))} cores, {arguments.repeats} runs each: "
-          "seconds from exec to exit\n")
-    print(f"| {'':<22} | median |    min |    max |")
-    print(f"| {'-' * 22} | -----: | -----: | -----: |")
+          "seconds from exec to exit, CPU seconds of all processes\n")
+    print(f"| {'':<22} | median |    min |    max |  CPU s |")
+    print(f"| {'-' * 22} | -----: | -----: | -----: | -----: |")
     for name, row in figures.items():
-        print(f"| {name:<22} | {row['median_s']:6.3f} | {row['min_s']:6.3f} | {row['max_s']:6.3f} |")
+        print(f"| {name:<22} | {row['median_s']:6.3f} | {row['min_s']:6.3f} | {row['max_s']:6.3f} | {row['cpu_s']:6.3f} |")
     if "torchrun" in figures:
         ratio = figures["torchrun"]["median_s"] / figures["phalanx launch"]["median_s"]
         print(f"\nphalanx launch takes 1/{ratio:.1f} of torchrun's time")
