@@ -132,6 +132,8 @@ void body_death(MpiRank& self) {
   comm->all_reduce(x);
   if (self.rank == 1) {
     Work work = comm->all_reduce(x, {.async = true});
+    fmt::print("rank 1 dies now\n");
+    std::fflush(stdout);
     kill(getpid(), SIGKILL);
   }
   for (;;) comm->all_reduce(x);
@@ -220,7 +222,13 @@ std::string why_no_mpirun() {
 struct MpiJob {
   int status = -1;  // mpirun's
   std::string output;
-  double took = 0;
+  std::vector<std::pair<std::size_t, std::chrono::steady_clock::time_point>> arrivals;  // of output up to there
+  std::chrono::steady_clock::time_point when(const std::string& text) const {
+    const std::size_t end = output.find(text) + text.size();
+    for (const auto& [length, time] : arrivals)
+      if (length >= end) return time;
+    throw std::runtime_error("never printed: " + text);
+  }
   int passed() const {
     int count = 0;
     for (std::size_t at = 0; (at = output.find(" passed\n", at)) != std::string::npos; ++at) ++count;
@@ -268,10 +276,10 @@ MpiJob run_under_mpirun(int world, const std::string& body, seconds limit = seco
     const auto length = read(ends[0], buffer, sizeof buffer);
     if (length <= 0) break;
     job.output.append(buffer, static_cast<std::size_t>(length));
+    job.arrivals.emplace_back(job.output.size(), std::chrono::steady_clock::now());
   }
   close(ends[0]);
   waitpid(child, &job.status, 0);
-  job.took = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return job;
 }
 
@@ -302,7 +310,8 @@ TEST(MpiBackend, ADeadRankIsNamedAndEndsTheJob) {
   EXPECT_NE(job.status, 0);
   for (const char* part :
        {"rank 1 has died", "all_reduce(float32[3000000], sum)", "group 'the world'", "op ", "ends the job"})
-    EXPECT_NE(job.output.find(part), std::string::npos) << part << "\n" << job.output;
+    ASSERT_NE(job.output.find(part), std::string::npos) << part << "\n" << job.output;
+  EXPECT_LT(job.when("rank 1 has died") - job.when("rank 1 dies now"), seconds(1)) << job.output;
 }
 
 TEST(MpiBackend, ATimeOutAmidstDataEndsTheJobAndKeepsTheTensors) {
