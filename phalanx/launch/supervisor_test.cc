@@ -228,7 +228,7 @@ TEST(SupervisorTest, RestartsAreCounted) {
 
 TEST(SupervisorTest, OutputGoesIntoFilesAndWhatIsTeedAlsoToTheConsole) {
   TempDirectory logs("logs"), notes("notes");
-  RunningLauncher launcher(3, {"--id=job7", "--log-dir=" + logs.path().string(), "--redirects=0:1,1:3", "--tee=2:1",
+  RunningLauncher launcher(3, {"--id=job7", "--log-dir=" + logs.path().string(), "--redirects=0:1,1:3,2:1", "--tee=2:1",
                                "--filter=t 2 of", test_program(), "print"});
   EXPECT_EQ(launcher.wait(), 0) << launcher.err();
   const auto run = only_entry(logs.path());
