@@ -97,6 +97,8 @@ void MpiBackend::abort(const std::string& reason) noexcept {
   }
   if (size() == 1) return;
   process_.note_failure();
+  // Of a death everybody hears from the store; told a second time, it would look like this rank's own decision.
+  if (!lost().empty()) return;
   setup_.watch->announce_abort(*watched_, fmt::format("rank {} gave up: {}", rank(), reason));
 }
 
