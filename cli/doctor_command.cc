@@ -20,6 +20,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/human.h"
 #include "phalanx/comm/device_streams.h"
+#include "phalanx/comm/mpi.h"
 #include "phalanx/comm/nccl_table.h"
 #include "phalanx/train/device_info.h"
 
@@ -144,6 +145,13 @@ void examine_shared_memory(Examination& report) {
   }
 }
 
+void examine_mpi(Examination& report) {
+  if (const auto library = mpi_library()) return report.good("mpi", *library + ", for ranks started by mpirun or srun");
+  report.note(
+      "mpi", "not in this build",
+      "only comm.backend = \"mpi\" needs it: install Open MPI (Debian: libopenmpi-dev), configure and build again");
+}
+
 // NCCL is wanted where there are GPUs, and may be there without.
 void examine_nccl(Examination& report) {
   if (!is_cuda_build()) return report.good("nccl", "not used by a CPU build of libtorch");
@@ -188,6 +196,7 @@ int doctor_command(const Arguments& arguments) {
   examine_processor(report);
   examine_memory(report);
   examine_shared_memory(report);
+  examine_mpi(report);
   examine_nccl(report);
   examine_devices(report);
   if (report.missing == 0) {
