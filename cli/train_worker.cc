@@ -26,6 +26,7 @@ constexpr std::chrono::seconds kGracefulStop{120};
 CommunicatorOptions communicator_options(const train::TrainConfig& config) {
   CommunicatorOptions options{.first_timeout = std::chrono::seconds(config.comm.init_timeout_seconds),
                               .timeout = std::chrono::seconds(config.comm.train_timeout_seconds),
+                              .heartbeat = std::chrono::seconds(config.comm.heartbeat_seconds),
                               .trace_prefix = config.comm.save_traces_file_prefix};
   if (config.comm.trace_buf_size > 0) {
     options.trace_capacity = static_cast<std::size_t>(config.comm.trace_buf_size);

@@ -16,6 +16,7 @@
 #include <stdexcept>
 
 #include "phalanx/base/error.h"
+#include "phalanx/comm/fault_world.h"
 
 namespace phalanx {
 namespace {
@@ -485,6 +486,17 @@ std::string error_of(Body body, const std::string& what) {
   throw std::runtime_error(what + ": no error");
 }
 
+// As error_of a CommError, on ranks that call at the same time: it must come within a second (see fault_world.h).
+template <class Body>
+std::string prompt_error_of(Communicator& comm, Body body, const std::string& what) {
+  comm.barrier();
+  const LoadedTime begin = LoadedTime::now();
+  std::string text = error_of<CommError>(body, what);
+  const std::string how_late = late(begin, std::chrono::seconds(1));
+  require(how_late.empty(), fmt::format("{}: late: {}", what, how_late));
+  return text;
+}
+
 void require_mentions(const std::string& text, std::initializer_list<const char*> parts) {
   for (const char* part : parts)
     require(text.find(part) != std::string::npos, fmt::format("'{}' is not in the error: {}", part, text));
@@ -528,7 +540,8 @@ constexpr std::array kSuite{SuiteCase{"all_reduce", suite_all_reduce},
 
 void fail_verb(Communicator& comm) {
   at::Tensor x = at::full({64}, 1.0F);
-  const std::string text = error_of<CommError>(
+  const std::string text = prompt_error_of(
+      comm,
       [&] {
         if (comm.rank() == 1)
           comm.broadcast(x);
@@ -542,22 +555,27 @@ void fail_verb(Communicator& comm) {
 void fail_type(Communicator& comm) {
   at::Tensor x = at::full({64}, 1.0F);
   if (comm.rank() == 0) x = at::full({32}, 1.0, at::TensorOptions().dtype(ScalarType::Double));  // as many bytes
-  require_mentions(error_of<CommError>([&] { comm.all_reduce(x); }, "type mismatch"), {"float64[32]", "float32[64]"});
+  require_mentions(prompt_error_of(
+                       comm, [&] { comm.all_reduce(x); }, "type mismatch"),
+                   {"float64[32]", "float32[64]"});
 }
 void fail_size(Communicator& comm) {
   at::Tensor x = at::full({comm.rank() == comm.size() - 1 ? 100'001 : 100'000}, 1.0F);
-  require_mentions(error_of<CommError>([&] { comm.all_reduce(x, {.async = true}).wait(); }, "size mismatch"),
+  require_mentions(prompt_error_of(
+                       comm, [&] { comm.all_reduce(x, {.async = true}).wait(); }, "size mismatch"),
                    {"float32[100000]", "float32[100001]"});
 }
 void fail_root(Communicator& comm) {
   at::Tensor x = at::full({8}, 1.0F);
-  require_mentions(error_of<CommError>([&] { comm.broadcast(x, {.root = comm.rank() % 2}); }, "root mismatch"),
+  require_mentions(prompt_error_of(
+                       comm, [&] { comm.broadcast(x, {.root = comm.rank() % 2}); }, "root mismatch"),
                    {"root 0", "root 1"});
 }
 void fail_op(Communicator& comm) {
   at::Tensor x = at::full({8}, 1.0F);
   require_mentions(
-      error_of<CommError>([&] { comm.all_reduce(x, {.op = comm.rank() == 0 ? ReduceOp::max : ReduceOp::min}); }, "op"),
+      prompt_error_of(
+          comm, [&] { comm.all_reduce(x, {.op = comm.rank() == 0 ? ReduceOp::max : ReduceOp::min}); }, "op"),
       {"max", "min"});
 }
 void fail_counts(Communicator& comm) {
@@ -565,7 +583,8 @@ void fail_counts(Communicator& comm) {
   std::vector<std::int64_t> sends(n, 2);
   std::vector<std::int64_t> receives(n, 2);
   if (comm.rank() == 1) receives[0] = 3;
-  require_mentions(error_of<CommError>(
+  require_mentions(prompt_error_of(
+                       comm,
                        [&] {
                          comm.all_to_all_uneven(at::empty({total_of(receives)}), at::empty({total_of(sends)}), receives,
                                                 sends);
@@ -573,15 +592,54 @@ void fail_counts(Communicator& comm) {
                        "counts of all_to_all"),
                    {"rank 0 sends 2 elements to rank 1, which expects 3"});
 }
-void fail_message(Communicator& comm) {
-  at::Tensor x = at::full({comm.rank() == 0 ? 5 : 6}, 1.0F);
-  if (comm.rank() > 1) return;
-  const std::string text = error_of<CommError>(
+// Everything but the type agrees, down to the number of bytes, so that only a comparison can tell.
+void fail_type_elsewhere(Communicator& comm) {
+  const auto type = comm.rank() == 1 ? ScalarType::Int : ScalarType::Float;
+  const auto tensor = [&](std::int64_t count) { return at::full({count}, 1, at::TensorOptions().dtype(type)); };
+  require_mentions(prompt_error_of(
+                       comm, [&] { comm.all_gather(tensor(8 * comm.size()), tensor(8)); }, "types of all_gather"),
+                   {"rank 1: all_gather(int32[8])", "all_gather(float32[8])"});
+}
+// The same calls in another order.
+void fail_order(Communicator& comm) {
+  at::Tensor x = at::full({8}, 1.0F);
+  const std::string text = prompt_error_of(
+      comm,
+      [&] {
+        Work first = comm.rank() == 1 ? comm.all_reduce(x, {.async = true}) : comm.broadcast(x, {.async = true});
+        Work second = comm.rank() == 1 ? comm.broadcast(x, {.async = true}) : comm.all_reduce(x, {.async = true});
+        first.wait();
+        second.wait();
+      },
+      "order");
+  require_mentions(text, {"broadcast(float32[8], root 0)", "rank 1: all_reduce(float32[8], sum)"});
+}
+void fail_message_type(Communicator& comm) {
+  at::Tensor x = at::full({16}, 1, at::TensorOptions().dtype(comm.rank() == 0 ? ScalarType::Float : ScalarType::Int));
+  const std::string text = prompt_error_of(
+      comm,
       [&] {
         if (comm.rank() == 0)
           comm.send(x, 1);
-        else
+        else if (comm.rank() == 1)
           comm.recv(x, 0);
+        else
+          comm.recv(x, comm.rank() - 1, {.tag = 9});  // which nobody sends: learns of the others' failure
+      },
+      "message type mismatch");
+  require_mentions(text, {"float32[16]", "int32[16]"});
+}
+void fail_message(Communicator& comm) {
+  at::Tensor x = at::full({comm.rank() == 0 ? 5 : 6}, 1.0F);
+  const std::string text = prompt_error_of(
+      comm,
+      [&] {
+        if (comm.rank() == 0)
+          comm.send(x, 1);
+        else if (comm.rank() == 1)
+          comm.recv(x, 0);
+        else
+          comm.recv(x, comm.rank() - 1, {.tag = 9});
       },
       "message mismatch");
   require_mentions(text, {"float32[5]", "float32[6]"});
@@ -615,9 +673,9 @@ void fail_abort(Communicator& comm) {
 
 // One rank sends a message to another that is in a collective.
 void fail_send_and_collective(Communicator& comm) {
-  if (comm.backend_name() == "gloo") return;  // there it is a time-out
   at::Tensor x = at::full({7}, 1.0F);
-  const std::string text = error_of<CommError>(
+  const std::string text = prompt_error_of(
+      comm,
       [&] {
         if (comm.rank() == 0)
           comm.send(x, 1);
@@ -628,7 +686,6 @@ void fail_send_and_collective(Communicator& comm) {
   require_mentions(text, {"do not call the same operation", "rank 0 sends a message to rank 1"});
 }
 void fail_receive_and_collective(Communicator& comm) {
-  if (comm.backend_name() == "gloo") return;
   at::Tensor x = at::full({7}, 1.0F);
   // Messages that were received out of order before do not matter.
   if (comm.rank() == 0) {
@@ -640,7 +697,8 @@ void fail_receive_and_collective(Communicator& comm) {
     comm.recv(x, 0, {.tag = matches_in_order(comm) ? 2 : 1});
   }
   comm.all_reduce(x);
-  const std::string text = error_of<CommError>(
+  const std::string text = prompt_error_of(
+      comm,
       [&] {
         if (comm.rank() == 1)
           comm.recv(x, 0);
@@ -657,6 +715,9 @@ constexpr std::array kFailureSuite{SuiteCase{"verb", fail_verb},
                                    SuiteCase{"root", fail_root},
                                    SuiteCase{"op", fail_op},
                                    SuiteCase{"counts", fail_counts},
+                                   SuiteCase{"type_elsewhere", fail_type_elsewhere},
+                                   SuiteCase{"order", fail_order},
+                                   SuiteCase{"message_type", fail_message_type},
                                    SuiteCase{"message", fail_message},
                                    SuiteCase{"missing", fail_missing, false, true},
                                    SuiteCase{"abort", fail_abort},

@@ -3,12 +3,19 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "phalanx/base/error.h"
 #include "phalanx/comm/futex.h"
 
 namespace phalanx {
+namespace {
+
+constexpr std::chrono::milliseconds kReasonPatience{50};  // for another rank to write down why it gives up
+
+}  // namespace
 
 Board::Board(BoardMemory memory, int rank, int size, std::function<std::string(int)> why_dead)
     : memory_(std::move(memory)),
@@ -36,7 +43,13 @@ bool Board::look(int peer, std::uint64_t round) {
 void Board::abort(const std::string& reason) noexcept {
   BoardHead& head = *memory_.head;
   std::uint32_t none = 0;
-  if (!head.abort_state.compare_exchange_strong(none, 1, std::memory_order_acq_rel)) return;
+  if (!head.abort_state.compare_exchange_strong(none, 1, std::memory_order_acq_rel)) {
+    // Whoever writes may have been killed or stopped in the middle; then the reason is this one.
+    const auto patience = std::chrono::steady_clock::now() + kReasonPatience;
+    while (head.abort_state.load(std::memory_order_acquire) == 1 && std::chrono::steady_clock::now() < patience)
+      std::this_thread::yield();
+    if (head.abort_state.load(std::memory_order_acquire) == 2) return;
+  }
   head.reason_bytes = static_cast<std::uint32_t>(std::min(reason.size(), head.reason.size()));
   std::memcpy(head.reason.data(), reason.data(), head.reason_bytes);
   head.abort_state.store(2, std::memory_order_seq_cst);
@@ -46,7 +59,10 @@ void Board::abort(const std::string& reason) noexcept {
   }
 }
 
-std::string Board::abort_reason() const { return std::string(memory_.head->reason.data(), memory_.head->reason_bytes); }
+std::string Board::abort_reason() const {
+  const BoardHead& head = *memory_.head;
+  return std::string(head.reason.data(), std::min<std::size_t>(head.reason_bytes, head.reason.size()));
+}
 
 void Board::throw_if_aborted() const {
   if (aborted()) throw CommError(fmt::format("the group was aborted: {}", abort_reason()));

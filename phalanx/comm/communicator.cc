@@ -345,7 +345,13 @@ class Communicator::Impl {
     request.name = name.empty() ? fmt::format("{}.{}.{}", *name_, serial, color) : std::move(name);
     request.serial = serial;
     request.exchange = [this](const std::string& value) { return all_gather_bytes(value); };
-    std::shared_ptr<Backend> backend = backend_->split(request);
+    std::shared_ptr<Backend> backend;
+    try {
+      backend = backend_->split(request);
+    } catch (const CommError& error) {
+      family_->logs->dump(error.what());
+      throw;
+    }
     if (!backend) return nullptr;
     CommunicatorOptions options = options_;
     options.name = request.name;

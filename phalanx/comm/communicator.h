@@ -24,6 +24,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -62,6 +63,9 @@ struct CommunicatorOptions {
   std::string name = "world";                        // shown in errors and traces
   std::chrono::milliseconds first_timeout{300'000};  // until mark_started() is called
   std::chrono::milliseconds timeout{100'000};        // afterwards
+  // How long a rank whose process is stopped (SIGSTOP), or that gives no sign of life, is waited for; 0: as long as for
+  // any. Nothing: $PHALANX_COMM_HEARTBEAT_SECONDS, else 5 s.
+  std::optional<std::chrono::milliseconds> heartbeat;
   // The flight recorder: the last trace_capacity operations go to <trace_folder>/<trace_prefix><rank>.json on an error
   // and on SIGUSR1. Without a folder: to $PHALANX_COMM_TRACE_DIR, else nowhere.
   std::string trace_folder;

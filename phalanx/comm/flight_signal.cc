@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <mutex>
 #include <thread>
@@ -22,6 +23,7 @@ struct FlightSignal {
   std::mutex mutex;
   std::vector<std::weak_ptr<FlightLogs>> logs;
   pid_t process = 0;  // whose thread listens
+  std::atomic<bool> ends{false};
 };
 
 FlightSignal* flight_signal = nullptr;  // for the handler: set before it is installed
@@ -33,13 +35,31 @@ void ask_for_flight_logs(int) {
   errno = error;
 }
 
-void install_handler() {
+void ask_for_flight_logs_and_end(int number) {
+  if (flight_signal->process != getpid()) {  // a forked child has the handler, but nobody who listens
+    signal(number, SIG_DFL);
+    raise(number);
+    return;
+  }
+  flight_signal->ends.store(true);
+  ask_for_flight_logs(number);
+}
+
+void install_handler(int number, void (*handler)(int)) {
   struct sigaction now {};
-  if (sigaction(SIGUSR1, nullptr, &now) != 0 || (now.sa_flags & SA_SIGINFO) != 0 || now.sa_handler != SIG_DFL) return;
+  if (sigaction(number, nullptr, &now) != 0 || (now.sa_flags & SA_SIGINFO) != 0 || now.sa_handler != SIG_DFL) return;
   struct sigaction ours {};
-  ours.sa_handler = ask_for_flight_logs;
+  ours.sa_handler = handler;
   ours.sa_flags = SA_RESTART;
-  sigaction(SIGUSR1, &ours, nullptr);
+  sigaction(number, &ours, nullptr);
+}
+
+[[noreturn]] void end_by_sigterm() {
+  signal(SIGTERM, SIG_DFL);
+  for (;;) {
+    kill(getpid(), SIGTERM);
+    pause();
+  }
 }
 
 void answer_signals() {
@@ -53,7 +73,8 @@ void answer_signals() {
       logs = flight_signal->logs;
     }
     for (const auto& one : logs)
-      if (const auto alive = one.lock()) alive->dump("SIGUSR1");
+      if (const auto alive = one.lock()) alive->dump(flight_signal->ends.load() ? "SIGTERM" : "SIGUSR1");
+    if (flight_signal->ends.load()) end_by_sigterm();
   }
 }
 
@@ -79,7 +100,8 @@ void dump_on_flight_signal(const std::shared_ptr<FlightLogs>& logs) {
   if (flight_signal->process == getpid()) return;
   flight_signal->process = getpid();
   start_answering();
-  install_handler();
+  install_handler(SIGUSR1, ask_for_flight_logs);
+  install_handler(SIGTERM, ask_for_flight_logs_and_end);
 }
 
 }  // namespace phalanx

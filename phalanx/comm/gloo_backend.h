@@ -21,6 +21,7 @@
 
 #include "phalanx/comm/backend.h"
 #include "phalanx/comm/gloo_watch.h"
+#include "phalanx/comm/peer_pulse.h"
 #include "phalanx/comm/store.h"
 
 namespace phalanx {
@@ -35,6 +36,9 @@ class GlooBackend final : public Backend {
   struct Setup {
     std::shared_ptr<Store> store;  // of the whole world
     std::shared_ptr<GlooWatch> watch;
+    std::shared_ptr<PeerPulse> pulse;  // the world's; made with it
+    PeerPulse::Options pulse_options;
+    std::string identity;      // of this process (PeerProcesses)
     std::string id;            // the group's, unique in the store
     std::vector<int> members;  // world ranks
     int rank = 0;              // in members
@@ -59,11 +63,29 @@ class GlooBackend final : public Backend {
   c10d::Backend& group() { return *gloo_; }
   const std::shared_ptr<GlooBell>& bell() const { return bell_; }
   void throw_if_aborted() const;
-  /// As GlooWatch's, with ranks of this group.
-  std::string trouble(std::chrono::milliseconds age = {}) const { return setup_.watch->trouble(*watched_, age); }
+  /// Why the group can go on no more: what GlooWatch knows; and who was seen to have ended, or to be stopped.
+  std::string announced_trouble(std::chrono::milliseconds age = {}) const;
+  std::string trouble(std::chrono::milliseconds age = {}) const;
+  /// Of a group whose connections broke and of whose members none is said to have died: who has ended in order.
+  std::string who_left() const;
+  /// To be called about every 100 ms by whoever waits: tells the others for what, and throws if that is in vain.
+  void look_after_wait(std::chrono::milliseconds age);
+  void end_wait() {
+    if (setup_.pulse) setup_.pulse->leave(watched_->id);
+  }
+  /// For a collective that waits: a rank that waits for a message to or from this one instead, or nothing. Both say how
+  /// many messages have passed between them, and this one's number stands still, so it is certain, however old what the
+  /// other said.
+  std::string why_stuck() const;
   std::vector<int> behind(std::uint64_t collective) const;
   std::uint64_t begin_collective() { return watched_->sequence.fetch_add(1); }
   int next_message_tag(int destination);
+
+  /// Messages with one peer so far.
+  struct MessageCounts {
+    std::uint64_t sends = 0, sends_done = 0, receives = 0, receives_done = 0;
+  };
+  MessageCounts& messages_with(int peer) { return counts_[static_cast<std::size_t>(peer)]; }
 
   struct SelfMessage {  // a rank's message to itself
     int tag = 0;
@@ -74,11 +96,19 @@ class GlooBackend final : public Backend {
   std::deque<SelfMessage>& self_messages() { return self_messages_; }
 
  private:
+  // All members' values of "<name>/<rank>"; throws if one dies meanwhile.
+  std::vector<std::string> meet(Store& store, const std::string& name, const std::string& value) const;
+  void join(const std::shared_ptr<Store>& store);
+  c10::intrusive_ptr<c10d::Backend> connect(const std::shared_ptr<Store>& store) const;
+  void throw_trouble_in_making() const;
+  std::string waits_text() const;
+
   Setup setup_;
   std::shared_ptr<GlooWatch::Group> watched_ = std::make_shared<GlooWatch::Group>();
   std::shared_ptr<GlooBell> bell_ = std::make_shared<GlooBell>();
   c10::intrusive_ptr<c10d::Backend> gloo_;  // null for a group of one
   std::vector<std::uint32_t> messages_;     // sent so far, by destination
+  std::vector<MessageCounts> counts_;       // by peer
   std::deque<SelfMessage> self_messages_;
   mutable std::mutex abort_mutex_;
   std::string abort_reason_;

@@ -49,8 +49,11 @@ class GlooFailure {
   /// Throws once it can say who, or has waited long enough.
   void throw_when_known(const GlooBackend& backend) const {
     backend.throw_if_aborted();
-    if (const std::string trouble = backend.trouble(); !trouble.empty()) throw CommError(trouble);
-    if (GlooClock::now() - since_ > kBlamePatience) throw CommError("gloo: " + text_);
+    if (const std::string trouble = backend.announced_trouble(); !trouble.empty()) throw CommError(trouble);
+    if (GlooClock::now() - since_ < kBlamePatience) return;
+    std::string trouble = backend.trouble();
+    if (trouble.empty()) trouble = backend.who_left();
+    throw CommError(trouble.empty() ? "gloo: " + text_ : fmt::format("{} (gloo: {})", trouble, text_));
   }
 
  private:
@@ -67,6 +70,9 @@ class GlooCollective final : public Operation {
         rank_(static_cast<std::size_t>(backend.rank())),
         element_(element_size(description.dtype)),
         index_(backend.begin_collective()) {}
+  ~GlooCollective() override {
+    if (has_waited_) backend_.end_wait();
+  }
 
   Progress advance() override {
     if (failure_) {
@@ -99,7 +105,11 @@ class GlooCollective final : public Operation {
     return Doorbell{&backend_.bell()->word, seen_, &backend_.bell()->sleepers, false};
   }
   void check_peers() override {
-    if (const std::string trouble = backend_.trouble(kDeathAge); !trouble.empty()) throw CommError(trouble);
+    if (failure_) return;
+    has_waited_ = true;
+    backend_.look_after_wait(kDeathAge);
+    if (const std::string stuck = backend_.why_stuck(); !stuck.empty())
+      throw CommError(fmt::format("the ranks do not call the same operation: {}", stuck));
   }
   std::vector<int> missing_ranks() override { return backend_.behind(index_); }
 
@@ -380,6 +390,7 @@ class GlooCollective final : public Operation {
   c10::intrusive_ptr<c10d::Work> work_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   std::uint32_t seen_ = 0;
+  bool has_waited_ = false;
   GlooFailure failure_;
 };
 
@@ -404,6 +415,7 @@ class GlooTransfers final : public Operation {
     if (!complete) backend_.abort("a message was given up before it was through");
     for (auto& part : parts_)
       if (part->thread.joinable()) part->thread.join();
+    if (has_waited_) backend_.end_wait();
   }
 
   Progress advance() override {
@@ -433,6 +445,8 @@ class GlooTransfers final : public Operation {
       }
       if (!part->transfer->is_send) copy_bytes(part->transfer->data, bytes_of(part->data), bytes(*part->transfer));
       part->delivered = moved = true;
+      GlooBackend::MessageCounts& with = backend_.messages_with(part->transfer->peer);
+      ++(part->transfer->is_send ? with.sends_done : with.receives_done);
     }
     return all ? Progress::done : moved ? Progress::moved : Progress::blocked;
   }
@@ -441,7 +455,9 @@ class GlooTransfers final : public Operation {
     return Doorbell{&backend_.bell()->word, seen_, &backend_.bell()->sleepers, false};
   }
   void check_peers() override {
-    if (const std::string trouble = backend_.trouble(kDeathAge); !trouble.empty()) throw CommError(trouble);
+    if (failure_) return;
+    has_waited_ = true;
+    backend_.look_after_wait(kDeathAge);
   }
   std::vector<int> missing_ranks() override {
     std::vector<int> ranks;
@@ -473,6 +489,8 @@ class GlooTransfers final : public Operation {
       part->ended = true;
       return part;
     }
+    GlooBackend::MessageCounts& with = backend_.messages_with(transfer.peer);
+    ++(transfer.is_send ? with.sends : with.receives);
     part->header = gloo_buffer(sizeof(MessageHeader));
     std::vector<at::Tensor> header{part->header};
     try {
@@ -550,6 +568,7 @@ class GlooTransfers final : public Operation {
   const OperationDescription& d_;
   std::vector<std::unique_ptr<Part>> parts_;
   std::uint32_t seen_ = 0;
+  bool has_waited_ = false;
   GlooFailure failure_;
 };
 

@@ -11,6 +11,9 @@ namespace phalanx {
 namespace {
 
 constexpr char kSeparator = '\n';
+// The watch's thread asks anew so often, so that it can be ended though the store does not answer.
+constexpr std::chrono::milliseconds kWatchSlice{2'000};
+constexpr std::chrono::milliseconds kProbe{1'000};
 
 std::vector<std::string> split_event(const std::string& event, std::size_t fields) {
   std::vector<std::string> result;
@@ -27,28 +30,46 @@ std::vector<std::string> split_event(const std::string& event, std::size_t field
 }
 
 std::string lost_key(int rank) { return fmt::format("lost/{}", rank); }
-
-void post_event(Store& store, const std::string& text) {
-  store.set(fmt::format("event/{}", store.add("events", 1) - 1), text);
-}
+std::string hello_key(int rank) { return fmt::format("hello/{}", rank); }
+std::string event_key(std::uint64_t number) { return fmt::format("event/{}", number); }
 
 }  // namespace
 
 GlooWatch::GlooWatch(std::shared_ptr<Store> store, int rank, int size)
     : store_(std::move(store)), rank_(rank), size_(size), stop_key_(fmt::format("stop/{}", rank)) {
+  store_->set(hello_key(rank_), "");
   store_->set_when_lost(lost_key(rank_), "died");
   thread_ = std::thread([this] { watch(); });
 }
 
 GlooWatch::~GlooWatch() {
+  stopping_.store(true);
   try {
-    store_->cancel_when_lost(lost_key(rank_));
-    store_->set(lost_key(rank_), "left");
-    store_->set(stop_key_, "");
+    if (!is_store_lost() && store_answers()) {
+      store_->cancel_when_lost(lost_key(rank_));
+      store_->set(lost_key(rank_), "left");
+      store_->set(stop_key_, "");
+    }
   } catch (const Error&) {
     // The store has gone, so the thread's wait has ended too.
   }
   thread_.join();
+}
+
+// Asks what it is given up for within seconds; what is told is not.
+bool GlooWatch::store_answers() noexcept {
+  try {
+    store_->wait({hello_key(rank_)}, kProbe);
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+// The next free number, looked for: a count would leave a hole if who took it were killed before it had written.
+void GlooWatch::post_event(const std::string& text) {
+  for (std::uint64_t number = next_event_.load();; ++number)
+    if (store_->compare_and_set(event_key(number), std::nullopt, text) == text) return;
 }
 
 void GlooWatch::add(const std::shared_ptr<Group>& group) {
@@ -62,25 +83,33 @@ void GlooWatch::watch() {
   std::vector<int> others;
   for (int rank = 0; rank < size_; ++rank)
     if (rank != rank_) others.push_back(rank);
-  for (std::uint64_t next_event = 0;;) {
-    std::vector<std::string> keys{stop_key_, fmt::format("event/{}", next_event)};
+  while (!stopping_.load()) {
+    std::vector<std::string> keys{stop_key_, event_key(next_event_.load())};
     for (const int rank : others) keys.push_back(lost_key(rank));
+    const auto asked = std::chrono::steady_clock::now();
     try {
-      const std::string key = store_->wait_any(keys, std::chrono::hours(24 * 300));
+      const std::string key = store_->wait_any(keys, kWatchSlice);
       if (key == stop_key_) return;
       if (key == keys[1]) {
-        ++next_event;
-        handle_event(store_->get(key));
+        const std::string event = store_->get(key);
+        next_event_.fetch_add(1);
+        handle_event(event);
         continue;
       }
       const auto lost = std::find_if(others.begin(), others.end(), [&](int rank) { return lost_key(rank) == key; });
-      if (store_->get(key) == "died") {
+      const bool died = store_->get(key) == "died";
+      {
         const std::lock_guard lock(mutex_);
-        dead_[*lost] = std::chrono::steady_clock::now();
+        if (died)
+          dead_[*lost] = std::chrono::steady_clock::now();
+        else
+          left_.push_back(*lost);
       }
       others.erase(lost);
     } catch (const Error&) {
-      return;  // the store has gone: operations still under way learn of their peers from gloo's sockets alone
+      if (std::chrono::steady_clock::now() - asked >= kWatchSlice) continue;  // nothing has happened
+      is_store_lost_.store(true, std::memory_order_release);
+      return;
     }
   }
 }
@@ -109,7 +138,7 @@ void GlooWatch::announce_abort(const Group& group, const std::string& reason) no
       const std::lock_guard lock(mutex_);
       if (!announced_.emplace(group.id, true).second) return;
     }
-    post_event(*store_, fmt::format("abort{}{}{}{}", kSeparator, group.id, kSeparator, reason));
+    post_event(fmt::format("abort{}{}{}{}", kSeparator, group.id, kSeparator, reason));
   } catch (...) {  // the peers then learn it from gloo's sockets
   }
 }
@@ -142,12 +171,20 @@ std::vector<int> GlooWatch::lost(const Group& group) const {
   return ranks;
 }
 
+std::vector<int> GlooWatch::left(const Group& group) const {
+  const std::lock_guard lock(mutex_);
+  std::vector<int> ranks;
+  for (std::size_t i = 0; i < group.members.size(); ++i)
+    if (std::find(left_.begin(), left_.end(), group.members[i]) != left_.end()) ranks.push_back(static_cast<int>(i));
+  return ranks;
+}
+
 std::vector<int> GlooWatch::behind(const Group& group, std::uint64_t sequence) {
   constexpr std::chrono::milliseconds kPatience{1'000};
   std::vector<int> result;
   try {
     const std::string roll = fmt::format("roll/{}", store_->add("rolls", 1));
-    post_event(*store_, fmt::format("roll{}{}{}{}", kSeparator, group.id, kSeparator, roll));
+    post_event(fmt::format("roll{}{}{}{}", kSeparator, group.id, kSeparator, roll));
     std::vector<std::string> keys;
     for (const int member : group.members)
       if (member != rank_) keys.push_back(fmt::format("{}/{}", roll, member));

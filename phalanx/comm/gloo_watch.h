@@ -40,20 +40,30 @@ class GlooWatch {
   /// The two causes of trouble, each by itself: the first announced abort, or empty; ranks of the group that have died.
   std::string announced(const Group& group) const;
   std::vector<int> lost(const Group& group) const;
+  /// Ranks of the group that have let go of their watch in order: they ended, or gave up all their communicators.
+  std::vector<int> left(const Group& group) const;
+  /// The store has gone, so nothing more will be heard of anybody.
+  bool is_store_lost() const noexcept { return is_store_lost_.load(std::memory_order_acquire); }
   /// World ranks of the group that have not begun collective number `sequence`: they are asked, for at most a second.
   std::vector<int> behind(const Group& group, std::uint64_t sequence);
 
  private:
   void watch();
+  void post_event(const std::string& text);
+  bool store_answers() noexcept;
   void handle_event(const std::string& event);
 
   std::shared_ptr<Store> store_;
   int rank_;
   int size_;
   std::string stop_key_;
+  std::atomic<bool> stopping_{false};
+  std::atomic<bool> is_store_lost_{false};
+  std::atomic<std::uint64_t> next_event_{0};
   mutable std::mutex mutex_;
   std::vector<std::weak_ptr<Group>> groups_;
   std::map<int, std::chrono::steady_clock::time_point> dead_;
+  std::vector<int> left_;
   std::map<std::string, std::string> aborted_;  // group id -> reason, as the first announced
   std::map<std::string, bool> announced_;
   std::thread thread_;

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "phalanx/base/error.h"
 #include "phalanx/comm/shm_collectives.h"
 #include "phalanx/comm/shm_segment.h"
@@ -24,7 +26,7 @@ class ShmBackend final : public Backend {
         members_(std::move(members)),
         is_crowded_(is_crowded),
         board_(ShmSegment::board(segment_), rank, segment_->layout().size,
-               [this](int peer) { return processes_->why_dead(members_[static_cast<std::size_t>(peer)]); }),
+               [this](int peer) { return processes_->trouble(members_[static_cast<std::size_t>(peer)]); }),
         mail_(board_, segment_->channels()) {}
 
   int rank() const noexcept override { return board_.rank(); }
@@ -56,26 +58,81 @@ class ShmBackend final : public Backend {
   PeerMail mail_;
 };
 
+// All ranks' values, by way of the store. A rank that dies meanwhile is an error at once.
+class StoreExchange {
+ public:
+  StoreExchange(Store& store, std::string prefix, int rank, int size, std::chrono::milliseconds timeout)
+      : store_(store), prefix_(std::move(prefix)), rank_(rank), size_(size), timeout_(timeout) {
+    store_.set_when_lost(lost_key(rank_), "");
+  }
+  ~StoreExchange() {
+    try {
+      store_.cancel_when_lost(lost_key(rank_));
+    } catch (const Error&) {
+      // The store has gone.
+    }
+  }
+  StoreExchange(const StoreExchange&) = delete;
+  StoreExchange& operator=(const StoreExchange&) = delete;
+
+  /// From now on ranks that are stopped are an error, too.
+  void watch(std::shared_ptr<PeerProcesses> processes) { processes_ = std::move(processes); }
+
+  std::vector<std::string> operator()(const std::string& value) {
+    std::vector<std::string> keys;
+    for (int r = 0; r < size_; ++r) keys.push_back(fmt::format("{}/{}/{}", prefix_, number_, r));
+    ++number_;
+    store_.set(keys[static_cast<std::size_t>(rank_)], value);
+    const auto deadline = Clock::now() + timeout_;
+    for (;;) {
+      const auto begin = Clock::now();
+      const auto slice = std::min(kLook, std::chrono::ceil<std::chrono::milliseconds>(deadline - begin));
+      try {
+        return store_.get_all(keys, slice);
+      } catch (const CommError&) {
+        if (Clock::now() - begin < slice) throw;  // not for the time
+      }
+      std::string missing;
+      for (int r = 0; r < size_; ++r) {
+        // Also a rank that has told its value: the next one will not come.
+        const std::string why = store_.try_get(lost_key(r)) ? "has died" : processes_ ? processes_->trouble(r) : "";
+        if (!why.empty()) throw CommError(fmt::format("the group of shm could not be made: rank {} {}", r, why));
+        if (!store_.try_get(keys[static_cast<std::size_t>(r)]))
+          missing += fmt::format("{}{}", missing.empty() ? "" : ", ", r);
+      }
+      if (Clock::now() >= deadline && !missing.empty())
+        throw CommError(fmt::format("shm: {}: of {} ranks these have not come within {} s: {}", store_.describe(),
+                                    size_, static_cast<double>(timeout_.count()) / 1000, missing));
+    }
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::milliseconds kLook{100};
+  std::string lost_key(int rank) const { return fmt::format("{}/lost/{}", prefix_, rank); }
+
+  Store& store_;
+  const std::string prefix_;
+  const int rank_, size_;
+  const std::chrono::milliseconds timeout_;
+  int number_ = 0;
+  std::shared_ptr<PeerProcesses> processes_;
+};
+
 }  // namespace
 
 std::shared_ptr<Backend> make_shm_backend(Store& store, int rank, int size, const std::string& name,
-                                          std::chrono::milliseconds timeout) {
+                                          std::chrono::milliseconds timeout, std::chrono::milliseconds heartbeat) {
   if (rank < 0 || rank >= size) throw Error(fmt::format("shm: rank {} of a world of {}", rank, size));
   // A store may see several groups of one name, one after the other: each rank counts its own calls.
   const std::string prefix = fmt::format("shm/{}", name);
   const std::int64_t call = store.add(fmt::format("{}/calls/{}", prefix, rank), 1);
-  int exchanges = 0;
-  const auto exchange = [&](const std::string& value) {
-    const int number = exchanges++;
-    std::vector<std::string> keys;
-    for (int r = 0; r < size; ++r) keys.push_back(fmt::format("{}/{}/{}/{}", prefix, call, number, r));
-    store.set(keys[static_cast<std::size_t>(rank)], value);
-    return store.get_all(keys, timeout);
-  };
-  auto processes = std::make_shared<PeerProcesses>(exchange(PeerProcesses::identity()));
+  StoreExchange exchange(store, fmt::format("{}/{}", prefix, call), rank, size, timeout);
+  auto processes = std::make_shared<PeerProcesses>(exchange(PeerProcesses::identity()), heartbeat);
+  exchange.watch(processes);
   std::vector<int> members;
   for (int r = 0; r < size; ++r) members.push_back(r);
-  auto segment = ShmSegment::make({size, kSlotBytes, kChannelChunk}, members, rank, exchange);
+  auto segment = ShmSegment::make({size, kSlotBytes, kChannelChunk}, members, rank, std::ref(exchange));
   return std::make_shared<ShmBackend>(std::move(segment), std::move(processes), std::move(members), rank,
                                       size > available_cores());
 }

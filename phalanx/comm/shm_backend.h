@@ -7,11 +7,14 @@
 #include <string>
 
 #include "phalanx/comm/backend.h"
+#include "phalanx/comm/peer_processes.h"
 #include "phalanx/comm/store.h"
 
 namespace phalanx {
 
+/// timeout: for all ranks to come; heartbeat: how long a stopped one is waited for (0: by the operation's clock alone).
 std::shared_ptr<Backend> make_shm_backend(Store& store, int rank, int size, const std::string& name,
-                                          std::chrono::milliseconds timeout);
+                                          std::chrono::milliseconds timeout,
+                                          std::chrono::milliseconds heartbeat = kDefaultHeartbeat);
 
 }  // namespace phalanx

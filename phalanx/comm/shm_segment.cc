@@ -2,17 +2,14 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <poll.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <sstream>
 
 #include "phalanx/base/error.h"
@@ -35,72 +32,7 @@ std::size_t to_pages(std::size_t bytes) { return (bytes + kPage - 1) / kPage * k
 
 std::string system_text() { return std::generic_category().message(errno); }
 
-// Field 22 of /proc/<pid>/stat, and the state letter (field 3). Nothing if there is no such process.
-struct ProcessStat {
-  char state = 'X';
-  std::uint64_t start_time = 0;
-};
-bool read_process_stat(int pid, ProcessStat& stat) {
-  std::ifstream file(fmt::format("/proc/{}/stat", pid));
-  std::string text;
-  if (!std::getline(file, text)) return false;
-  // The name (field 2) is in parentheses and may hold anything.
-  const std::size_t after_name = text.rfind(')');
-  if (after_name == std::string::npos) return false;
-  std::istringstream fields(text.substr(after_name + 1));
-  std::string skipped;
-  fields >> stat.state;
-  for (int field = 4; field < 22; ++field) fields >> skipped;
-  fields >> stat.start_time;
-  return !fields.fail();
-}
-
-int open_pidfd(int pid) {
-#ifdef SYS_pidfd_open
-  return static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
-#else
-  errno = ENOSYS;
-  return -1;
-#endif
-}
-
 }  // namespace
-
-std::string PeerProcesses::identity() {
-  ProcessStat stat;
-  if (!read_process_stat(getpid(), stat))
-    throw CommError("shm: cannot read this process's /proc/<pid>/stat; is /proc mounted?");
-  return fmt::format("{} {}", getpid(), stat.start_time);
-}
-
-PeerProcesses::PeerProcesses(const std::vector<std::string>& identities) {
-  for (const std::string& text : identities) {
-    Process process;
-    std::istringstream(text) >> process.pid >> process.start_time;
-    if (process.pid != getpid()) process.pidfd = open_pidfd(process.pid);
-    processes_.push_back(process);
-  }
-}
-
-PeerProcesses::~PeerProcesses() {
-  for (const Process& process : processes_)
-    if (process.pidfd >= 0) close(process.pidfd);
-}
-
-std::string PeerProcesses::why_dead(int rank) const {
-  const Process& process = processes_[static_cast<std::size_t>(rank)];
-  if (process.pid == getpid()) return {};
-  bool dead = false;
-  if (process.pidfd >= 0) {
-    pollfd watched{process.pidfd, POLLIN, 0};
-    dead = poll(&watched, 1, 0) == 1 && (watched.revents & POLLIN) != 0;
-  } else {
-    ProcessStat stat;
-    dead = !read_process_stat(process.pid, stat) || stat.start_time != process.start_time || stat.state == 'Z' ||
-           stat.state == 'X';
-  }
-  return dead ? fmt::format("has died (process {})", process.pid) : std::string();
-}
 
 ShmSegment::ShmSegment(const ShmLayout& layout) : layout_(layout) {
   const auto n = static_cast<std::size_t>(layout.size);

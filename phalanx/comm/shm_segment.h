@@ -1,4 +1,4 @@
-// The memory that the ranks of one machine share, and who they are.
+// The memory that the ranks of one machine share.
 //
 // The first rank makes a memfd (no name in any file system, mode 0600, sealed against shrinking), publishes its process
 // id and descriptor, and every other rank opens it through /proc/<pid>/fd. A random token inside proves that the right
@@ -17,27 +17,6 @@
 #include "phalanx/comm/peer_mail.h"
 
 namespace phalanx {
-
-/// The processes that play the ranks, watched through pidfds (or /proc where the kernel lacks them). A zombie is dead.
-class PeerProcesses {
- public:
-  /// identities[r]: what identity() said in rank r's process. Throws CommError where a process cannot be seen.
-  explicit PeerProcesses(const std::vector<std::string>& identities);
-  ~PeerProcesses();
-  PeerProcesses(const PeerProcesses&) = delete;
-  PeerProcesses& operator=(const PeerProcesses&) = delete;
-
-  static std::string identity();         // "pid start-time" of this process
-  std::string why_dead(int rank) const;  // empty while it lives
-
- private:
-  struct Process {
-    int pid = 0;
-    std::uint64_t start_time = 0;
-    int pidfd = -1;
-  };
-  std::vector<Process> processes_;
-};
 
 struct ShmLayout {
   int size = 0;

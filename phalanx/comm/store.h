@@ -4,7 +4,7 @@
 // - Thread-safe. Keys are 1 to 1,024 bytes, values 0 to 64 MiB; both may hold any bytes.
 // - get, get_all, wait and wait_any block until the keys exist; after the timeout (the call's, else the store's) they
 //   throw a CommError that names the missing keys. Every other call answers at once; over TCP it too is given up with a
-//   CommError after the store's timeout.
+//   CommError after the store's timeout, or some 20 s if that is longer.
 // - add() makes an absent key 0 first; counters are stored as decimal text, so get() reads them too.
 // - set_when_lost(key, value) asks the store to set the key by itself when this process dies, is killed, or drops the
 //   store without cancel_when_lost(key): how peers learn of a death without asking. (An in-process store cannot lose

@@ -25,6 +25,9 @@ using StoreClock = std::chrono::steady_clock;
 
 // The server answers a wait at its deadline; this much later a client stops believing that it will.
 constexpr std::chrono::milliseconds kAnswerGrace{5'000};
+// What is answered at once is not waited for as long as what waits for others: a server that is stopped must not hold
+// up a rank that is about to give up.
+constexpr std::chrono::milliseconds kPromptAnswer{15'000};
 
 }  // namespace
 
@@ -98,16 +101,18 @@ std::string TcpStore::ask(const std::string& frame, Milliseconds timeout, const 
   return payload;
 }
 
+TcpStore::Milliseconds TcpStore::prompt() const { return std::min(timeout(), kPromptAnswer); }
+
 void TcpStore::do_set(const std::string& key, const std::string& value) {
   Writer writer;
   writer.u8(static_cast<std::uint8_t>(Operation::set)).string(key).string(value);
-  ask(writer.take(), timeout(), fmt::format("set of key '{}'", key));
+  ask(writer.take(), prompt(), fmt::format("set of key '{}'", key));
 }
 
 std::optional<std::string> TcpStore::do_try_get(const std::string& key) {
   Writer writer;
   writer.u8(static_cast<std::uint8_t>(Operation::try_get)).string(key);
-  const std::string payload = ask(writer.take(), timeout(), fmt::format("get of key '{}'", key));
+  const std::string payload = ask(writer.take(), prompt(), fmt::format("get of key '{}'", key));
   Reader reader(std::string_view(payload).substr(1));
   return reader.optional();
 }
@@ -115,7 +120,7 @@ std::optional<std::string> TcpStore::do_try_get(const std::string& key) {
 std::int64_t TcpStore::do_add(const std::string& key, std::int64_t amount) {
   Writer writer;
   writer.u8(static_cast<std::uint8_t>(Operation::add)).string(key).u64(static_cast<std::uint64_t>(amount));
-  const std::string payload = ask(writer.take(), timeout(), fmt::format("add to key '{}'", key));
+  const std::string payload = ask(writer.take(), prompt(), fmt::format("add to key '{}'", key));
   return static_cast<std::int64_t>(Reader(std::string_view(payload).substr(1)).u64());
 }
 
@@ -148,23 +153,23 @@ std::optional<std::string> TcpStore::do_compare_and_set(const std::string& key,
                                                         const std::string& desired) {
   Writer writer;
   writer.u8(static_cast<std::uint8_t>(Operation::compare_and_set)).string(key).optional(expected).string(desired);
-  const std::string payload = ask(writer.take(), timeout(), fmt::format("compare and set of key '{}'", key));
+  const std::string payload = ask(writer.take(), prompt(), fmt::format("compare and set of key '{}'", key));
   return Reader(std::string_view(payload).substr(1)).optional();
 }
 
 bool TcpStore::do_delete(const std::string& key) {
   Writer writer;
   writer.u8(static_cast<std::uint8_t>(Operation::erase)).string(key);
-  const std::string payload = ask(writer.take(), timeout(), fmt::format("deletion of key '{}'", key));
+  const std::string payload = ask(writer.take(), prompt(), fmt::format("deletion of key '{}'", key));
   return Reader(std::string_view(payload).substr(1)).u8() != 0;
 }
 
 void TcpStore::do_set_when_lost(const std::string& key, const std::optional<std::string>& value) {
   std::lock_guard lock(lost_mutex_);
-  if (!lost_connection_) lost_connection_ = connect(std::min(timeout(), options_.connect_timeout));
+  if (!lost_connection_) lost_connection_ = connect(std::min(prompt(), options_.connect_timeout));
   Writer writer;
   writer.u8(static_cast<std::uint8_t>(Operation::set_when_lost)).string(key).optional(value);
-  ask_on(lost_connection_.get(), writer.take(), timeout(), fmt::format("set_when_lost of key '{}'", key));
+  ask_on(lost_connection_.get(), writer.take(), prompt(), fmt::format("set_when_lost of key '{}'", key));
 }
 
 }  // namespace phalanx

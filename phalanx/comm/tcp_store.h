@@ -77,6 +77,7 @@ class TcpStore final : public Store {
   bool do_delete(const std::string& key) override;
   void do_set_when_lost(const std::string& key, const std::optional<std::string>& value) override;
 
+  Milliseconds prompt() const;  // for what is answered at once
   UniqueFd connect(std::chrono::milliseconds timeout) const;
   // Sends a frame and returns the answer's payload. `what` says what was asked for ("get of key 'a'").
   std::string ask(const std::string& frame, Milliseconds timeout, const std::string& what);

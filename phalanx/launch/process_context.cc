@@ -153,9 +153,10 @@ ProcessContext init_from_environment(InitOptions options) {
     context.world =
         make_mpi_communicator(rendezvous, context.rank, context.world_size, {.communicator = options.communicator});
   if (!context.world)
-    context.world = make_gloo_communicator(
-        rendezvous, context.rank, context.world_size,
-        {.host = data_address(meeting.server, one_machine), .communicator = options.communicator});
+    context.world = make_gloo_communicator(rendezvous, context.rank, context.world_size,
+                                           {.host = data_address(meeting.server, one_machine),
+                                            .store_rank = environment.rendezvous == Rendezvous::launcher ? -1 : 0,
+                                            .communicator = options.communicator});
   put_on_device(context, asked, options.communicator);
   log::info(security_line(meeting, context.world->backend_name()));
   log::info(describe_start(context, fmt::format("{} ranks{}, met at {}", context.world_size,

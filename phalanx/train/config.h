@@ -103,6 +103,7 @@ struct TrainConfig {
   struct Comm {
     std::int64_t init_timeout_seconds = 300;
     std::int64_t train_timeout_seconds = 100;
+    std::int64_t heartbeat_seconds = 5;
     std::string backend = "auto";
     std::int64_t trace_buf_size = 2048;
     std::string save_traces_folder = "comm_traces";

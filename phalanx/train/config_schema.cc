@@ -185,6 +185,8 @@ const std::vector<Key>& known_keys() {
        "Longest wait for another rank until the first step is done.", 1, kAny},
       {"comm", "train_timeout_seconds", at<&C::comm, &C::Comm::train_timeout_seconds>,
        "Longest wait for another rank afterwards.", 1, kAny},
+      {"comm", "heartbeat_seconds", at<&C::comm, &C::Comm::heartbeat_seconds>,
+       "Longest wait for a rank whose process is stopped or gives no sign of life; 0: as long as for any.", 0, 86'400},
       {"comm",
        "backend",
        at<&C::comm, &C::Comm::backend>,

@@ -1,0 +1,408 @@
+// A rank that is killed or stopped, at every verb: all others learn it in time, with the names of rank and operation,
+// and leave their flight recorder. On shm and gloo, between processes. The bounds are explained in fault_world.h.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/full.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <array>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+#include "phalanx/base/error.h"
+#include "phalanx/base/file.h"
+#include "phalanx/comm/fault_world.h"
+#include "phalanx/comm/gloo.h"
+#include "phalanx/comm/shm.h"
+#include "phalanx/comm/tcp_store.h"
+
+namespace phalanx {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr int kRanks = 3;
+constexpr int kVictim = 1;
+
+// gloo_strangers: gloo between ranks that may not look at each other's processes, as on different machines.
+enum class Kind { shm, gloo, gloo_strangers };
+
+std::string name_of(Kind kind) { return kind == Kind::shm ? "Shm" : kind == Kind::gloo ? "Gloo" : "GlooStrangers"; }
+
+std::shared_ptr<Communicator> make_world(Kind kind, const HostPort& server, int rank, int size,
+                                         CommunicatorOptions options, int store_rank = -1) {
+  auto store = std::make_shared<TcpStore>(server);
+  if (kind == Kind::shm) return make_shm_communicator(*store, rank, size, std::move(options));
+  return make_gloo_communicator(
+      store, rank, size,
+      {.store_rank = store_rank,
+       .identity = kind == Kind::gloo_strangers ? fmt::format("machine-{} {} 0", rank, getpid()) : "",
+       .communicator = std::move(options)});
+}
+
+// One operation of the table: what each rank does, and what the others' error calls it.
+struct Call {
+  std::string name;
+  std::string words;  // with {n} for the number of elements and {v} for the victim
+  std::function<Work(Communicator&, std::int64_t)> run;
+};
+
+at::Tensor ones(std::int64_t count) { return at::full({count}, 1.0F); }
+
+std::vector<Call> all_calls() {
+  const auto everybody_with_victim = [](Communicator& comm, bool victim_sends, std::int64_t n, int tag) {
+    // The victim's side of messages with all others.
+    std::vector<Communicator::PeerOp> operations;
+    for (int r = 0; r < comm.size(); ++r)
+      if (r != kVictim) operations.push_back({victim_sends, ones(n), r, tag});
+    return comm.batch_peer_to_peer(std::move(operations), {.async = true});
+  };
+  std::vector<Call> calls{
+      {"all_reduce", "all_reduce(float32[{n}], sum)",
+       [](Communicator& c, std::int64_t n) { return c.all_reduce(ones(n), {.async = true}); }},
+      {"all_gather", "all_gather(float32[{n}])",
+       [](Communicator& c, std::int64_t n) { return c.all_gather(ones(n * c.size()), ones(n), {.async = true}); }},
+      {"reduce_scatter", "reduce_scatter(float32[{n}], max)",
+       [](Communicator& c, std::int64_t n) {
+         return c.reduce_scatter(ones(n), ones(n * c.size()), {.op = ReduceOp::max, .async = true});
+       }},
+      {"all_to_all", "all_to_all(float32[{n}])",
+       [](Communicator& c, std::int64_t n) {
+         return c.all_to_all(ones((n + 2) / 3 * 3), ones((n + 2) / 3 * 3), {.async = true});
+       }},
+      {"barrier", "barrier()", [](Communicator& c, std::int64_t) { return c.barrier({.async = true}); }},
+      {"send", "send(float32[{n}] to rank {v}, tag 3)",
+       [=](Communicator& c, std::int64_t n) {
+         if (c.rank() == kVictim) return everybody_with_victim(c, false, n, 3);
+         return c.send(ones(n), kVictim, {.tag = 3, .async = true});
+       }},
+      {"recv", "recv(float32[{n}] from rank {v}, tag 4)",
+       [=](Communicator& c, std::int64_t n) {
+         if (c.rank() == kVictim) return everybody_with_victim(c, true, n, 4);
+         return c.recv(ones(n), kVictim, {.tag = 4, .async = true});
+       }},
+      {"batch", "batch_peer_to_peer(2 transfers; float32[{n}] to rank {v}, tag 5",
+       [](Communicator& c, std::int64_t n) {
+         std::vector<Communicator::PeerOp> operations;
+         for (int r = 0; r < c.size(); ++r)
+           if ((r == kVictim) != (c.rank() == kVictim))
+             for (const bool sends : {true, false}) operations.push_back({sends, ones(n), r, 5});
+         return c.batch_peer_to_peer(std::move(operations), {.async = true});
+       }},
+  };
+  for (const int root : {0, kVictim}) {
+    const std::string of = fmt::format(" with root {}", root);
+    calls.push_back(
+        {"broadcast" + of, fmt::format("broadcast(float32[{{n}}], root {})", root),
+         [=](Communicator& c, std::int64_t n) { return c.broadcast(ones(n), {.root = root, .async = true}); }});
+    calls.push_back(
+        {"reduce" + of, fmt::format("reduce(float32[{{n}}], sum, root {})", root),
+         [=](Communicator& c, std::int64_t n) { return c.reduce(ones(n), {.root = root, .async = true}); }});
+    calls.push_back(
+        {"gather" + of, fmt::format("gather(float32[{{n}}], root {})", root), [=](Communicator& c, std::int64_t n) {
+           return c.gather(c.rank() == root ? ones(n * c.size()) : at::Tensor(), ones(n),
+                           {.root = root, .async = true});
+         }});
+    calls.push_back(
+        {"scatter" + of, fmt::format("scatter(float32[{{n}}], root {})", root), [=](Communicator& c, std::int64_t n) {
+           return c.scatter(ones(n), c.rank() == root ? ones(n * c.size()) : at::Tensor(),
+                            {.root = root, .async = true});
+         }});
+  }
+  return calls;
+}
+
+std::string words_of(const Call& call, std::int64_t count) {
+  std::string text = call.words;
+  const auto put = [&](const std::string& mark, std::int64_t value) {
+    if (const std::size_t at = text.find(mark); at != std::string::npos)
+      text.replace(at, mark.size(), std::to_string(value));
+  };
+  put("{n}", call.name == "all_to_all" ? (count + 2) / 3 * 3 : count);
+  put("{v}", kVictim);
+  return text;
+}
+
+void require_parts(const std::string& text, std::initializer_list<std::string> parts) {
+  for (const std::string& part : parts)
+    if (text.find(part) == std::string::npos)
+      throw std::runtime_error(fmt::format("'{}' is not in the error: {}", part, text));
+}
+
+class FolderTest : public ::testing::Test {
+ protected:
+  FolderTest() {
+    std::string name = ::testing::TempDir() + "failures_XXXXXX";
+    folder_ = mkdtemp(name.data());
+  }
+  ~FolderTest() override { std::filesystem::remove_all(folder_); }
+
+  // What the rank's flight recorder says; it must have been written.
+  void expect_recorded(int rank, const std::string& reason) const {
+    const auto path = folder_ / fmt::format("rank_{}.json", rank);
+    ASSERT_TRUE(std::filesystem::exists(path)) << path;
+    const auto dump = nlohmann::json::parse(read_file(path));
+    EXPECT_THAT(dump["reason"].get<std::string>(), ::testing::HasSubstr(reason));
+    bool failed = false;
+    for (const auto& group : dump["groups"])
+      for (const auto& entry : group["entries"]) failed |= entry["state"] == "failed";
+    EXPECT_TRUE(failed) << path;
+  }
+  std::filesystem::path folder_;
+};
+
+struct Scene {
+  Kind kind;
+  std::int64_t count;
+  bool in_the_middle;  // else the victim has not come to the operation when it is struck, and all others wait in it
+};
+
+std::string name_of(const Scene& scene) {
+  return fmt::format("{}_{}_{}", name_of(scene.kind), scene.count > 1000 ? "big" : "small",
+                     scene.in_the_middle ? "in_the_middle" : "before_it_joins");
+}
+
+class EveryVerb : public FolderTest, public ::testing::WithParamInterface<Scene> {
+ protected:
+  // Every verb in a group of its own, all at once. The victim is struck while all others are in them.
+  std::string run(int signal, std::chrono::milliseconds bound, const std::string& what,
+                  std::chrono::milliseconds limit) {
+    const Scene scene = GetParam();
+    TcpStoreServer server;
+    FaultWorld world(kRanks, [&](FaultRank& self) {
+      const auto comm = make_world(scene.kind, server.address(), self.rank(), kRanks,
+                                   {.heartbeat = limit, .trace_folder = folder_.string()});
+      struct Group {
+        Call call;
+        std::shared_ptr<Communicator> comm;
+        Work work;
+      };
+      std::vector<Group> groups;
+      for (const Call& call : all_calls())
+        groups.push_back({call, comm->split(0, comm->rank(), "of " + call.name), {}});
+      comm->barrier();
+      if (self.rank() == kVictim && !scene.in_the_middle) {
+        self.arrive();
+        self.await_go(1);
+      }
+      while (!groups.empty()) {
+        for (Group& group : groups) group.work = group.call.run(*group.comm, scene.count);
+        self.arrive();
+        std::erase_if(groups, [&](const Group& group) {
+          try {
+            group.work.wait();
+            return false;
+          } catch (const CommError& e) {
+            if (self.rank() != kVictim) self.require_in_time(bound, e.what());
+            require_parts(e.what(), {what, words_of(group.call, scene.count), "op ",
+                                     fmt::format("of group 'of {}', rank {} of 3", group.call.name, self.rank())});
+            return true;
+          }
+        });
+      }
+    });
+    for (int rank = 0; rank < kRanks; ++rank)
+      EXPECT_TRUE(world.await(rank, scene.in_the_middle ? 2 : 1)) << "rank " << rank << " did not come";
+    world.strike(kVictim, signal);
+    if (signal != SIGKILL) {
+      // The others give it up; continued, it learns that.
+      for (int rank = 0; rank < kRanks; ++rank)
+        EXPECT_TRUE(rank == kVictim || world.await_end(rank)) << "rank " << rank << " hangs";
+      world.go(1);
+      world.send(kVictim, SIGCONT);
+    }
+    const std::string failures = world.finish();
+    RecordProperty("worst_ms", static_cast<int>(world.worst().count()));
+    for (int rank = 0; rank < kRanks; ++rank)
+      if (rank != kVictim || signal != SIGKILL) expect_recorded(rank, what);
+    return failures;
+  }
+};
+
+class KilledAt : public EveryVerb {};
+TEST_P(KilledAt, EveryVerb) { EXPECT_EQ(run(SIGKILL, 1s, "rank 1 has died", 5s), ""); }
+INSTANTIATE_TEST_SUITE_P(Failures, KilledAt,
+                         ::testing::Values(Scene{Kind::shm, 5, false}, Scene{Kind::shm, 300'000, false},
+                                           Scene{Kind::shm, 5, true}, Scene{Kind::shm, 300'000, true},
+                                           Scene{Kind::gloo, 5, false}, Scene{Kind::gloo, 300'000, false},
+                                           Scene{Kind::gloo, 5, true}, Scene{Kind::gloo, 300'000, true}),
+                         [](const auto& info) { return name_of(info.param); });
+
+class StoppedAt : public EveryVerb {};
+TEST_P(StoppedAt, EveryVerb) {
+  const bool seen = GetParam().kind != Kind::gloo_strangers;
+  EXPECT_EQ(run(SIGSTOP, 1500ms, seen ? "rank 1 is stopped (SIGSTOP)" : "rank 1 has given no sign of life", 1500ms),
+            "");
+}
+INSTANTIATE_TEST_SUITE_P(Failures, StoppedAt,
+                         ::testing::Values(Scene{Kind::shm, 5, false}, Scene{Kind::shm, 300'000, true},
+                                           Scene{Kind::gloo, 5, false}, Scene{Kind::gloo, 300'000, true},
+                                           Scene{Kind::gloo_strangers, 300'000, false}),
+                         [](const auto& info) { return name_of(info.param); });
+
+// --- one case each
+
+class OnBackend : public ::testing::TestWithParam<Kind> {};
+INSTANTIATE_TEST_SUITE_P(Failures, OnBackend, ::testing::Values(Kind::shm, Kind::gloo, Kind::gloo_strangers),
+                         [](const auto& info) { return name_of(info.param); });
+
+// Rank 0 waits for rank 2, which lives, and waits for the one that dies; in a synchronous call of each.
+TEST_P(OnBackend, ARankThatWaitsForOneThatWaitsForTheDeadIsTold) {
+  TcpStoreServer server;
+  FaultWorld world(kRanks, [&](FaultRank& self) {
+    const auto comm = make_world(GetParam(), server.address(), self.rank(), kRanks, {});
+    comm->barrier();
+    self.arrive();
+    if (self.rank() == kVictim) self.await_go(1);
+    at::Tensor x = ones(5);
+    const std::string text = self.error_within(1s, [&] { comm->recv(x, self.rank() == 0 ? 2 : kVictim); });
+    require_parts(text, {"rank 1 has died", self.rank() == 0 ? "recv(float32[5] from rank 2, tag 0)"
+                                                             : "recv(float32[5] from rank 1, tag 0)"});
+  });
+  for (int rank = 0; rank < kRanks; ++rank) EXPECT_TRUE(world.await(rank, 1));
+  world.strike(kVictim, SIGKILL);
+  EXPECT_EQ(world.finish(), "");
+}
+
+// Computing, or standing still for a moment, is no failure; nor, where processes can be looked at, is being starved.
+TEST_P(OnBackend, ASlowRankIsWaitedFor) {
+  const bool strangers = GetParam() == Kind::gloo_strangers;
+  const auto limit = strangers ? 2000ms : 300ms;
+  TcpStoreServer server;
+  FaultWorld world(2, [&](FaultRank& self) {
+    const auto comm = make_world(GetParam(), server.address(), self.rank(), 2, {.heartbeat = limit});
+    if (self.rank() == 1) {
+      sched_param none{};
+      if (!strangers) sched_setscheduler(0, SCHED_IDLE, &none);
+      self.arrive();
+      const auto end = std::chrono::steady_clock::now() + limit * 3 / 2;
+      while (std::chrono::steady_clock::now() < end) {
+      }
+      sched_setscheduler(0, SCHED_OTHER, &none);
+    }
+    comm->barrier();
+    at::Tensor x = ones(70'000);
+    comm->all_reduce(x);
+  });
+  EXPECT_TRUE(world.await(1, 1));
+  world.strike(1, SIGSTOP);
+  world.send(1, SIGCONT);
+  EXPECT_EQ(world.finish(), "");
+}
+
+TEST_P(OnBackend, WithoutAHeartbeatAStoppedRankIsATimeOut) {
+  TcpStoreServer server;
+  FaultWorld world(2, [&](FaultRank& self) {
+    const auto comm = make_world(GetParam(), server.address(), self.rank(), 2, {.timeout = 1500ms, .heartbeat = 0ms});
+    comm->barrier();
+    comm->mark_started();
+    self.arrive();
+    if (self.rank() == 1) self.await_go(1);
+    const std::string text = self.error_within(10s, [&] { comm->barrier(); });
+    if (self.rank() == 0) require_parts(text, {"timed out after", "not arrived: rank 1"});
+  });
+  EXPECT_TRUE(world.await(0, 1) && world.await(1, 1));
+  world.strike(1, SIGSTOP);
+  EXPECT_TRUE(world.await_end(0));
+  world.go(1);
+  world.send(1, SIGCONT);
+  EXPECT_EQ(world.finish(), "");
+}
+
+TEST_P(OnBackend, ARankThatDiesWhileTheWorldIsMadeIsNamed) {
+  TcpStoreServer server;
+  FaultWorld world(kRanks, [&](FaultRank& self) {
+    // Rank 2 does not come, so that the others wait.
+    if (self.rank() == 2) return;
+    self.arrive();
+    const std::string text = self.error_within(
+        2s, [&] { make_world(GetParam(), server.address(), self.rank(), kRanks, {.first_timeout = 50s}); });
+    require_parts(text, {"could not be made: ", "rank 1 has died"});
+  });
+  // The victim is in the meeting when its key says so.
+  EXPECT_TRUE(world.await(0, 1) && world.await(1, 1));
+  TcpStore store(server.address());
+  store.get(GetParam() == Kind::shm ? "shm/world/1/0/1" : "gloo/1/world/rank/1", 60s);
+  store.get(GetParam() == Kind::shm ? "shm/world/1/0/0" : "gloo/1/world/rank/0", 60s);
+  world.strike(kVictim, SIGKILL);
+  EXPECT_EQ(world.finish(), "");
+}
+
+// A launcher ends the ranks that are left, perhaps before they have noticed anything.
+class Terminated : public FolderTest, public ::testing::WithParamInterface<Kind> {};
+INSTANTIATE_TEST_SUITE_P(Failures, Terminated, ::testing::Values(Kind::shm, Kind::gloo),
+                         [](const auto& info) { return name_of(info.param); });
+TEST_P(Terminated, ARankWritesItsFlightRecorder) {
+  TcpStoreServer server;
+  FaultWorld world(2, [&](FaultRank& self) {
+    const auto comm =
+        make_world(GetParam(), server.address(), self.rank(), 2, {.trace_folder = (folder_ / "traces").string()});
+    comm->barrier();
+    const Work waits = self.rank() == 0 ? comm->barrier({.async = true}) : Work();
+    self.arrive();
+    self.await_go(1);
+  });
+  for (int rank = 0; rank < 2; ++rank) EXPECT_TRUE(world.await(rank, 1));
+  for (int rank = 0; rank < 2; ++rank) world.send(rank, SIGTERM);
+  EXPECT_EQ(world.finish(), "rank 0: signal 15\nrank 1: signal 15\n");
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto dump = nlohmann::json::parse(read_file(folder_ / "traces" / fmt::format("rank_{}.json", rank)));
+    EXPECT_EQ(dump["groups"][0]["entries"].size(), rank == 0 ? 2U : 1U);
+  }
+}
+
+// Rank 0 hosts the store, as under torchrun: who tells of the others' ends dies or stops itself.
+class StoreHost : public ::testing::TestWithParam<std::tuple<Kind, int>> {};
+INSTANTIATE_TEST_SUITE_P(Failures, StoreHost,
+                         ::testing::Combine(::testing::Values(Kind::gloo, Kind::gloo_strangers),
+                                            ::testing::Values(SIGKILL, SIGSTOP)),
+                         [](const auto& info) {
+                           return name_of(std::get<0>(info.param)) +
+                                  (std::get<1>(info.param) == SIGKILL ? "Killed" : "Stopped");
+                         });
+TEST_P(StoreHost, IsNamed) {
+  const auto [kind, signal] = GetParam();
+  FaultWorld world(kRanks, [&, kind = kind, signal = signal](FaultRank& self) {
+    std::unique_ptr<TcpStoreServer> server;
+    if (self.rank() == 0) {
+      server = std::make_unique<TcpStoreServer>();
+      self.set_shared_text(server->address().text());
+    }
+    self.arrive();
+    self.await_go(1);
+    const auto comm = make_world(kind, parse_host_port(self.shared_text(), "the test's store"), self.rank(), kRanks,
+                                 {.heartbeat = 2000ms}, 0);
+    comm->barrier();
+    self.arrive();
+    if (self.rank() == 0) self.await_go(2);
+    at::Tensor x = ones(300'000);
+    // Rank 0, when it runs again, finds the others gone.
+    const auto bound = self.rank() == 0 ? 60'000ms : signal == SIGKILL ? 1000ms : 2000ms;
+    const std::string text = self.error_within(bound, [&] { comm->all_reduce(x); });
+    if (self.rank() == 0) return;
+    require_parts(text, {"all_reduce(float32[300000], sum)", signal == SIGKILL    ? "rank 0 has died"
+                                                             : kind == Kind::gloo ? "rank 0 is stopped (SIGSTOP)"
+                                                                                  : "rank 0 hosts the store"});
+    // To leave in order takes some 20 s while the store is silent: each question to it is given up after 6.
+    if (signal == SIGSTOP) _exit(0);
+  });
+  EXPECT_TRUE(world.await(0, 1));
+  world.go(1);
+  for (int rank = 0; rank < kRanks; ++rank) EXPECT_TRUE(world.await(rank, 2));
+  world.strike(0, signal);
+  if (signal == SIGSTOP) {
+    for (int rank = 1; rank < kRanks; ++rank) EXPECT_TRUE(world.await_end(rank));
+    world.go(2);
+    world.send(0, SIGCONT);
+  }
+  EXPECT_EQ(world.finish(), "");
+}
+
+}  // namespace
+}  // namespace phalanx

@@ -1,0 +1,236 @@
+// The soak: worlds of 2 to 8 ranks that communicate at random while one of them is killed, stopped for good, or stopped
+// for a moment, at a random time, the making of the world included; then all over again, over the same store. Every
+// rank must end by itself, in time, with an error that names the culprit (or, after a short stop, without one), and
+// nothing may be left: no process, no shared memory.
+//
+// PHALANX_SOAK_FAULTS (default 12) and PHALANX_SOAK_SEED choose how many and which; `make soak` runs 200.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/full.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <random>
+#include <set>
+#include <sstream>
+
+#include "phalanx/base/env.h"
+#include "phalanx/base/error.h"
+#include "phalanx/comm/fault_world.h"
+#include "phalanx/comm/gloo.h"
+#include "phalanx/comm/shm.h"
+#include "phalanx/comm/tcp_store.h"
+
+namespace phalanx {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr std::chrono::milliseconds kSoakHeartbeat{1'500};
+
+enum class Fault { kill, stop, pause };
+
+struct Round {
+  int number = 0;
+  int size = 2;
+  int victim = 0;
+  bool shm = true;
+  Fault fault = Fault::kill;
+  std::chrono::microseconds delay{};  // from the first rank's start
+  std::uint64_t seed = 0;             // of what the ranks say to each other
+
+  std::string text() const {
+    return fmt::format("fault {}: {} of {}, rank {} {}, after {} ms", number, shm ? "shm" : "gloo", size, victim,
+                       fault == Fault::kill   ? "killed"
+                       : fault == Fault::stop ? "stopped"
+                                              : "paused",
+                       delay.count() / 1000);
+  }
+};
+
+Round draw(std::mt19937_64& random, int number) {
+  const auto up_to = [&](int n) { return static_cast<int>(random() % static_cast<std::uint64_t>(n)); };
+  Round round;
+  round.number = number;
+  round.size = 2 + up_to(7);
+  round.victim = up_to(round.size);
+  round.shm = up_to(2) == 0;
+  const int dice = up_to(10);
+  round.fault = dice < 6 ? Fault::kill : dice < 8 ? Fault::stop : Fault::pause;
+  round.delay = std::chrono::microseconds(up_to(400'000));
+  round.seed = random();
+  return round;
+}
+
+// The same on all ranks: one operation, synchronous or not.
+void soak_step(Communicator& comm, std::mt19937_64& random, std::vector<Work>& under_way) {
+  const auto up_to = [&](int n) { return static_cast<int>(random() % static_cast<std::uint64_t>(n)); };
+  const int n = comm.size();
+  const std::int64_t count = up_to(3) == 0 ? 150'000 : 1 + up_to(500);
+  const bool async = up_to(2) == 0;
+  const int root = up_to(n);
+  const auto ones = [](std::int64_t elements) { return at::full({elements}, 1.0F); };
+  Work work;
+  switch (up_to(9)) {
+    case 0:
+      work = comm.broadcast(ones(count), {.root = root, .async = async});
+      break;
+    case 1:
+      work = comm.reduce(ones(count), {.root = root, .async = async});
+      break;
+    case 2:
+      work = comm.all_gather(ones(count * n), ones(count), {.async = async});
+      break;
+    case 3:
+      work = comm.reduce_scatter(ones(count), ones(count * n), {.async = async});
+      break;
+    case 4:
+      work = comm.all_to_all(ones(count * n), ones(count * n), {.async = async});
+      break;
+    case 5: {
+      at::Tensor in = ones(count);
+      work = comm.batch_peer_to_peer(
+          {{true, ones(count), (comm.rank() + 1) % n, 1}, {false, in, (comm.rank() + n - 1) % n, 1}}, {.async = async});
+      break;
+    }
+    case 6:
+      work = comm.gather(comm.rank() == root ? ones(count * n) : at::Tensor(), ones(count),
+                         {.root = root, .async = async});
+      break;
+    case 7:
+      work = comm.barrier({.async = async});
+      break;
+    default:
+      work = comm.all_reduce(ones(count), {.async = async});
+      break;
+  }
+  under_way.push_back(std::move(work));
+  if (under_way.size() >= 8) {
+    for (const Work& one : under_way) one.wait();
+    under_way.clear();
+  }
+}
+
+void play(const Round& round, const HostPort& server, FaultRank& self) {
+  const bool survives = round.fault == Fault::pause;
+  self.arrive();
+  try {
+    auto store = std::make_shared<PrefixStore>(std::make_shared<TcpStore>(server), fmt::format("{}", round.number));
+    const CommunicatorOptions options{.heartbeat = kSoakHeartbeat};
+    const auto comm = round.shm ? make_shm_communicator(*store, self.rank(), round.size, options)
+                                : make_gloo_communicator(store, self.rank(), round.size, {.communicator = options});
+    self.arrive();
+    std::mt19937_64 random(round.seed);
+    std::vector<Work> under_way;
+    for (;;) {
+      soak_step(*comm, random, under_way);
+      // After a pause they agree to end.
+      if (!survives) continue;
+      at::Tensor done = at::full({1}, self.is_told(1) ? 1.0F : 0.0F);
+      comm->all_reduce(done, {.op = ReduceOp::min});
+      if (done.const_data_ptr<float>()[0] == 1.0F) break;
+    }
+    for (const Work& work : under_way) work.wait();
+  } catch (const CommError& e) {
+    const std::string text = e.what();
+    if (survives) throw std::runtime_error("a pause was taken for a failure: " + text);
+    if (self.rank() == round.victim) return;  // stopped and continued
+    self.require_in_time(round.fault == Fault::kill ? 1000ms : kSoakHeartbeat, text);
+    const std::string who = fmt::format("rank {} ", round.victim);
+    if (text.find(who + (round.fault == Fault::kill ? "has died" : "is stopped")) == std::string::npos)
+      throw std::runtime_error("the error does not name the culprit: " + text);
+  }
+}
+
+// Inodes of the shared segments that a process has mapped.
+std::set<std::string> segments_of(const std::string& process) {
+  std::set<std::string> found;
+  std::ifstream maps("/proc/" + process + "/maps");
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find("memfd:phalanx") == std::string::npos) continue;
+    std::istringstream fields(line);
+    std::string range, mode, offset, device, inode;
+    fields >> range >> mode >> offset >> device >> inode;
+    found.insert(device + " " + inode);
+  }
+  return found;
+}
+
+std::set<std::string> names_in_dev_shm() {
+  std::set<std::string> names;
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm", none)) names.insert(entry.path().string());
+  return names;
+}
+
+// Processes that still map one of the segments.
+std::string holders_of(const std::set<std::string>& segments) {
+  std::string holders;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    const std::string name = entry.path().filename().string();
+    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+    for (const std::string& segment : segments_of(name))
+      if (segments.contains(segment)) holders += fmt::format("process {} still maps {}\n", name, segment);
+  }
+  return holders;
+}
+
+TEST(FaultSoak, RandomKillsStopsAndRestarts) {
+  const auto faults = env_int("PHALANX_SOAK_FAULTS", {.min = 1, .max = 100'000}).value_or(12);
+  const auto seed = static_cast<std::uint64_t>(
+      env_int("PHALANX_SOAK_SEED", {.min = 0})
+          .value_or(faults > 12 ? std::chrono::system_clock::now().time_since_epoch().count() % 1'000'000 : 1));
+  fmt::print("soak: {} faults, PHALANX_SOAK_SEED={}\n", faults, seed);
+  std::mt19937_64 random(seed);
+  const auto shm_before = names_in_dev_shm();
+  TcpStoreServer server;
+  TcpStore store(server.address());
+  std::map<std::string, int> counts;
+  std::map<Fault, std::chrono::milliseconds> worst;
+  for (int number = 0; number < faults; ++number) {
+    const Round round = draw(random, number);
+    SCOPED_TRACE(round.text());
+    std::set<std::string> segments;
+    std::vector<pid_t> processes;
+    {
+      FaultWorld world(round.size, [&](FaultRank& self) { play(round, server.address(), self); });
+      processes = world.processes();
+      // A rank that ends or stops before it has come to the meeting is late, not dead or stopped.
+      store.get(round.shm ? fmt::format("{}/shm/world/1/0/{}", number, round.victim)
+                          : fmt::format("{}/gloo/1/world/rank/{}", number, round.victim),
+                60s);
+      ASSERT_TRUE(world.await(round.victim, round.fault == Fault::stop ? 2 : 1));
+      // Any moment may be the wrong one: this is chance, not order.
+      usleep(static_cast<useconds_t>(round.delay.count()));
+      segments = segments_of(std::to_string(processes[0]));
+      world.strike(round.victim, round.fault == Fault::kill ? SIGKILL : SIGSTOP);
+      for (int rank = 0; rank < round.size && round.fault == Fault::stop; ++rank) {
+        if (rank == round.victim) continue;
+        EXPECT_TRUE(world.await_end(rank)) << "rank " << rank << " hangs";
+      }
+      if (round.fault == Fault::pause) usleep(static_cast<useconds_t>(round.delay.count() / 2));
+      world.go(1);
+      if (round.fault != Fault::kill) world.send(round.victim, SIGCONT);
+      ASSERT_EQ(world.finish(), "");
+      worst[round.fault] = std::max(worst[round.fault], world.worst());
+    }
+    for (const pid_t process : processes) EXPECT_NE(kill(process, 0), 0) << "process " << process << " is still there";
+    EXPECT_EQ(holders_of(segments), "");
+    ++counts[fmt::format("{} {}", round.shm ? "shm" : "gloo",
+                         round.fault == Fault::kill   ? "killed"
+                         : round.fault == Fault::stop ? "stopped"
+                                                      : "paused")];
+  }
+  EXPECT_EQ(names_in_dev_shm(), shm_before);
+  for (const auto& [what, count] : counts) fmt::print("soak: {}: {}\n", what, count);
+  fmt::print("soak: slowest error {} ms after a kill, {} ms after a stop (heartbeat {} ms)\n",
+             worst[Fault::kill].count(), worst[Fault::stop].count(), kSoakHeartbeat.count());
+}
+
+}  // namespace
+}  // namespace phalanx
