@@ -8,13 +8,14 @@ PYTHON = $(firstword $(wildcard .venv/bin/python) python3)
 CONFIGURE_FLAGS = $(if $(wildcard .deps/lib/cmake),-DCMAKE_PREFIX_PATH=$(CURDIR)/.deps)
 
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap configure build test test-all demo format check cuda-check clean
+.PHONY: help bootstrap configure build test test-all soak demo format check cuda-check clean
 
 help:
 	@echo 'make demo      set up, build, train a small Llama on 2 ranks, resume it, generate text'
 	@echo 'make test      set up, build, run every test'
 	@echo 'make build     set up, build (into $(BUILD), $(JOBS) jobs; make build JOBS=4)'
-	@echo 'make test-all  the tests again under AddressSanitizer (into $(SANITIZED))'
+	@echo 'make test-all  the soak, and the tests again under AddressSanitizer (into $(SANITIZED))'
+	@echo 'make soak      200 random kills, stops and restarts of communicating ranks; about 5 minutes (make soak FAULTS=40)'
 	@echo 'make check     formatting, layering and lint checks'
 	@echo 'make cuda-check  build the CUDA flavour, without a GPU (downloads 750 MB once)'
 	@echo 'make format    rewrite the sources with clang-format'
@@ -32,7 +33,11 @@ build: configure
 test: build
 	ctest --test-dir $(BUILD) --output-on-failure --no-tests=error
 
-test-all: test
+FAULTS ?= 200
+soak: build
+	OMP_NUM_THREADS=1 PHALANX_SOAK_FAULTS=$(FAULTS) $(BUILD)/bin/comm_test --gtest_filter='FaultSoak.*'
+
+test-all: test soak
 	cmake --preset asan -B $(SANITIZED) $(CONFIGURE_FLAGS)
 	cmake --build $(SANITIZED) --parallel $(JOBS)
 	ASAN_OPTIONS=detect_leaks=0 ctest --test-dir $(SANITIZED) --output-on-failure --no-tests=error
