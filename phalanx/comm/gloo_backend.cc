@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <future>
 #include <numeric>
 #include <sstream>
 #include <thread>
@@ -24,6 +25,7 @@ constexpr std::chrono::milliseconds kGlooTimeout = std::chrono::hours(24 * 7);
 constexpr std::chrono::milliseconds kConnectTimeout{30'000};
 constexpr std::chrono::milliseconds kLookWhileMaking{100};
 constexpr std::chrono::milliseconds kBlameWhileMaking{700};
+constexpr std::chrono::milliseconds kLeaveGloo{200};
 constexpr int kTagMessages = 1 << 29;        // message numbers before they wrap: odd gloo tags
 constexpr int kAbortTag = kTagMessages * 2;  // no message has it
 
@@ -126,7 +128,18 @@ std::vector<std::string> GlooBackend::meet(Store& store, const std::string& name
   }
 }
 
-GlooBackend::~GlooBackend() = default;
+// What gloo has begun to write to a rank that is stopped cannot be taken back, and its destructor waits for that. After
+// a failure it gets a moment, and is then left to itself.
+GlooBackend::~GlooBackend() {
+  if (!gloo_ || !aborted_.load()) return;
+  auto ended = std::make_shared<std::promise<void>>();
+  std::future<void> end = ended->get_future();
+  std::thread([ended, group = std::move(gloo_)]() mutable {
+    group.reset();
+    ended->set_value();
+  }).detach();
+  end.wait_for(kLeaveGloo);
+}
 
 std::unique_ptr<Operation> GlooBackend::start(const OperationDescription& description) {
   throw_if_aborted();

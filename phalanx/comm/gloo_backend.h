@@ -61,6 +61,7 @@ class GlooBackend final : public Backend {
 
   // For the operations.
   c10d::Backend& group() { return *gloo_; }
+  const c10::intrusive_ptr<c10d::Backend>& group_pointer() const { return gloo_; }
   const std::shared_ptr<GlooBell>& bell() const { return bell_; }
   void throw_if_aborted() const;
   /// Why the group can go on no more: what GlooWatch knows; and who was seen to have ended, or to be stopped.

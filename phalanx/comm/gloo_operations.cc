@@ -22,6 +22,7 @@ using GlooClock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kBlamePatience{700};
 // A death is an error only when what the dead rank had sent must have arrived.
 constexpr std::chrono::milliseconds kDeathAge{300};
+constexpr std::chrono::milliseconds kLeavePatience{200};
 constexpr std::size_t kSmallReduction = 64 * 1024;  // bytes in all, below which everybody gathers everything
 constexpr int kMaxPeerTag = (1 << 29) - 1;
 
@@ -413,8 +414,21 @@ class GlooTransfers final : public Operation {
     const bool complete =
         std::all_of(parts_.begin(), parts_.end(), [](const auto& part) { return part->ended.load(); });
     if (!complete) backend_.abort("a message was given up before it was through");
-    for (auto& part : parts_)
-      if (part->thread.joinable()) part->thread.join();
+    // What gloo has begun to write to a rank that is stopped does not end: its thread is left to itself, with all it
+    // uses.
+    const auto patience = GlooClock::now() + kLeavePatience;
+    for (auto& part : parts_) {
+      if (!part->thread.joinable()) continue;
+      for (;;) {
+        const std::uint32_t seen = backend_.bell()->word.load(std::memory_order_seq_cst);
+        if (part->ended.load() || GlooClock::now() > patience) break;
+        futex_wait(&backend_.bell()->word, seen, std::chrono::milliseconds(10), false);
+      }
+      if (part->ended.load())
+        part->thread.join();
+      else
+        part->thread.detach();
+    }
     if (has_waited_) backend_.end_wait();
   }
 
@@ -469,7 +483,8 @@ class GlooTransfers final : public Operation {
 
  private:
   struct Part {
-    const Transfer* transfer = nullptr;
+    Transfer asked;
+    const Transfer* transfer = &asked;
     at::Tensor header, data;
     c10::intrusive_ptr<c10d::Work> header_work, data_work;
     std::string error, mismatch;  // written before `ended`
@@ -482,9 +497,9 @@ class GlooTransfers final : public Operation {
     return static_cast<std::size_t>(transfer.count) * element_size(transfer.dtype);
   }
 
-  std::unique_ptr<Part> begin(const Transfer& transfer) {
-    auto part = std::make_unique<Part>();
-    part->transfer = &transfer;
+  std::shared_ptr<Part> begin(const Transfer& transfer) {
+    auto part = std::make_shared<Part>();
+    part->asked = transfer;
     if (transfer.peer == backend_.rank()) {
       part->ended = true;
       return part;
@@ -513,11 +528,17 @@ class GlooTransfers final : public Operation {
       part->ended = true;
       return part;
     }
-    part->thread = std::thread([this, raw = part.get()] { wait_through(*raw); });
+    part->thread =
+        std::thread([part, group = backend_.group_pointer(), bell = backend_.bell(), rank = backend_.rank()] {
+          wait_through(*part, *group, rank);
+          part->ended.store(true, std::memory_order_release);
+          ring(bell->word, bell->sleepers, false);
+        });
     return part;
   }
 
-  void wait_through(Part& part) {
+  // May go on when the operation has long ended.
+  static void wait_through(Part& part, c10d::Backend& group, int rank) {
     try {
       const Transfer& transfer = *part.transfer;
       part.header_work->wait();
@@ -525,14 +546,14 @@ class GlooTransfers final : public Operation {
         MessageHeader head;
         std::memcpy(&head, bytes_of(part.header), sizeof head);
         if (head.count != transfer.count || head.dtype != transfer.dtype) {
-          part.mismatch = fmt::format("rank {} sends {}[{}] under tag {} and rank {} receives {}[{}]", transfer.peer,
-                                      name_of(head.dtype), head.count, transfer.tag, backend_.rank(),
-                                      name_of(transfer.dtype), transfer.count);
+          part.mismatch =
+              fmt::format("rank {} sends {}[{}] under tag {} and rank {} receives {}[{}]", transfer.peer,
+                          name_of(head.dtype), head.count, transfer.tag, rank, name_of(transfer.dtype), transfer.count);
         } else {
           part.data = gloo_buffer(bytes(transfer));
           if (transfer.count > 0) {
             std::vector<at::Tensor> data{part.data};
-            part.data_work = backend_.group().recv(data, transfer.peer, head.data_tag);
+            part.data_work = group.recv(data, transfer.peer, head.data_tag);
           }
         }
       }
@@ -540,8 +561,6 @@ class GlooTransfers final : public Operation {
     } catch (...) {
       part.error = gloo_error_text(std::current_exception());
     }
-    part.ended.store(true, std::memory_order_release);
-    ring(backend_.bell()->word, backend_.bell()->sleepers, false);
   }
 
   // Messages to oneself are kept until they are asked for.
@@ -566,7 +585,7 @@ class GlooTransfers final : public Operation {
 
   GlooBackend& backend_;
   const OperationDescription& d_;
-  std::vector<std::unique_ptr<Part>> parts_;
+  std::vector<std::shared_ptr<Part>> parts_;
   std::uint32_t seen_ = 0;
   bool has_waited_ = false;
   GlooFailure failure_;

@@ -92,11 +92,14 @@ class StoreExchange {
       } catch (const CommError&) {
         if (Clock::now() - begin < slice) throw;  // not for the time
       }
+      // Also of a rank that has told this value: the next one will not come. Who was lost goes before who has only
+      // ended, perhaps because of that.
+      for (int r = 0; r < size_; ++r)
+        if (store_.try_get(lost_key(r))) throw_not_made(r, "has died");
       std::string missing;
       for (int r = 0; r < size_; ++r) {
-        // Also a rank that has told its value: the next one will not come.
-        const std::string why = store_.try_get(lost_key(r)) ? "has died" : processes_ ? processes_->trouble(r) : "";
-        if (!why.empty()) throw CommError(fmt::format("the group of shm could not be made: rank {} {}", r, why));
+        if (processes_)
+          if (const std::string why = processes_->trouble(r); !why.empty()) throw_not_made(r, why);
         if (!store_.try_get(keys[static_cast<std::size_t>(r)]))
           missing += fmt::format("{}{}", missing.empty() ? "" : ", ", r);
       }
@@ -109,6 +112,9 @@ class StoreExchange {
  private:
   using Clock = std::chrono::steady_clock;
   static constexpr std::chrono::milliseconds kLook{100};
+  [[noreturn]] static void throw_not_made(int rank, const std::string& why) {
+    throw CommError(fmt::format("the group of shm could not be made: rank {} {}", rank, why));
+  }
   std::string lost_key(int rank) const { return fmt::format("{}/lost/{}", prefix_, rank); }
 
   Store& store_;
