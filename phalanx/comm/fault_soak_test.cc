@@ -161,10 +161,12 @@ std::set<std::string> segments_of(const std::string& process) {
   return found;
 }
 
+// Of ours: other programs of the machine come and go.
 std::set<std::string> names_in_dev_shm() {
   std::set<std::string> names;
   std::error_code none;
-  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm", none)) names.insert(entry.path().string());
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm", none))
+    if (entry.path().filename().string().find("phalanx") != std::string::npos) names.insert(entry.path().string());
   return names;
 }
 
