@@ -11,9 +11,10 @@
 namespace phalanx::cli {
 
 int run_command(const Command& command, const Arguments& arguments, ErrorReporter reporter) {
-  const auto tell = [&](const std::exception& error, int status) {
+  const auto tell = [&](const std::exception& error, int status, bool show_help = false) {
     if (reporter && reporter(error)) return status;
     fmt::print(stderr, "phalanx {}: {}\n", command.name, error.what());
+    if (show_help) fmt::print(stderr, "See `phalanx {} --help`.\n", command.name);
     return status;
   };
   try {
@@ -25,9 +26,7 @@ int run_command(const Command& command, const Arguments& arguments, ErrorReporte
     }
     return command.run(arguments);
   } catch (const UsageError& error) {
-    const int status = tell(error, error.exit_status());
-    if (!reporter) fmt::print(stderr, "See `phalanx {} --help`.\n", command.name);
-    return status;
+    return tell(error, error.exit_status(), /*show_help=*/true);
   } catch (const Error& error) {
     return tell(error, error.exit_status());
   } catch (const std::exception& error) {

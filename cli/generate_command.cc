@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -17,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "cli/parse_options.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/human.h"
@@ -71,7 +71,6 @@ GenerateArguments parse_generate(const Arguments& arguments) {
   GenerateArguments parsed;
   bool greedy = false;
   CLI::App app;
-  app.set_help_flag();
   app.add_option("--checkpoint", parsed.checkpoint);
   app.add_option("--prompt", parsed.prompts)->expected(1)->take_all();
   app.add_option("--prompts-file", parsed.prompts_file);
@@ -81,16 +80,13 @@ GenerateArguments parse_generate(const Arguments& arguments) {
   app.add_option("--top-k", parsed.sampling.top_k);
   app.add_option("--top-p", parsed.sampling.top_p);
   app.add_flag("--greedy", greedy);
-  app.add_option("--seed", parsed.sampling.seed);
+  std::int64_t seed = 0;
+  app.add_option("--seed", seed);
   app.add_option("--batch-size", parsed.batch_size);
   app.add_flag("--ignore-end", parsed.ignore_end);
   app.add_option("--device", parsed.device);
   app.add_flag("--quiet,-q", parsed.quiet);
-  try {
-    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));  // CLI11 takes them from the back
-  } catch (const CLI::ParseError& error) {
-    throw UsageError(error.what());
-  }
+  parse_options(app, arguments);
   if (parsed.checkpoint.empty()) throw UsageError("--checkpoint DIR is missing: a run's checkpoint folder");
   if (parsed.prompts.empty() == parsed.prompts_file.empty()) {
     throw UsageError("expected either --prompt TEXT (it may be repeated) or --prompts-file FILE");
@@ -102,6 +98,8 @@ GenerateArguments parse_generate(const Arguments& arguments) {
   if (parsed.max_new_tokens < 1) {
     throw UsageError(fmt::format("--max-new-tokens is {}: expected 1 or more", parsed.max_new_tokens));
   }
+  if (seed < 0) throw UsageError(fmt::format("--seed is {}: expected 0 or more", seed));
+  parsed.sampling.seed = static_cast<std::uint64_t>(seed);
   if (parsed.batch_size < 1) throw UsageError(fmt::format("--batch-size is {}: expected 1 or more", parsed.batch_size));
   parsed.sampling.validate();
   return parsed;

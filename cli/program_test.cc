@@ -16,6 +16,7 @@
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -271,6 +272,137 @@ TEST_F(ProgramTest, APortInUseIsNamed) {
   ::close(listener);
   EXPECT_EQ(outcome.status, 1) << outcome.err;
   EXPECT_THAT(outcome.err, HasSubstr(port));
+}
+
+TEST_F(ProgramTest, LogLinesComeAtTheirStepsWithTheSpeedSinceTheLineBefore) {
+  const Outcome outcome = run({"train", "-n", "2", config(), "--metrics.log_freq=3"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  std::vector<nlohmann::json> metrics;
+  std::istringstream file(contents(path("run/metrics.jsonl")));
+  for (std::string line; std::getline(file, line);) metrics.push_back(nlohmann::json::parse(line));
+  ASSERT_EQ(metrics.size(), 8U);
+  const std::regex line("step: +([0-9]+)  loss: .*tps: ([0-9,]+)  tflops: ([0-9.]+)  mfu: ([0-9.]+|N/A)");
+  std::vector<std::size_t> steps;
+  std::size_t before = 0;
+  for (std::sregex_iterator at(outcome.err.begin(), outcome.err.end(), line), end; at != end; ++at) {
+    const std::size_t step = std::stoul((*at)[1]);
+    steps.push_back(step);
+    double tokens = 0, seconds = 0;
+    for (std::size_t i = before; i < step; ++i) {
+      tokens += metrics[i]["tokens"].get<double>();
+      seconds += metrics[i]["seconds"].get<double>();
+    }
+    before = step;
+    const double tps = tokens / 2 / seconds;  // of one device
+    EXPECT_NEAR(std::stod(std::regex_replace((*at)[2].str(), std::regex(","), "")), tps, 0.51) << step;
+    const double flops = metrics[0]["tflops"].get<double>() / metrics[0]["tps"].get<double>();
+    EXPECT_NEAR(std::stod((*at)[3]), tps * flops, 0.0051) << step;
+    if (step == 1) continue;  // the device's peak is not known yet
+    const auto& last = metrics[step - 1];
+    const double peak = last["tflops"].get<double>() / last["mfu_percent"].get<double>();
+    EXPECT_NEAR(std::stod((*at)[4]), tps * flops / peak, 0.0051) << step;
+  }
+  EXPECT_THAT(steps, ::testing::ElementsAre(1, 3, 6, 8));
+}
+
+TEST_F(ProgramTest, CtrlCSavesAndEndsWithStatus0) {
+  const Outcome stopped = run({"train", config(), "--training.steps=100000"}, {.meanwhile = [&](pid_t program) {
+                                if (count(contents(path("run/metrics.jsonl")), "\n") < 2) return false;
+                                ::kill(program, SIGINT);
+                                return true;
+                              }});
+  EXPECT_EQ(stopped.status, 0) << stopped.err;
+  EXPECT_EQ(count(stopped.err, "stopped on request after step"), 1) << stopped.err;
+  EXPECT_EQ(count(stopped.err, "saved "), 1) << stopped.err;
+}
+
+/// The processes that have this word on their command line.
+std::vector<pid_t> processes_with(const std::string& word) {
+  std::vector<pid_t> found;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    const std::string name = entry.path().filename().string();
+    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+    if (contents(entry.path() / "cmdline").find(word) != std::string::npos) found.push_back(std::stoi(name));
+  }
+  return found;
+}
+
+TEST_F(ProgramTest, AKilledRankIsNamedAndAKilledLauncherLeavesNoRankBehind) {
+  const std::string file = config();
+  const auto ranks = [&] {
+    std::vector<pid_t> workers;
+    for (const pid_t process : processes_with(file)) {
+      if (contents("/proc/" + std::to_string(process) + "/cmdline").find("phalanx-worker") == std::string::npos)
+        continue;
+      workers.push_back(process);
+    }
+    return workers;
+  };
+  const auto training = [&] { return count(contents(path("run/metrics.jsonl")), "\n") >= 2; };
+  const std::vector<std::string> command = {"train", "-n", "2", file, "--training.steps=100000"};
+  const Outcome killed_rank = run(command, {.meanwhile = [&](pid_t) {
+                                    if (!training() || ranks().size() != 2) return false;
+                                    ::kill(ranks()[0], SIGKILL);
+                                    return true;
+                                  }});
+  EXPECT_NE(killed_rank.status, 0);
+  EXPECT_EQ(count(killed_rank.err, "was killed by signal 9"), 1) << killed_rank.err;
+  EXPECT_EQ(ranks().size(), 0U);
+
+  std::filesystem::remove_all(path("run"));
+  const Outcome killed_launcher = run(command, {.meanwhile = [&](pid_t launcher) {
+                                        if (!training()) return false;
+                                        ::kill(launcher, SIGKILL);
+                                        return true;
+                                      }});
+  EXPECT_EQ(killed_launcher.status, 128 + SIGKILL);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (!ranks().empty() && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  EXPECT_EQ(ranks().size(), 0U);
+  for (const pid_t worker : ranks()) ::kill(worker, SIGKILL);
+}
+
+TEST_F(ProgramTest, WithoutSharedMemoryTwoRanksUseGlooOrSaySo) {
+  // Shared memory is a file to the system, so a limit on files is one on it.
+  const RunOptions without{.file_size_limit = 100'000};
+  const Outcome chosen = run({"train", "-n", "2", config(), "--checkpoint.no-enable"}, without);
+  EXPECT_EQ(chosen.status, 0) << chosen.err;
+  EXPECT_THAT(chosen.err, AllOf(HasSubstr("shared memory cannot be used, so gloo is"), HasSubstr("backend gloo")));
+  expect_one_error(run({"train", "-n", "2", config(), "--checkpoint.no-enable", "--comm.backend=shm"}, without), 1,
+                   "shared memory is not available");
+}
+
+TEST_F(ProgramTest, WrongOptionsAreNamedWithTheNearest) {
+  expect_one_error(run({"generate", "--checkpoint", "x", "--promt", "y"}), 2,
+                   "unknown option '--promt' (did you mean '--prompt'?)");
+  expect_one_error(run({"generate", "--checkpoint", "x", "--prompt", "y", "z"}), 2, "unexpected argument 'z'");
+  expect_one_error(run({"generate", "--checkpoint", "x", "--prompt", "y", "--top-k", "many"}), 2,
+                   "--top-k = many: expected a number");
+  expect_one_error(run({"generate", "--checkpoint", "x", "--prompt", "y", "--seed", "-1"}), 2, "--seed is -1");
+  const Outcome outcome = run({"tokenize", "x", "--vocab-sise", "300"});
+  expect_one_error(outcome, 2, "unknown option '--vocab-sise' (did you mean '--vocab-size'?)");
+  EXPECT_THAT(outcome.err, HasSubstr("See `phalanx tokenize --help`."));
+}
+
+TEST_F(ProgramTest, ARunAndItsExportGenerateTheSame) {
+  const std::string file = config();
+  ASSERT_EQ(run({"train", file, "--checkpoint.last_save_in_hf", "--model.rope_theta=50", "--model.norm_eps=0.01",
+                 "--model.tie_embeddings", "--optimizer.lr=1e-2"})
+                .status,
+            0);
+  write("prompts.jsonl", "{\"ids\": [5, 300, 7]}\n{\"ids\": [1]}\n");
+  const auto generate = [&](const std::string& folder) {
+    return run({"generate", "--checkpoint", path(folder), "--prompts-file", path("prompts.jsonl"), "--max-new-tokens",
+                "12", "--temperature", "0.9"});
+  };
+  const Outcome of_run = generate("run/checkpoint"), of_export = generate("run/hf");
+  ASSERT_EQ(of_run.status, 0) << of_run.err;
+  EXPECT_EQ(count(of_run.out, "\"ids\""), 2) << of_run.out;
+  EXPECT_EQ(of_run.out, of_export.out) << of_export.err;
+  expect_one_error(generate("run"), 1, "did you mean " + path("run/checkpoint") + "?");
+  expect_one_error(generate("nothing"), 1, "is not a directory");
 }
 
 TEST_F(ProgramTest, ReportOfAFolderWithoutARunIsAnError) {

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
@@ -11,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "cli/parse_options.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/human.h"
@@ -77,11 +77,7 @@ TokenizeArguments parse_tokenize(const Arguments& arguments) {
   app.add_option("--min-frequency", parsed.min_frequency);
   app.add_flag("--no-end-of-text", parsed.no_end_of_text);
   app.add_flag("--quiet,-q", parsed.quiet);
-  try {
-    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));  // CLI11 takes them from the back
-  } catch (const CLI::ParseError& error) {
-    throw UsageError(error.what());
-  }
+  parse_options(app, arguments);
   if (parsed.inputs.empty()) throw UsageError("expected at least one input: a file, a directory or a pattern");
   if (parsed.tokenizer.empty()) {
     throw UsageError("--tokenizer FILE is missing: the tokenizer.json to write (with --vocab-size) or to read");

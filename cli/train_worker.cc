@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <chrono>
+#include <csignal>
 #include <nlohmann/json.hpp>
 
 #include "cli/training_sample.h"
@@ -65,6 +66,8 @@ int train_worker(const Arguments& arguments) {
     return 0;
   }
 
+  // A file beyond the limit of `ulimit -f` is then an error that names the file, not the end of the process.
+  std::signal(SIGXFSZ, SIG_IGN);
   if (!config.metrics.sample_prompt.empty()) check_sample_tokenizer(config);
   // Kept until the process ends: a rank that fails at the same time as another must still end with its own status, not
   // by the signal with which the launcher then ends it.

@@ -14,6 +14,19 @@ function(phalanx_use_torch target)
   target_link_libraries(${target} INTERFACE
     $<BUILD_INTERFACE:${lib}/libtorch_cpu.so> $<BUILD_INTERFACE:${lib}/libc10.so>)
   target_link_options(${target} INTERFACE $<BUILD_INTERFACE:-Wl,-rpath,${lib}>)
+  # at::parallel_for is a header: without OpenMP it compiles to a plain loop. The team is libtorch's own, so its libgomp is
+  # linked, under whatever name this build of torch carries it, and no second one.
+  file(STRINGS ${PHALANX_TORCH_ROOT}/include/ATen/Config.h uses_openmp REGEX "^#define AT_PARALLEL_OPENMP 1")
+  if(uses_openmp)
+    target_compile_options(${target} INTERFACE -fopenmp)
+  endif()
+  file(GLOB gomp ${lib}/libgomp*.so* ${PHALANX_TORCH_ROOT}/../torch.libs/libgomp*.so*)
+  if(uses_openmp AND gomp)
+    list(GET gomp 0 gomp)
+    target_link_libraries(${target} INTERFACE $<BUILD_INTERFACE:${gomp}>)
+  elseif(uses_openmp)
+    target_link_options(${target} INTERFACE -fopenmp)
+  endif()
   if(PHALANX_TORCH_CUDA)
     # Nothing refers to libtorch_cuda by symbol, yet loading it is what registers the CUDA kernels.
     target_link_libraries(${target} INTERFACE

@@ -124,7 +124,7 @@ TEST(Generator, StreamsEveryTokenInOrder) {
   Generator generator(*model, {.max_batch = 2});
   std::vector<std::vector<std::int64_t>> streamed(3);
   const auto results = generator.generate(
-      {greedy_request(prompt_of(3, 1), 5), greedy_request(prompt_of(6, 2), 9), greedy_request(prompt_of(2, 3), 4)},
+      {greedy_request(prompt_of(6, 2), 9), greedy_request(prompt_of(3, 1), 5), greedy_request(prompt_of(2, 3), 4)},
       [&](std::size_t request, std::int64_t token) { streamed[request].push_back(token); });
   for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(streamed[i], results[i].tokens);
   EXPECT_EQ(generator.stats().prompt_tokens, 11);
@@ -156,7 +156,7 @@ TEST(Generator, EndsWhereTheModelsLengthEnds) {
 
 TEST(Generator, RequestsThatCannotRunAreNamedBeforeAnythingRuns) {
   const auto model = small_model();
-  Generator generator(*model);
+  Generator generator(*model, {.max_batch = 1});
   const auto error = [&](Request request) {
     bool ran = false;
     const auto message = generation_error([&] {

@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <map>
 #include <random>
@@ -67,8 +69,9 @@ TEST(Sampling, TemperatureSharpensAndFlattens) {
 }
 
 TEST(Sampling, FrequenciesFollowTheDistribution) {
-  for (const SamplingOptions options :
-       {SamplingOptions{.seed = 3}, {.temperature = 0.7, .top_k = 4, .top_p = 0.95, .seed = 4}}) {
+  for (const SamplingOptions options : {SamplingOptions{.seed = 3},
+                                        {.temperature = 0.5, .seed = 5},
+                                        {.temperature = 0.7, .top_k = 4, .top_p = 0.95, .seed = 4}}) {
     Sampler sampler(options, 5);
     std::map<std::int64_t, double> counts;
     constexpr int kDraws = 40'000;
@@ -102,6 +105,17 @@ TEST(Sampling, TopPReachesFarIntoALargeVocabulary) {
   const auto chosen = sampler.distribution(logits);
   EXPECT_NEAR(static_cast<double>(chosen.size()), 4500, 5);
   for (std::size_t i = 1; i < chosen.size(); ++i) EXPECT_GE(logits[chosen[i - 1].first], logits[chosen[i].first]);
+}
+
+TEST(Sampling, TopKKeepsTheLargestOfALargeVocabulary) {
+  std::mt19937 random(2);
+  std::vector<float> logits(5000);
+  for (auto& logit : logits) logit = static_cast<float>(random() % 100'000) * 1e-5f;
+  auto sorted = logits;
+  std::sort(sorted.begin(), sorted.end(), std::greater<>());
+  const auto chosen = Sampler({.top_k = 700}, 5000).distribution(logits);
+  ASSERT_EQ(chosen.size(), 700U);
+  for (std::size_t i = 0; i < chosen.size(); ++i) EXPECT_EQ(logits[chosen[i].first], sorted[i]) << i;
 }
 
 TEST(Sampling, ExcludedTokensAreNeverDrawn) {

@@ -598,22 +598,23 @@ TEST(AutocastGuardTest, ProductsAreInBfloat16WhileItLives) {
 }
 
 TEST(StopSignalTest, HearsBothSignalsOnceAndGivesThemBack) {
+  const auto handler_of = [](int number) {
+    struct sigaction action {};
+    sigaction(number, nullptr, &action);
+    return action.sa_handler;
+  };
+  const auto on_int = handler_of(SIGINT), on_term = handler_of(SIGTERM);
   for (const int number : {SIGINT, SIGTERM}) {
-    struct sigaction before {
-    }, after{};
-    sigaction(number, nullptr, &before);
-    {
-      const StopSignal stop;
-      EXPECT_FALSE(stop.requested());
-      std::raise(number);
-      EXPECT_TRUE(stop.requested());
-      EXPECT_EQ(stop.signal_number(), number);
-      std::raise(number);  // the terminal's and the launcher's come together: still one wish
-      EXPECT_TRUE(stop.requested());
-    }
-    sigaction(number, nullptr, &after);
-    EXPECT_EQ(before.sa_handler, after.sa_handler);
+    const StopSignal stop;
+    EXPECT_FALSE(stop.requested());
+    std::raise(number);
+    EXPECT_TRUE(stop.requested());
+    EXPECT_EQ(stop.signal_number(), number);
+    std::raise(number);  // the terminal's and the launcher's come together: still one wish
+    EXPECT_TRUE(stop.requested());
   }
+  EXPECT_EQ(handler_of(SIGINT), on_int);
+  EXPECT_EQ(handler_of(SIGTERM), on_term);
 }
 
 /// The scalars under a tag, in their order: in an event the tag is followed by field 2, a little-endian float.
