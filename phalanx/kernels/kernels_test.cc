@@ -208,9 +208,9 @@ TEST(FusedKernels, StandBackForAutocast) {
 }
 
 TEST(RowKernels, TheFastestIsTaken) {
-  const auto tables = kernels::available_row_kernels().tables;
-  const kernels::RowKernels* last = tables[0];
-  for (int i = 1; i < 3; ++i) last = tables[i] != nullptr ? tables[i] : last;
+  const kernels::AvailableRowKernels available = kernels::available_row_kernels();
+  const kernels::RowKernels* last = nullptr;
+  for (const kernels::RowKernels* table : available.tables) last = table != nullptr ? table : last;
   EXPECT_EQ(&kernels::row_kernels(), last);
 }
 
