@@ -1,0 +1,144 @@
+#include "phalanx/measure/bandwidth.h"
+
+#include <sched.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <barrier>
+#include <cstring>
+#include <memory>
+#include <thread>
+
+#include "phalanx/base/error.h"
+
+namespace phalanx::measure {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Two buffers that lie on whole pages, touched, on huge pages where the system gives them.
+class CopyPair {
+ public:
+  explicit CopyPair(std::uint64_t bytes) : bytes_(bytes), mapped_((2 * bytes + kHuge - 1) / kHuge * kHuge) {
+    memory_ = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory_ == MAP_FAILED) throw Error("no memory for measuring copies");
+    madvise(memory_, mapped_, MADV_HUGEPAGE);
+    std::memset(memory_, 1, mapped_);
+  }
+  ~CopyPair() { munmap(memory_, mapped_); }
+  CopyPair(const CopyPair&) = delete;
+  CopyPair& operator=(const CopyPair&) = delete;
+
+  void copy() const {
+    std::memcpy(static_cast<char*>(memory_) + bytes_, memory_, bytes_);
+    // The copy must happen although nobody reads it.
+    asm volatile("" : : "r"(memory_) : "memory");
+  }
+
+ private:
+  static constexpr std::uint64_t kHuge = std::uint64_t{2} << 20;
+  std::uint64_t bytes_, mapped_;
+  void* memory_ = nullptr;
+};
+
+std::vector<int> usable_cpus(const Topology& machine) {
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  std::vector<int> cpus;
+  if (sched_getaffinity(0, sizeof mask, &mask) != 0) return {0};
+  for (const Cpu& cpu : machine.cpus) {
+    if (cpu.id < CPU_SETSIZE && CPU_ISSET(cpu.id, &mask)) cpus.push_back(cpu.id);
+  }
+  if (cpus.empty()) cpus.push_back(0);
+  return cpus;
+}
+
+void bind_to(int cpu) {
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(cpu, &one);
+  sched_setaffinity(0, sizeof one, &one);  // where it is refused, the thread runs where it may
+}
+
+/// Bytes per second of one thread's copies of `bytes` for about `time`: the best tenth of it, so that an interruption
+/// does not count.
+double copy_speed(const CopyPair& pair, std::uint64_t bytes, std::chrono::milliseconds time) {
+  double best = 0;
+  std::uint64_t repeats = 1;
+  const auto end = Clock::now() + time;
+  do {
+    const auto begin = Clock::now();
+    for (std::uint64_t k = 0; k < repeats; ++k) pair.copy();
+    const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    if (seconds > 0) best = std::max(best, static_cast<double>(repeats * bytes) / seconds);
+    if (seconds < std::chrono::duration<double>(time).count() / 10) repeats *= 2;
+  } while (Clock::now() < end);
+  return best;
+}
+
+double speed_of(const std::vector<int>& cpus, std::uint64_t bytes, std::chrono::milliseconds time) {
+  std::barrier together(static_cast<std::ptrdiff_t>(cpus.size()));
+  std::vector<double> speeds(cpus.size());
+  std::atomic<bool> failed{false};
+  std::vector<std::jthread> threads;
+  for (std::size_t i = 0; i < cpus.size(); ++i) {
+    threads.emplace_back([&, i] {
+      bind_to(cpus[i]);
+      std::unique_ptr<CopyPair> pair;
+      try {
+        pair = std::make_unique<CopyPair>(bytes);
+      } catch (const Error&) {
+        failed = true;
+      }
+      together.arrive_and_wait();
+      if (!failed) speeds[i] = copy_speed(*pair, bytes, time);
+    });
+  }
+  threads.clear();  // joins
+  if (failed) throw Error("no memory for measuring copies");
+  double sum = 0;
+  for (const double speed : speeds) sum += speed;
+  return sum;
+}
+
+/// How many of `cpus` share the data cache of that level with the first of them.
+std::size_t sharing(const Topology& machine, int level, const std::vector<int>& cpus) {
+  for (const Cache& cache : machine.caches) {
+    if (cache.level != level || cache.type == "Instruction") continue;
+    const auto in_cache = [&](int cpu) { return std::ranges::find(cache.cpus, cpu) != cache.cpus.end(); };
+    if (in_cache(cpus.front())) return static_cast<std::size_t>(std::ranges::count_if(cpus, in_cache));
+  }
+  return 1;
+}
+
+}  // namespace
+
+std::uint64_t copy_buffer_bytes(std::uint64_t level_bytes, std::size_t sharing) {
+  const std::uint64_t bytes = level_bytes / (4 * std::max<std::size_t>(1, sharing));
+  return std::max<std::uint64_t>(1024, bytes / 64 * 64);
+}
+
+std::vector<MemoryLevel> measure_memory(const Topology& machine, std::chrono::milliseconds each) {
+  const std::vector<int> cpus = usable_cpus(machine);
+  std::vector<MemoryLevel> levels;
+  std::uint64_t last_cache = 0;
+  for (int level = 1; level <= 4; ++level) {
+    const std::uint64_t bytes = machine.cache_bytes(level, cpus.front());
+    if (bytes == 0) continue;
+    last_cache = bytes;
+    const std::uint64_t alone = copy_buffer_bytes(bytes, 1);
+    const std::uint64_t shared = copy_buffer_bytes(bytes, sharing(machine, level, cpus));
+    levels.push_back({"L" + std::to_string(level), alone, speed_of({cpus.front()}, alone, each),
+                      speed_of(cpus, shared, each), static_cast<int>(cpus.size())});
+  }
+  // The pair of buffers is four times the last cache, but no more than a small machine has to spare.
+  const std::uint64_t all_memory = std::uint64_t{1} << 30;
+  const std::uint64_t alone = std::clamp<std::uint64_t>(2 * last_cache, 64U << 20, 256U << 20);
+  const std::uint64_t shared = std::max<std::uint64_t>(16U << 20, std::min(alone, all_memory / 2 / cpus.size()));
+  levels.push_back({"memory", alone, speed_of({cpus.front()}, alone, 2 * each), speed_of(cpus, shared, 2 * each),
+                    static_cast<int>(cpus.size())});
+  return levels;
+}
+
+}  // namespace phalanx::measure

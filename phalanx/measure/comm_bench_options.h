@@ -1,0 +1,96 @@
+// What `phalanx bench comm` measures, as a list of cases. Torch-free.
+//
+// Sizes and bandwidths follow nccl-tests. A case's `bytes` is the whole array S: the larger buffer that a rank holds
+// (all parts of the split verbs: all_gather, reduce_scatter, gather, scatter, all_to_all). With t seconds a call,
+//
+//   algbw = S / t            busbw = algbw * bus_factor(verb, n)            GB = 1e9 bytes
+//
+//   all_reduce 2(n-1)/n;  all_gather, reduce_scatter, gather, scatter, all_to_all (n-1)/n;
+//   broadcast, reduce, sendrecv, pingpong 1
+//
+// sendrecv: every rank sends S to the next and receives S from the one before, at once. pingpong: rank 0 sends S to
+// rank 1 and gets it back; t is half of the round trip. barrier moves nothing: it has one row, and times only.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "phalanx/comm/types.h"
+
+namespace phalanx::measure {
+
+enum class BenchVerb : std::uint8_t {
+  all_reduce,
+  all_gather,
+  reduce_scatter,
+  broadcast,
+  reduce,
+  gather,
+  scatter,
+  all_to_all,
+  sendrecv,
+  pingpong,
+  barrier
+};
+
+/// Where the result goes: into the buffer that the input is in, or into another.
+enum class Place : std::uint8_t { in, out };
+
+struct CommBenchOptions {
+  std::vector<std::string> backends{
+      "auto"};  // auto, shm, gloo, local (threads of rank 0), c10d (torch's own gloo), ...
+  std::vector<BenchVerb> verbs{BenchVerb::all_reduce, BenchVerb::all_gather, BenchVerb::reduce_scatter,
+                               BenchVerb::broadcast,  BenchVerb::all_to_all, BenchVerb::pingpong};
+  std::vector<std::int64_t> sizes;  // bytes; rounded down to what n ranks can share, at least one element each
+  std::vector<DataType> types{DataType::f32};
+  std::vector<ReduceOp> ops{ReduceOp::sum};
+  std::vector<Place> places{Place::out};  // a verb that has only one form is measured in that one
+  int root = 0;
+  int warmup = 3;               // calls before any is timed
+  std::int64_t iterations = 0;  // timed calls; 0: what fits into budget_seconds, 7 to 5,000
+  double budget_seconds = 0.2;  // of each round of each backend
+  int rounds = 3;               // the backends take turns; the round with the smallest median stands
+  bool check = true;            // one call on known values
+  bool copy = true;             // measure the copy roofline
+  bool pin = false;             // rank r to the r-th usable core
+  std::string device = "cpu";   // or cuda
+};
+
+struct CommBenchCase {
+  BenchVerb verb = BenchVerb::all_reduce;
+  DataType type = DataType::f32;
+  ReduceOp op = ReduceOp::sum;
+  Place place = Place::in;
+  int root = 0;
+  std::int64_t count = 0;  // elements of the whole array; 0 for barrier
+  std::int64_t bytes() const { return count * static_cast<std::int64_t>(element_size(type)); }
+};
+
+/// In the order in which they are measured: by verb, type, op, place, size.
+std::vector<CommBenchCase> bench_cases(const CommBenchOptions& options, int ranks);
+
+double bus_factor(BenchVerb verb, int ranks);
+bool reduces(BenchVerb verb);
+bool is_rooted(BenchVerb verb);
+
+std::string_view name_of(BenchVerb verb);
+std::string_view name_of(Place place);
+std::string_view text_of(DataType type);  // "float32", ...: name_of() lives in a library that links torch
+std::string_view text_of(ReduceOp op);
+std::string size_text(std::int64_t bytes);  // "64K", "1M", "1000": binary units where they fit
+
+/// Each throws a UsageError that names `flag`. Verbs also take "all"; types nccl-tests' names too (float, half, ...).
+std::vector<BenchVerb> parse_verbs(const std::string& flag, const std::string& list);
+std::vector<DataType> parse_types(const std::string& flag, const std::string& list);
+std::vector<ReduceOp> parse_ops(const std::string& flag, const std::string& list);
+std::vector<Place> parse_places(const std::string& flag, const std::string& text);  // in, out, both
+std::int64_t parse_size(const std::string& flag, const std::string& text);          // 4096, 4K, 4KiB, 1M, 2G
+std::vector<std::string> split_list(const std::string& list);
+/// from, from * factor, ... or from, from + step, ... (if step is not 0), up to `to`.
+std::vector<std::int64_t> size_range(std::int64_t from, std::int64_t to, double factor, std::int64_t step);
+/// What the single options cannot say: avg of integers, a root that is no rank, numbers out of range.
+void check_options(const CommBenchOptions& options, int ranks);
+
+}  // namespace phalanx::measure

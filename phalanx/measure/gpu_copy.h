@@ -1,0 +1,44 @@
+// How fast bytes move between host and GPU, and between GPUs: through the CUDA driver, loaded when there is one, so
+// that a program without CUDA can ask. Torch-free.
+//
+//   for (const GpuCopySpeed& speed : measure_gpu_copies()) ...    // empty: no driver, or no GPU
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace phalanx::measure {
+
+/// The few calls of the CUDA driver (libcuda) that copies need, by their names without version; each returns 0 or an
+/// error number. A test puts functions of its own here.
+struct CudaDriver {
+  int (*init)(unsigned flags) = nullptr;
+  int (*device_count)(int* count) = nullptr;
+  int (*device_get)(int* device, int ordinal) = nullptr;
+  int (*retain_primary_context)(void** context, int device) = nullptr;
+  int (*release_primary_context)(int device) = nullptr;
+  int (*set_current_context)(void* context) = nullptr;
+  int (*synchronize)() = nullptr;
+  int (*allocate)(std::uint64_t* device_pointer, std::size_t bytes) = nullptr;
+  int (*free)(std::uint64_t device_pointer) = nullptr;
+  int (*allocate_host)(void** pointer, std::size_t bytes) = nullptr;
+  int (*free_host)(void* pointer) = nullptr;
+  int (*copy_to_device)(std::uint64_t to, const void* from, std::size_t bytes) = nullptr;
+  int (*copy_to_host)(void* to, std::uint64_t from, std::size_t bytes) = nullptr;
+  int (*copy_between)(std::uint64_t to, void* to_context, std::uint64_t from, void* from_context,
+                      std::size_t bytes) = nullptr;
+};
+
+struct GpuCopySpeed {
+  std::string what;  // "host to GPU0, pinned", "GPU0 to GPU1", "GPU0 to GPU0"
+  double bytes_per_second = 0;
+};
+
+/// Throws Error if a call of the driver fails, naming it.
+std::vector<GpuCopySpeed> measure_gpu_copies(const CudaDriver& driver, std::size_t bytes = std::size_t{256} << 20);
+/// With libcuda.so.1 of this machine; empty where there is none, or no GPU.
+std::vector<GpuCopySpeed> measure_gpu_copies();
+
+}  // namespace phalanx::measure
