@@ -72,7 +72,7 @@ GenerateArguments parse_generate(const Arguments& arguments) {
   bool greedy = false;
   CLI::App app;
   app.add_option("--checkpoint", parsed.checkpoint);
-  app.add_option("--prompt", parsed.prompts)->expected(1)->take_all();
+  app.add_option("--prompt", parsed.prompts)->expected(1)->take_all()->allow_extra_args(false);
   app.add_option("--prompts-file", parsed.prompts_file);
   app.add_option("--tokenizer", parsed.tokenizer);
   app.add_option("--max-new-tokens", parsed.max_new_tokens);

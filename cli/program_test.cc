@@ -450,9 +450,11 @@ TEST_F(TraceAnalyzeTest, ARankThatNeverComesIsNamedAfterATimeOut) {
   EXPECT_THAT(stuck.err, HasSubstr("not arrived: rank 1"));
   const Outcome found = analyze();
   EXPECT_THAT(found.out, ::testing::ContainsRegex("^Rank 0 is at op [0-9]+ of group 'world', all_reduce.float32.8., "
-                                                  "sum., which failed after 1.[0-9]+ s, and rank 1 is missing: it has "
-                                                  "left no file"));
-  expect_one_error(found, 1, "rank 1 of the job left no file in " + path("traces"));
+                                                  "sum., which failed after 1.[0-9]+ s, and rank 1 is missing: its "
+                                                  "last there is op [0-9]+"));
+  // The launcher's SIGTERM had the rank that never came write its file, too.
+  EXPECT_THAT(found.out, HasSubstr("\n  rank 1: SIGTERM\n"));
+  EXPECT_EQ(found.status, 0) << found.err;
 }
 
 TEST_F(TraceAnalyzeTest, SigUsr1HasTheWaitingAndTheAbsentWriteTheirFiles) {
@@ -490,9 +492,9 @@ TEST_F(TraceAnalyzeTest, DifferentCallsAreLaidSideBySide) {
 TEST_F(TraceAnalyzeTest, TheGroupThatHoldsUpTheOthersIsNamed) {
   EXPECT_EQ(launch(3, {"group", "1500"}).status, 1);
   const Outcome found = analyze();
-  EXPECT_EQ(found.status, 1);
+  EXPECT_EQ(found.status, 0) << found.err;
   EXPECT_THAT(found.out, ::testing::StartsWith("Rank 1 is at op 0 of group 'pair', barrier(), which failed after "));
-  EXPECT_THAT(found.out, AllOf(HasSubstr("rank 2 is missing: it has left no file"),
+  EXPECT_THAT(found.out, AllOf(HasSubstr("rank 2 is missing: it has issued nothing in that group"),
                                HasSubstr("\ngroup 'world' of ranks 0 to 2: op ")));
 }
 
@@ -516,7 +518,7 @@ TEST_F(TraceAnalyzeTest, TrainingWritesOnSigUsr1AndWhenARankDies) {
   const Outcome outcome = run({"train", "-n", "2", file, "--training.steps=1000000", "--checkpoint.no-enable"},
                               {.environment = {{"PHALANX_COMM_TRACE_DIR", path("traces")}}, .meanwhile = [&](pid_t) {
                                  const std::map<int, pid_t> ranks = listening_ranks();
-                                 if (ranks.size() < 2 || count(contents(path("run/metrics.jsonl")), "\n") < 3)
+                                 if (ranks.size() < 2 || count(contents(path("run/metrics.jsonl")), "\n") < 8)
                                    return false;
                                  if (trace("r0.json").empty()) {
                                    ::kill(ranks.at(0), SIGUSR1);
@@ -529,7 +531,7 @@ TEST_F(TraceAnalyzeTest, TrainingWritesOnSigUsr1AndWhenARankDies) {
   EXPECT_NE(outcome.status, 0);
   const auto written = nlohmann::json::parse(trace("r0.json"));
   EXPECT_THAT(written["reason"].get<std::string>(), HasSubstr("rank 1 has died"));
-  EXPECT_EQ(written["groups"][0]["entries"].size(), 16U);
+  EXPECT_EQ(written["groups"][0]["entries"].size(), 16U);  // of more
   expect_one_error(analyze(), 1, "rank 1 of the job left no file");
 }
 

@@ -61,13 +61,14 @@ std::string failure_report(std::vector<WorkerFailure> failures) {
   for (std::size_t i = 1; i < failures.size() && i <= kTableRows; ++i) {
     const WorkerFailure& failure = failures[i];
     const double after = failure.time_s - failures.front().time_s;
+    const bool said_above = !failure.message.empty() && failure.message == failures.front().message;
     if (failure.rank < 0)
       rows.push_back(
           {"-", failure.host, "-", "-", fmt::format("{:+.3f} s", after), "", first_line_of(failure.message)});
     else
       rows.push_back({std::to_string(failure.rank), failure.host, std::to_string(failure.local_rank),
                       std::to_string(failure.pid), fmt::format("{:+.3f} s", after), how_it_ended(failure),
-                      first_line_of(failure.message)});
+                      said_above ? "the same" : first_line_of(failure.message)});
   }
   Row::size_type columns = rows.front().size();
   std::vector<std::size_t> widths(columns, 0);
