@@ -26,10 +26,14 @@
 
 namespace phalanx::cli {
 
-const std::string_view kDoctorHelp = R"(usage: phalanx doctor
+const std::string_view kDoctorHelp = R"(usage: phalanx doctor [--topology [--no-measure]]
 
 Says what this machine and this build have, line by line, and what is missing with what to do about it. Ends with status
 1 if something that training needs is missing.
+
+  --topology      instead: processors, caches, NUMA nodes, network devices, GPUs and their links, and the measured speed
+                  of each level of memory and of the links between processes and to GPUs (some 2 seconds)
+  --no-measure    the facts only
 )";
 
 namespace {

@@ -6,10 +6,12 @@
 #include <string>
 #include <vector>
 
+#include "cli/bench_command.h"
 #include "cli/command.h"
 #include "cli/launch_command.h"
 #include "cli/report_command.h"
 #include "cli/tokenize_command.h"
+#include "cli/topology_command.h"
 #include "cli/trace_command.h"
 #include "cli/train_command.h"
 #include "cli/worker_program.h"
@@ -24,14 +26,21 @@ std::vector<Command> commands() {
   const auto in_worker = [](const char* name) {
     return [name](const Arguments& arguments) -> int { become_worker(name, arguments); };
   };
+  // The topology needs no libtorch, so it is told even where that is missing.
+  const auto doctor = [in_worker](const Arguments& arguments) {
+    const bool topology = std::find(arguments.begin(), arguments.end(), "--topology") != arguments.end();
+    const bool help = std::find(arguments.begin(), arguments.end(), "--help") != arguments.end();
+    return topology && !help ? topology_command(arguments) : in_worker("doctor")(arguments);
+  };
   return {
       {"train", "train a model as a configuration file says", kTrainHelp, train_command},
       {"tokenize", "train a tokenizer, turn text into a token file", "", tokenize_command},
       {"generate", "continue a text with a trained model", "", in_worker("generate")},
       {"launch", "start the ranks of any program on this machine", "", launch_command},
+      {"bench", "measure the collectives: latency, bandwidth, correctness", "", bench_command},
       {"report", "write the HTML report of a run", kReportHelp, report_command},
       {"trace", "say from flight recorder files which rank a job is waiting for", kTraceHelp, trace_command},
-      {"doctor", "say what this machine and build have, and what is missing", "", in_worker("doctor")},
+      {"doctor", "say what this machine and build have, and what is missing", "", doctor},
   };
 }
 

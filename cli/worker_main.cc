@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/bench_worker.h"
 #include "cli/command.h"
 #include "cli/doctor_command.h"
 #include "cli/train_worker.h"
@@ -18,6 +19,7 @@ int main(int argc, char** argv) {
   const std::vector<Command> commands = {
     {"train", "", "", train_worker},
     {"doctor", "", kDoctorHelp, doctor_command},
+    {"bench", "", "", bench_worker},
 #if __has_include("cli/generate_command.h")
     {"generate", "", "", generate_command},
 #endif

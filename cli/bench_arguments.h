@@ -1,0 +1,22 @@
+// The command line of `phalanx bench comm`, read by the front and by the worker alike.
+#pragma once
+
+#include <string>
+
+#include "cli/command.h"
+#include "phalanx/measure/comm_bench_options.h"
+
+namespace phalanx::cli {
+
+struct BenchArguments {
+  std::string ranks;  // as written; empty: not given
+  measure::CommBenchOptions options;
+  std::string csv, json, plot;  // files; empty: none
+};
+
+/// Throws UsageError. Words may be joined by - or _, and nccl-tests' spellings are known.
+BenchArguments parse_bench_arguments(const Arguments& arguments);
+
+extern const std::string_view kBenchHelp;
+
+}  // namespace phalanx::cli

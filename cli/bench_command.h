@@ -1,0 +1,10 @@
+// phalanx bench comm: the front's half. It checks the command line and starts the ranks; bench_worker.h measures.
+#pragma once
+
+#include "cli/command.h"
+
+namespace phalanx::cli {
+
+int bench_command(const Arguments& arguments);
+
+}  // namespace phalanx::cli
