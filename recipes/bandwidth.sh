@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# The bandwidth of every collective over sizes, with 2 and with 4 ranks: a table, a JSON file and a picture for each.
+#
+#   recipes/bandwidth.sh PHALANX FOLDER [options of phalanx bench comm]
+#   recipes/bandwidth.sh build/release/bin/phalanx /tmp/bandwidth --backends shm,c10d --max-bytes 64M
+set -euo pipefail
+
+if [[ $# -lt 2 ]]; then
+  echo "usage: $0 PHALANX FOLDER [options of phalanx bench comm]" >&2
+  exit 2
+fi
+phalanx=$1
+folder=$2
+shift 2
+if [[ $# -eq 0 ]]; then set -- --min-bytes 4K --max-bytes 16M --step-factor 16; fi
+mkdir -p "$folder"
+for ranks in 2 4; do
+  "$phalanx" bench comm -n "$ranks" --ops all \
+    --json "$folder/comm-$ranks.json" --csv "$folder/comm-$ranks.csv" --plot "$folder/comm-$ranks.svg" "$@"
+done
+echo "written: $folder/comm-{2,4}.{json,csv,svg}"

@@ -1,0 +1,91 @@
+// A tour of the collectives on small vectors, before and after, rank by rank. Best with four ranks:
+//
+//   phalanx launch --nproc-per-node 4 -- collectives_tour
+//
+// Look for this: what reduce_scatter leaves on the ranks, put together by all_gather, is what all_reduce gives:
+// all-reduce = reduce-scatter + all-gather, and that is how sharded data parallelism can undo the second half.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <string>
+
+#include "phalanx/base/error.h"
+#include "phalanx/launch/process_context.h"
+#include "phalanx/launch/worker_report.h"
+
+namespace {
+
+std::string text(const at::Tensor& tensor) {
+  if (!tensor.defined()) return "-";
+  std::string list;
+  for (std::int64_t i = 0; i < tensor.numel(); ++i) {
+    list += fmt::format("{}{}", i == 0 ? "" : " ", tensor.const_data_ptr<float>()[i]);
+  }
+  return "[" + list + "]";
+}
+
+/// Rank 0 prints everybody's line, in the order of the ranks.
+void show(phalanx::Communicator& comm, const char* title, const std::string& before, const at::Tensor& after) {
+  const auto lines = comm.gather_bytes(fmt::format("{:<12} -> {}", before, text(after)));
+  if (comm.rank() != 0) return;
+  fmt::print("{}\n", title);
+  for (std::size_t rank = 0; rank < lines.size(); ++rank) fmt::print("  rank {}: {}\n", rank, lines[rank]);
+}
+
+void tour(phalanx::Communicator& comm) {
+  const int n = comm.size(), rank = comm.rank();
+  const bool is_root = rank == 0;
+  const auto mine = [&] { return at::arange(n, at::kFloat) + rank; };  // [0, 1, 2, 3] + rank
+  const std::string before = text(mine());
+  const at::Tensor nothing;
+
+  at::Tensor x = mine();
+  comm.broadcast(x, {.root = 0});
+  show(comm, "broadcast from rank 0", before, x);
+
+  x = mine();
+  comm.reduce(x, {.root = 0});
+  show(comm, "reduce to rank 0: the others keep what they had", before, x);
+
+  x = mine();
+  comm.all_reduce(x);
+  show(comm, "all_reduce", before, x);
+
+  at::Tensor part = at::zeros({1});
+  comm.reduce_scatter(part, mine());
+  show(comm, "reduce_scatter: rank r has element r of the sum", before, part);
+
+  at::Tensor whole = at::zeros({n});
+  comm.all_gather(whole, part);
+  show(comm, "all_gather of those: the all_reduce again", text(part), whole);
+
+  const at::Tensor one = at::full({1}, 10.0 * rank);
+  whole = is_root ? at::zeros({n}) : nothing;
+  comm.gather(whole, one, {.root = 0});
+  show(comm, "gather to rank 0", text(one), whole);
+
+  const at::Tensor source = is_root ? at::arange(n, at::kFloat) * 10 : nothing;
+  part = at::zeros({1});
+  comm.scatter(part, source, {.root = 0});
+  show(comm, "scatter from rank 0", text(source), part);
+
+  const at::Tensor letters = at::arange(n, at::kFloat) + 10 * rank;
+  at::Tensor exchanged = at::zeros({n});
+  comm.all_to_all(exchanged, letters);
+  show(comm, "all_to_all: element j of rank i becomes element i of rank j", text(letters), exchanged);
+}
+
+}  // namespace
+
+int main() try {
+  const phalanx::ProcessContext context = phalanx::init_from_environment();
+  tour(*context.world);
+  return 0;
+} catch (const phalanx::Error& error) {
+  if (!phalanx::report_error_to_launcher(error)) std::fprintf(stderr, "collectives_tour: %s\n", error.what());
+  return error.exit_status();
+}

@@ -1,0 +1,149 @@
+// Two independent operations, one after the other and at the same time: how much of the shorter one is hidden?
+//
+//   phalanx launch --nproc-per-node 2 -- overlap --backend gloo --trace overlap.json
+//   overlap --device cuda                    one GPU: a 16384 x 16384 matmul and a copy to the GPU, on two streams
+//
+// On the CPU: an all_reduce, and matrix products sized to take as long. Where the wire is the slow part, both at once
+// take as long as one; benchmarks/overlap_slow_link.sh shows it over a link of 1 Gbit/s. On cores that are busy
+// already, or through shared memory, the two share the processor and little can be won. The trace (rank 0's) opens in
+// ui.perfetto.dev. --limit R makes it an error if both take more than R times the longer one.
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/mm.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <thread>
+
+#include "phalanx/base/error.h"
+#include "phalanx/base/file.h"
+#include "phalanx/launch/process_context.h"
+#include "phalanx/launch/worker_report.h"
+#include "phalanx/observe/trace.h"
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Pair {
+  std::string first_name, second_name;
+  std::function<void()> first, second, both;
+};
+
+/// The time of the slowest rank, least of some rounds: what other programs disturb least.
+double timed(phalanx::Communicator& world, int rounds, const std::function<void()>& what,
+             phalanx::observe::TraceRecorder* trace = nullptr, const char* name = "") {
+  double best = 1e9;
+  for (int round = 0; round < rounds; ++round) {
+    world.barrier();
+    const phalanx::observe::TraceSpan span(trace, name, "phase");
+    const auto begin = Clock::now();
+    what();
+    at::Tensor time = at::full({1}, std::chrono::duration<double>(Clock::now() - begin).count(), at::kDouble);
+    world.all_reduce(time, {.op = phalanx::ReduceOp::max});
+    best = std::min(best, *time.const_data_ptr<double>());
+  }
+  return best;
+}
+
+Pair matmul_and_all_reduce(phalanx::Communicator& world, phalanx::observe::TraceRecorder& trace, std::int64_t bytes) {
+  at::set_num_threads(1);  // the other cores are for the transfer
+  const at::Tensor a = at::full({512, 512}, 0.5F), message = at::full({bytes / 4}, 0.0F);
+  const auto count = std::make_shared<std::int64_t>(1);
+  const auto products = [=, &trace] {
+    const phalanx::observe::TraceSpan span(&trace, "matmul", "compute");
+    for (std::int64_t k = 0; k < *count; ++k) at::mm(a, a);
+  };
+  const auto transfer = [=, &world, &trace] {
+    const phalanx::observe::TraceSpan span(&trace, "all_reduce", "comm");
+    world.all_reduce(message);
+  };
+  for (int fit = 0; fit < 4; ++fit) {
+    const double ratio = timed(world, 3, transfer) / timed(world, 3, products);
+    *count = std::max<std::int64_t>(1, std::llround(static_cast<double>(*count) * ratio));
+  }
+  return {.first_name = fmt::format("matmul ({} x 512^3)", *count),
+          .second_name = fmt::format("all_reduce ({} bytes, {})", bytes, world.backend_name()),
+          .first = products,
+          .second = transfer,
+          .both = [=, &world, &trace] {
+            const phalanx::Work work = world.all_reduce(message, {.async = true});
+            const std::jthread waiter([&, begin = Clock::now()] {  // gives the transfer a row of its own
+              while (!work.is_done()) std::this_thread::sleep_for(std::chrono::microseconds(200));
+              trace.span("all_reduce", "comm", begin, Clock::now());
+            });
+            products();
+            work.wait();
+          }};
+}
+
+Pair matmul_and_copy(c10::Device device, std::int64_t size) {
+  const c10::impl::VirtualGuardImpl gpu(device.type());
+  const at::TensorOptions options(at::kFloat);
+  const at::Tensor a = at::full({size, size}, 0.5F, options.device(device));
+  const at::Tensor target = at::empty_like(a), host = at::empty({size, size}, options.pinned_memory(true));
+  const auto compute = gpu.getNewStream(device), copy = gpu.getNewStream(device);
+  const auto on = [=](c10::Stream stream, const std::function<void()>& what) {
+    const auto before = gpu.exchangeStream(stream);
+    what();
+    gpu.exchangeStream(before);
+  };
+  const auto multiply = [=] { on(compute, [=] { at::mm(a, a); }); };
+  const auto upload = [=] { on(copy, [=] { target.copy_(host, /*non_blocking=*/true); }); };
+  const auto finish = [=] { gpu.synchronizeDevice(device.index()); };
+  return {.first_name = fmt::format("matmul ({0} x {0})", size),
+          .second_name = fmt::format("copy to the GPU ({} bytes)", host.nbytes()),
+          .first = [=] { multiply(), finish(); },
+          .second = [=] { upload(), finish(); },
+          .both = [=] { multiply(), upload(), finish(); }};
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  std::string backend = "auto", device = "cpu", trace_file;
+  std::int64_t bytes = std::int64_t{16} << 20, size = 16384;
+  int rounds = 5;
+  double limit = 0;
+  CLI::App app("Two operations, one after the other and at the same time");
+  app.add_option("--backend", backend, "of the all_reduce: auto, shm, gloo, ...");
+  app.add_option("--device", device, "cpu or cuda")->check(CLI::IsMember({"cpu", "cuda"}));
+  app.add_option("--bytes", bytes, "of the all_reduce")->check(CLI::Range(4, 1 << 30));
+  app.add_option("--size", size, "of the matrices on the GPU")->check(CLI::Range(16, 65536));
+  app.add_option("--rounds", rounds, "the least time counts")->check(CLI::Range(1, 1000));
+  app.add_option("--limit", limit, "largest accepted ratio of both to the longer one");
+  app.add_option("--trace", trace_file, "Chrome trace of rank 0");
+  CLI11_PARSE(app, argc, argv);
+  const auto context = phalanx::init_from_environment({.backend = backend, .device = device});
+  if (device == "cpu" && context.world_size < 2) throw phalanx::UsageError("start two ranks: phalanx launch -n 2 ...");
+  phalanx::observe::TraceRecorder trace({.rank = context.rank});
+  const Pair pair =
+      device == "cuda" ? matmul_and_copy(context.device, size) : matmul_and_all_reduce(*context.world, trace, bytes);
+  pair.both();
+  const auto time_of = [&](const char* name, const std::function<void()>& what) {
+    return timed(*context.world, rounds, what, &trace, name);
+  };
+  const double first = time_of("the first alone", pair.first), second = time_of("the second alone", pair.second);
+  const double serial = time_of("one after the other", [&] { pair.first(), pair.second(); });
+  const double both = time_of("both at once", pair.both), one = std::max(first, second);
+  if (context.rank == 0) {
+    if (!trace_file.empty()) phalanx::write_file(trace_file, trace.to_json());
+    fmt::print("{:<44} {:9.2f} ms\n{:<44} {:9.2f} ms\n", pair.first_name, first * 1e3, pair.second_name, second * 1e3);
+    fmt::print("{:<44} {:9.2f} ms  {:.2f} x the longer one\n", "one after the other", serial * 1e3, serial / one);
+    fmt::print("{:<44} {:9.2f} ms  {:.2f} x the longer one, speed-up {:.2f}\n", "both at once", both * 1e3, both / one,
+               serial / both);
+  }
+  if (limit > 0 && both > limit * one)
+    throw phalanx::Error(fmt::format("both at once took {:.2f} times the longer one: more than {}", both / one, limit));
+  return 0;
+} catch (const phalanx::Error& error) {
+  if (!phalanx::report_error_to_launcher(error)) fmt::print(stderr, "overlap: {}\n", error.what());
+  return error.exit_status();
+}
