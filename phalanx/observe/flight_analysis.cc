@@ -178,6 +178,7 @@ void judge_mismatch(Group& group) {
     found->second.push_back(member.rank);
   }
   std::vector<std::string> parts;
+  parts.reserve(calls.size());
   for (const auto& [call, ranks] : calls) parts.push_back(fmt::format("{} called {}", ranks_text(ranks), call));
   group.report.trouble = FlightTrouble::mismatch;
   group.report.sentence = fmt::format("The ranks do not call the same operation as op {} of group '{}': {}.",
