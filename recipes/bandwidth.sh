@@ -2,7 +2,7 @@
 # The bandwidth of every collective over sizes, with 2 and with 4 ranks: a table, a JSON file and a picture for each.
 #
 #   recipes/bandwidth.sh PHALANX FOLDER [options of phalanx bench comm]
-#   recipes/bandwidth.sh build/release/bin/phalanx /tmp/bandwidth --backends shm,c10d --max-bytes 64M
+#   recipes/bandwidth.sh build/release/bin/phalanx bandwidth --backends shm,c10d --max-bytes 64M
 set -euo pipefail
 
 if [[ $# -lt 2 ]]; then
