@@ -299,7 +299,7 @@ std::shared_ptr<Communicator> make_gloo_communicator(std::shared_ptr<Store> stor
   const auto serial = store->add(fmt::format("gloo/made/{}", rank), 1);
   auto prefixed = std::make_shared<PrefixStore>(std::move(store), fmt::format("gloo/{}", serial));
   GlooBackend::Setup setup;
-  setup.watch = std::make_shared<GlooWatch>(prefixed, rank, world_size);
+  setup.watch = std::make_shared<GroupWatch>(prefixed, rank, world_size);
   setup.store = prefixed;
   setup.id = "world";
   setup.members.resize(static_cast<std::size_t>(world_size));

@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "phalanx/comm/backend.h"
-#include "phalanx/comm/gloo_watch.h"
+#include "phalanx/comm/group_watch.h"
 #include "phalanx/comm/peer_pulse.h"
 #include "phalanx/comm/store.h"
 
@@ -35,7 +35,7 @@ class GlooBackend final : public Backend {
  public:
   struct Setup {
     std::shared_ptr<Store> store;  // of the whole world
-    std::shared_ptr<GlooWatch> watch;
+    std::shared_ptr<GroupWatch> watch;
     std::shared_ptr<PeerPulse> pulse;  // the world's; made with it
     PeerPulse::Options pulse_options;
     std::string identity;      // of this process (PeerProcesses)
@@ -64,7 +64,7 @@ class GlooBackend final : public Backend {
   const c10::intrusive_ptr<c10d::Backend>& group_pointer() const { return gloo_; }
   const std::shared_ptr<GlooBell>& bell() const { return bell_; }
   void throw_if_aborted() const;
-  /// Why the group can go on no more: what GlooWatch knows; and who was seen to have ended, or to be stopped.
+  /// Why the group can go on no more: what GroupWatch knows; and who was seen to have ended, or to be stopped.
   std::string announced_trouble(std::chrono::milliseconds age = {}) const;
   std::string trouble(std::chrono::milliseconds age = {}) const;
   /// Of a group whose connections broke and of whose members none is said to have died: who has ended in order.
@@ -105,7 +105,7 @@ class GlooBackend final : public Backend {
   std::string waits_text() const;
 
   Setup setup_;
-  std::shared_ptr<GlooWatch::Group> watched_ = std::make_shared<GlooWatch::Group>();
+  std::shared_ptr<GroupWatch::Group> watched_ = std::make_shared<GroupWatch::Group>();
   std::shared_ptr<GlooBell> bell_ = std::make_shared<GlooBell>();
   c10::intrusive_ptr<c10d::Backend> gloo_;  // null for a group of one
   std::vector<std::uint32_t> messages_;     // sent so far, by destination

@@ -28,7 +28,7 @@ std::shared_ptr<Communicator> make_mpi_communicator(std::shared_ptr<Store> store
   const auto serial = store->add(fmt::format("mpi/made/{}", rank), 1);
   auto prefixed = std::make_shared<PrefixStore>(std::move(store), fmt::format("mpi/{}", serial));
   MpiBackend::Setup setup;
-  setup.watch = std::make_shared<GlooWatch>(prefixed, rank, world_size);
+  setup.watch = std::make_shared<GroupWatch>(prefixed, rank, world_size);
   setup.store = prefixed;
   setup.id = fmt::format("world{}", serial);
   setup.members.resize(static_cast<std::size_t>(world_size));

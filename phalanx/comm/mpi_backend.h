@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "phalanx/comm/backend.h"
-#include "phalanx/comm/gloo_watch.h"
+#include "phalanx/comm/group_watch.h"
 #include "phalanx/comm/mpi_process.h"
 #include "phalanx/comm/mpi_requests.h"
 #include "phalanx/comm/store.h"
@@ -37,7 +37,7 @@ class MpiBackend final : public Backend {
  public:
   struct Setup {
     std::shared_ptr<Store> store;  // of the whole world
-    std::shared_ptr<GlooWatch> watch;
+    std::shared_ptr<GroupWatch> watch;
     std::string id;            // the group's, unique in the store
     std::vector<int> members;  // world ranks
     int rank = 0;              // in members
@@ -90,7 +90,7 @@ class MpiBackend final : public Backend {
   MpiProcess& process_;
   MPI_Comm comm_ = MPI_COMM_NULL;
   bool is_crowded_ = false;
-  std::shared_ptr<GlooWatch::Group> watched_ = std::make_shared<GlooWatch::Group>();
+  std::shared_ptr<GroupWatch::Group> watched_ = std::make_shared<GroupWatch::Group>();
   std::vector<std::uint32_t> sent_, received_;
   std::shared_ptr<std::byte[]> scratch_;
   std::size_t scratch_bytes_ = 0;

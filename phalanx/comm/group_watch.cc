@@ -1,4 +1,4 @@
-#include "phalanx/comm/gloo_watch.h"
+#include "phalanx/comm/group_watch.h"
 
 #include <fmt/format.h>
 #include <pthread.h>
@@ -35,14 +35,14 @@ std::string event_key(std::uint64_t number) { return fmt::format("event/{}", num
 
 }  // namespace
 
-GlooWatch::GlooWatch(std::shared_ptr<Store> store, int rank, int size)
+GroupWatch::GroupWatch(std::shared_ptr<Store> store, int rank, int size)
     : store_(std::move(store)), rank_(rank), size_(size), stop_key_(fmt::format("stop/{}", rank)) {
   store_->set(hello_key(rank_), "");
   store_->set_when_lost(lost_key(rank_), "died");
   thread_ = std::thread([this] { watch(); });
 }
 
-GlooWatch::~GlooWatch() {
+GroupWatch::~GroupWatch() {
   stopping_.store(true);
   try {
     if (!is_store_lost() && store_answers()) {
@@ -57,7 +57,7 @@ GlooWatch::~GlooWatch() {
 }
 
 // Asks what it is given up for within seconds; what is told is not.
-bool GlooWatch::store_answers() noexcept {
+bool GroupWatch::store_answers() noexcept {
   try {
     store_->wait({hello_key(rank_)}, kProbe);
     return true;
@@ -67,18 +67,18 @@ bool GlooWatch::store_answers() noexcept {
 }
 
 // The next free number, looked for: a count would leave a hole if who took it were killed before it had written.
-void GlooWatch::post_event(const std::string& text) {
+void GroupWatch::post_event(const std::string& text) {
   for (std::uint64_t number = next_event_.load();; ++number)
     if (store_->compare_and_set(event_key(number), std::nullopt, text) == text) return;
 }
 
-void GlooWatch::add(const std::shared_ptr<Group>& group) {
+void GroupWatch::add(const std::shared_ptr<Group>& group) {
   const std::lock_guard lock(mutex_);
   std::erase_if(groups_, [](const auto& entry) { return entry.expired(); });
   groups_.push_back(group);
 }
 
-void GlooWatch::watch() {
+void GroupWatch::watch() {
   pthread_setname_np(pthread_self(), "phalanx-watch");
   std::vector<int> others;
   for (int rank = 0; rank < size_; ++rank)
@@ -114,7 +114,7 @@ void GlooWatch::watch() {
   }
 }
 
-void GlooWatch::handle_event(const std::string& event) {
+void GroupWatch::handle_event(const std::string& event) {
   if (event.starts_with("abort")) {
     const auto fields = split_event(event, 3);  // abort, group, reason
     const std::lock_guard lock(mutex_);
@@ -132,18 +132,18 @@ void GlooWatch::handle_event(const std::string& event) {
   store_->set(fmt::format("{}/{}", fields[2], rank_), std::to_string(sequence));
 }
 
-void GlooWatch::announce_abort(const Group& group, const std::string& reason) noexcept {
+void GroupWatch::announce_abort(const Group& group, const std::string& reason) noexcept {
   try {
     {
       const std::lock_guard lock(mutex_);
       if (!announced_.emplace(group.id, true).second) return;
     }
     post_event(fmt::format("abort{}{}{}{}", kSeparator, group.id, kSeparator, reason));
-  } catch (...) {  // the peers then learn it from gloo's sockets
+  } catch (...) {  // the peers then learn it from their connections to this one
   }
 }
 
-std::string GlooWatch::trouble(const Group& group, std::chrono::milliseconds age) const {
+std::string GroupWatch::trouble(const Group& group, std::chrono::milliseconds age) const {
   const std::lock_guard lock(mutex_);
   const auto limit = std::chrono::steady_clock::now() - age;
   std::string text;
@@ -157,13 +157,13 @@ std::string GlooWatch::trouble(const Group& group, std::chrono::milliseconds age
   return aborted == aborted_.end() ? "" : aborted->second;
 }
 
-std::string GlooWatch::announced(const Group& group) const {
+std::string GroupWatch::announced(const Group& group) const {
   const std::lock_guard lock(mutex_);
   const auto found = aborted_.find(group.id);
   return found == aborted_.end() ? "" : found->second;
 }
 
-std::vector<int> GlooWatch::lost(const Group& group) const {
+std::vector<int> GroupWatch::lost(const Group& group) const {
   const std::lock_guard lock(mutex_);
   std::vector<int> ranks;
   for (std::size_t i = 0; i < group.members.size(); ++i)
@@ -171,7 +171,7 @@ std::vector<int> GlooWatch::lost(const Group& group) const {
   return ranks;
 }
 
-std::vector<int> GlooWatch::left(const Group& group) const {
+std::vector<int> GroupWatch::left(const Group& group) const {
   const std::lock_guard lock(mutex_);
   std::vector<int> ranks;
   for (std::size_t i = 0; i < group.members.size(); ++i)
@@ -179,7 +179,7 @@ std::vector<int> GlooWatch::left(const Group& group) const {
   return ranks;
 }
 
-std::vector<int> GlooWatch::behind(const Group& group, std::uint64_t sequence) {
+std::vector<int> GroupWatch::behind(const Group& group, std::uint64_t sequence) {
   constexpr std::chrono::milliseconds kPatience{1'000};
   std::vector<int> result;
   try {

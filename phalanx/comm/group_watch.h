@@ -1,5 +1,6 @@
-// GlooWatch: how the ranks of a gloo world hear of each other beside gloo: who has died, who gave up and why, how far
-// each has come. One thread per rank blocks on the store; nothing is exchanged while all is well. Torch-free.
+// GroupWatch: how the ranks of a gloo or mpi world hear of each other beside its data: who has died, who gave up and
+// why, how far each has come. One thread per rank blocks on the store; nothing is exchanged while all is well.
+// Torch-free.
 #pragma once
 
 #include <atomic>
@@ -17,7 +18,7 @@
 
 namespace phalanx {
 
-class GlooWatch {
+class GroupWatch {
  public:
   /// One group (the world, or one split from it) of this rank.
   struct Group {
@@ -26,10 +27,10 @@ class GlooWatch {
     std::atomic<std::uint64_t> sequence{0};  // collectives begun
   };
 
-  GlooWatch(std::shared_ptr<Store> store, int rank, int size);
-  ~GlooWatch();
-  GlooWatch(const GlooWatch&) = delete;
-  GlooWatch& operator=(const GlooWatch&) = delete;
+  GroupWatch(std::shared_ptr<Store> store, int rank, int size);
+  ~GroupWatch();
+  GroupWatch(const GroupWatch&) = delete;
+  GroupWatch& operator=(const GroupWatch&) = delete;
 
   void add(const std::shared_ptr<Group>& group);
 
