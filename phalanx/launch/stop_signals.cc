@@ -6,17 +6,29 @@
 
 #include <cerrno>
 #include <cstring>
+#include <ctime>
 
 #include "phalanx/base/error.h"
 
 namespace phalanx {
+namespace {
+
+bool is_ignored(int signal) {
+  struct sigaction action {};
+  return sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
+}
+
+}  // namespace
 
 SignalFd::SignalFd(const std::vector<int>& signals) {
-  sigset_t set;
+  sigset_t set, blocked;
   sigemptyset(&set);
-  for (const int signal : signals) sigaddset(&set, signal);
+  for (const int signal : signals)
+    if (signal != SIGHUP || !is_ignored(SIGHUP)) sigaddset(&set, signal);
   for (const int signal : {SIGCHLD, SIGUSR1, SIGUSR2}) sigaddset(&set, signal);
-  pthread_sigmask(SIG_BLOCK, &set, &before_);
+  blocked = set;
+  sigaddset(&blocked, SIGPIPE);
+  pthread_sigmask(SIG_BLOCK, &blocked, &before_);
   fd_.reset(signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!fd_) {
     pthread_sigmask(SIG_SETMASK, &before_, nullptr);
@@ -24,7 +36,15 @@ SignalFd::SignalFd(const std::vector<int>& signals) {
   }
 }
 
-SignalFd::~SignalFd() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+SignalFd::~SignalFd() {
+  sigset_t pipe;
+  sigemptyset(&pipe);
+  sigaddset(&pipe, SIGPIPE);
+  const timespec at_once{};
+  while (sigtimedwait(&pipe, nullptr, &at_once) == SIGPIPE) {
+  }
+  pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+}
 
 std::optional<int> SignalFd::next() {
   signalfd_siginfo info{};

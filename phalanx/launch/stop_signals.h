@@ -1,4 +1,8 @@
 // The signals that a supervisor reads from a descriptor instead of dying from them.
+//
+// - SIGHUP that is ignored, as under nohup, stays ignored, also where it is asked for.
+// - SIGPIPE is held back and forgotten: whoever read the output may have gone (a closed pipe, `| tee` after Ctrl-C),
+//   and that is no reason to end the ranks.
 #pragma once
 
 #include <signal.h>

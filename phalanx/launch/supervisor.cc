@@ -130,12 +130,16 @@ class Agent {
       if (group_) group_->pass_on(signal);
       return;
     }
-    const bool again = stop_signal_ != 0;
+    // Closing a terminal brings SIGHUP from the shell and from the kernel, the end of a login session SIGTERM with it:
+    // none of that means that somebody has lost patience.
+    const bool repeated = stop_signal_ != 0;
+    if (repeated && signal == SIGHUP) return;
+    const bool again = repeated && stop_signal_ != SIGHUP;
     stop_signal_ = signal;
     if (group_ && group_->any_alive()) group_->stop(signal, again);
-    if (!again) {
+    if (!repeated) {
       send(NodeMessage::Kind::leaving);
-    } else if (!group_ || !group_->any_alive()) {
+    } else if (again && (!group_ || !group_->any_alive())) {
       finish(128 + signal);  // no patience is left for the others to answer
     }
   }

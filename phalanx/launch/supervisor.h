@@ -5,12 +5,11 @@
 //   (worker_report.h), and an environment prepared for their number (environment_preparation.h).
 // - Output goes where worker_logs.h says. Rank 0 inherits a standard input that is no terminal; the others have none.
 // - The first rank that fails ends the others, on every node (SIGTERM, later SIGKILL). While restarts are left all
-// ranks
-//   start again in a new round; else the result tells of the root cause first (worker_failure.h).
+//   ranks start again in a new round; else the result tells of the root cause first (worker_failure.h).
 // - The signals of `stop_signals` are passed on, to the ranks of the other nodes too (coordinator.h). Ranks that
-// announced
-//   a graceful stop get the time they asked for; others are killed 1.5 s after SIGINT (30 s after the rest). A second
-//   signal kills at once. SIGUSR1 and SIGUSR2 are passed on and mean nothing to the launcher.
+//   announced a graceful stop get the time they asked for; others are killed 1.5 s after SIGINT (30 s after the rest).
+//   A second signal kills at once, unless one of the two is SIGHUP. SIGHUP that is ignored (nohup) stays ignored, for
+//   the ranks too. SIGUSR1 and SIGUSR2 are passed on and mean nothing to the launcher.
 // - Ranks, and what they started, end with the supervisor, even when it is killed by SIGKILL.
 //
 // One call at a time in a process, from a thread that stays; the signals are taken for its duration.

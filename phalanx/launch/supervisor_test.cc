@@ -1,5 +1,6 @@
 #include "phalanx/launch/supervisor.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -142,6 +143,55 @@ TEST(SupervisorTest, RanksThatAnnouncedAGracefulStopGetTheirTime) {
   EXPECT_EQ(launcher.wait(), 0) << launcher.err();
   EXPECT_TRUE(std::filesystem::exists(notes.path() / "saved.0"));
   EXPECT_TRUE(std::filesystem::exists(notes.path() / "saved.1"));
+}
+
+// The shell sends SIGHUP, the kernel sends it again when the shell has gone, and whoever ends the session sends
+// SIGTERM.
+TEST(SupervisorTest, AClosedTerminalIsOneWishToStop) {
+  TempDirectory notes("notes");
+  RunningLauncher launcher(2, {test_program(), "graceful", notes.path().string()});
+  noted_pid(notes, "pid.0");
+  noted_pid(notes, "pid.1");
+  launcher.send(SIGHUP);
+  for (const char* rank : {"asked.0", "asked.1"}) EXPECT_EQ(note_of(notes, rank), std::to_string(SIGHUP));
+  launcher.send(SIGHUP);
+  launcher.send(SIGTERM);
+  EXPECT_EQ(launcher.wait(), 0) << launcher.err();
+  for (const char* rank : {"saved.0", "saved.1"}) EXPECT_EQ(note_of(notes, rank), fmt::format("{} ", SIGTERM));
+}
+
+TEST(SupervisorTest, AClosedTerminalAfterCtrlCLosesNothingAndASecondCtrlCEndsItAll) {
+  for (const int second : {SIGHUP, SIGINT}) {
+    TempDirectory notes("notes");
+    RunningLauncher launcher(1, {test_program(), "graceful", notes.path().string()});
+    noted_pid(notes, "pid.0");
+    launcher.send(SIGINT);
+    EXPECT_EQ(note_of(notes, "asked.0"), std::to_string(SIGINT));
+    launcher.send(second);
+    EXPECT_EQ(launcher.wait(), second == SIGHUP ? 0 : 128 + SIGINT) << launcher.err();
+    EXPECT_EQ(std::filesystem::exists(notes.path() / "saved.0"), second == SIGHUP);
+  }
+}
+
+TEST(SupervisorTest, UnderNohupAClosedTerminalEndsNothing) {
+  TempDirectory notes("notes");
+  RunningLauncher launcher(2, {test_program(), "usr1", notes.path().string()}, {.before = {"nohup"}});
+  const pid_t ranks[] = {noted_pid(notes, "pid.0"), noted_pid(notes, "pid.1")};
+  launcher.send(SIGHUP);
+  for (const pid_t rank : ranks) kill(rank, SIGHUP);
+  launcher.send(SIGUSR1);  // is read after SIGHUP, if that is read at all
+  EXPECT_EQ(launcher.wait(), 0) << launcher.err();
+}
+
+TEST(SupervisorTest, RanksGoOnWhenNobodyReadsTheirOutput) {
+  int output[2];
+  ASSERT_EQ(pipe2(output, O_CLOEXEC), 0);
+  close(output[0]);
+  // Rank 0 would write there itself, and be ended by that.
+  RunningLauncher launcher(3, {"--show=1", test_program(), "print"}, {.stderr_fd = output[1]});
+  close(output[1]);
+  EXPECT_EQ(launcher.wait(), 0);
+  EXPECT_THAT(launcher.out(), HasSubstr("[1] out 1 of 3"));
 }
 
 TEST(SupervisorTest, WhatARankLeavesBehindEndsWithIt) {

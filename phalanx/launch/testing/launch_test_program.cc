@@ -21,8 +21,6 @@
 
 namespace {
 
-volatile sig_atomic_t asked_to_stop = 0;
-
 [[noreturn]] void sleep_for_ever() {
   for (;;) pause();
 }
@@ -191,20 +189,22 @@ int run(const std::vector<std::string>& arguments) {
     while (access(fmt::format("{}/child.{}", directory, rank).c_str(), F_OK) != 0) usleep(1000);
     return 0;
   }
-  if (mode == "graceful") {  // DIRECTORY: takes 2.5 s to end after a signal, longer than a silent rank is given
+  if (mode == "graceful") {  // DIRECTORY: takes 2 s to end after a signal, longer than a silent rank is given; tells
+                             // of each, and which it was
     announce_graceful_stop(std::chrono::seconds(30));
-    struct sigaction action {};
-    action.sa_handler = [](int) { asked_to_stop = 1; };
-    sigset_t blocked, open;
-    sigemptyset(&open);
-    sigemptyset(&blocked);
-    sigaddset(&blocked, SIGINT);
-    sigprocmask(SIG_BLOCK, &blocked, nullptr);
-    sigaction(SIGINT, &action, nullptr);
+    sigset_t awaited;
+    sigemptyset(&awaited);
+    for (const int number : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&awaited, number);
+    sigprocmask(SIG_BLOCK, &awaited, nullptr);
     note(directory, fmt::format("pid.{}", rank), getpid());
-    while (asked_to_stop == 0) sigsuspend(&open);
-    usleep(2'500'000);
-    note(directory, fmt::format("saved.{}", rank), 1);
+    int got = 0;
+    sigwait(&awaited, &got);
+    note(directory, fmt::format("asked.{}", rank), got);
+    const timespec time_to_end{2, 0};
+    std::string others;
+    for (int number; (number = sigtimedwait(&awaited, nullptr, &time_to_end)) > 0;)
+      others += fmt::format("{} ", number);
+    note(directory, fmt::format("saved.{}", rank), others);
     return 0;
   }
   throw UsageError("launch_test_program: unknown mode " + mode);

@@ -37,7 +37,7 @@ RunningLauncher::RunningLauncher(int ranks, std::vector<std::string> arguments, 
   });
   for (const auto& [name, value] : options.environment) spec.environment[name] = value;
   spec.stdout_fd = out.get();
-  spec.stderr_fd = err.get();
+  spec.stderr_fd = options.stderr_fd >= 0 ? options.stderr_fd : err.get();
   sigemptyset(&spec.signal_mask);
   pid_ = spawn_child(spec);
 }

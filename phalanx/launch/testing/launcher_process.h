@@ -20,6 +20,7 @@ class RunningLauncher {
   struct Options {
     std::vector<std::string> before;  // the command that runs it, "ip netns exec NAME"
     EnvironmentMap environment;       // over this process's
+    int stderr_fd = -1;               // -1: collected
   };
   RunningLauncher(int ranks, std::vector<std::string> arguments)
       : RunningLauncher(ranks, std::move(arguments), Options{}) {}
