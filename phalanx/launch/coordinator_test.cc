@@ -17,6 +17,7 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Not;
 using testing::StartsWith;
 using Kind = NodeMessage::Kind;
 using namespace std::chrono_literals;
@@ -370,6 +371,26 @@ TEST(WorkerFailureTest, TheReportBeginsWithTheRootCauseAndListsTheOthers) {
   std::vector<WorkerFailure> many;
   for (int rank = 0; rank < 100; ++rank) many.push_back(failure_of(rank, rank));
   EXPECT_THAT(failure_report(many), HasSubstr("\n  and 83 more"));
+}
+
+TEST(WorkerFailureTest, RanksWithTheSameErrorAreOnlyNamed) {
+  std::vector<WorkerFailure> shared;
+  for (const int rank : {3, 0, 1, 2, 5, 6, 8}) {
+    shared.push_back(failure_of(rank, rank == 3 ? 1 : 2));
+    shared.back().message = "no such file";
+  }
+  const std::string once =
+      "rank 3 (host host3, exit status 1): no such file\n"
+      "the same on ranks 0 to 2, 5, 6, 8";
+  EXPECT_EQ(failure_report(shared), once);
+  shared.push_back(failure_of(4, 2, "CommError"));
+  EXPECT_THAT(failure_report(shared), AllOf(StartsWith(once + "\nother failures:\n"), HasSubstr("error of rank 4")));
+  EXPECT_EQ(failure_report({shared[0], shared[1]}),
+            "rank 3 (host host3, exit status 1): no such file\n"
+            "the same on rank 0");
+  // Without a word from the ranks there is nothing to share.
+  for (WorkerFailure& failure : shared) failure.message = "";
+  EXPECT_THAT(failure_report(shared), AllOf(HasSubstr("other failures"), Not(HasSubstr("the same"))));
 }
 
 }  // namespace

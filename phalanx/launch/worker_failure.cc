@@ -8,6 +8,7 @@
 #include <cstring>
 #include <string_view>
 #include <tuple>
+#include <utility>
 
 namespace phalanx {
 namespace {
@@ -23,6 +24,21 @@ std::string first_line_of(const std::string& text) {
   std::string line = text.substr(0, text.find('\n'));
   if (line.size() > kErrorColumn) line = line.substr(0, kErrorColumn - 3) + "...";
   return line;
+}
+
+// "rank 3", "ranks 0, 2 to 7, 9".
+std::string rank_list(std::vector<int> ranks) {
+  std::sort(ranks.begin(), ranks.end());
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size();) {
+    std::size_t last = i;
+    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
+    if (last == i + 1) last = i;  // two are no range
+    if (i > 0) text += ", ";
+    text += last == i ? std::to_string(ranks[i]) : fmt::format("{} to {}", ranks[i], ranks[last]);
+    i = last + 1;
+  }
+  return text;
 }
 
 }  // namespace
@@ -55,20 +71,30 @@ std::string describe(const WorkerFailure& failure) {
 std::string failure_report(std::vector<WorkerFailure> failures) {
   std::sort(failures.begin(), failures.end(), precedes);
   std::string report = describe(failures.front());
-  if (failures.size() == 1) return report;
+  // What ranks share is told once.
+  const WorkerFailure cause = failures.front();
+  failures.erase(failures.begin());
+  std::vector<int> sharing;
+  std::erase_if(failures, [&](const WorkerFailure& other) {
+    const bool same = other.rank >= 0 && !cause.message.empty() && other.message == cause.message &&
+                      other.exit_status == cause.exit_status && other.signal == cause.signal;
+    if (same) sharing.push_back(other.rank);
+    return same;
+  });
+  if (!sharing.empty()) report += "\nthe same on " + rank_list(std::move(sharing));
+  if (failures.empty()) return report;
   using Row = std::array<std::string, 7>;
   std::vector<Row> rows{{"rank", "host", "local rank", "pid", "after", "ended with", "error"}};
-  for (std::size_t i = 1; i < failures.size() && i <= kTableRows; ++i) {
+  for (std::size_t i = 0; i < failures.size() && i < kTableRows; ++i) {
     const WorkerFailure& failure = failures[i];
-    const double after = failure.time_s - failures.front().time_s;
-    const bool said_above = !failure.message.empty() && failure.message == failures.front().message;
+    const double after = failure.time_s - cause.time_s;
     if (failure.rank < 0)
       rows.push_back(
           {"-", failure.host, "-", "-", fmt::format("{:+.3f} s", after), "", first_line_of(failure.message)});
     else
       rows.push_back({std::to_string(failure.rank), failure.host, std::to_string(failure.local_rank),
                       std::to_string(failure.pid), fmt::format("{:+.3f} s", after), how_it_ended(failure),
-                      said_above ? "the same" : first_line_of(failure.message)});
+                      first_line_of(failure.message)});
   }
   Row::size_type columns = rows.front().size();
   std::vector<std::size_t> widths(columns, 0);
@@ -83,7 +109,7 @@ std::string failure_report(std::vector<WorkerFailure> failures) {
     line.erase(line.find_last_not_of(' ') + 1);
     report += "\n" + line;
   }
-  if (failures.size() - 1 > kTableRows) report += fmt::format("\n  and {} more", failures.size() - 1 - kTableRows);
+  if (failures.size() > kTableRows) report += fmt::format("\n  and {} more", failures.size() - kTableRows);
   return report;
 }
 

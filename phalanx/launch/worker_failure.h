@@ -3,9 +3,10 @@
 //
 // The root cause is the failure with the smallest time, where a rank whose error is a CommError lost its peer and so
 // comes after every rank with an error, exit status or signal of its own. Times of other nodes are brought to one clock
-// before they are compared (coordinator.h). Torch-free.
+// before they are compared (coordinator.h). Ranks that end with the root cause's own error are only named. Torch-free.
 //
 //   rank 3 (host gpu-b, exit status 2): [training] steps is -1
+//   the same on ranks 4 to 7
 //   other failures:
 //     rank  host   local rank  pid   after     ended with     error
 //     0     gpu-a  0           4711  +0.012 s  exit status 1  rank 3 is gone: ...
