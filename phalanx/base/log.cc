@@ -61,6 +61,9 @@ void info(std::string_view message) {
 }
 void info_all_ranks(std::string_view message) { write_line(spdlog::level::info, message); }
 void warn(std::string_view message) { write_line(spdlog::level::warn, message); }
+void warn_once(std::string_view message) {
+  if (current_rank().rank == 0) logger().log(spdlog::level::warn, "{}", message);
+}
 void error(std::string_view message) { write_line(spdlog::level::err, message); }
 
 void set_level(Level level) {

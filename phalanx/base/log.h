@@ -1,6 +1,7 @@
 // Logging: one line per event on standard error, prefixed with time, level and rank.
 //
-// Only rank 0 writes info lines by default; warnings and errors are written by every rank. The level comes from
+// Only rank 0 writes info lines by default; warnings and errors are written by every rank that
+// has one to tell. The level comes from
 // PHALANX_LOG_LEVEL (debug, info, warn, error; default info; anything else is a ConfigError at the first line).
 // Messages are formatted by the caller:
 //
@@ -19,6 +20,7 @@ void debug(std::string_view message);
 void info(std::string_view message);  // rank 0 only
 void info_all_ranks(std::string_view message);
 void warn(std::string_view message);
+void warn_once(std::string_view message);  // rank 0 only: for what is the same on all
 void error(std::string_view message);
 
 void set_level(Level level);

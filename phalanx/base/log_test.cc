@@ -22,6 +22,7 @@ TEST(Log, RankZeroAloneSpeaksUnlessItMatters) {
       log::info("plan");
       log::info_all_ranks("here");
       log::warn("slow");
+      log::warn_once("shared");
       log::error("broken");
       log::debug("hidden");
     })
@@ -30,10 +31,12 @@ TEST(Log, RankZeroAloneSpeaksUnlessItMatters) {
   speak_as(3);
   const std::string other = GetCapturedStderr();
   EXPECT_THAT(other, AllOf(HasSubstr("rank 3: here"), HasSubstr("rank 3: slow"), HasSubstr("rank 3: broken")));
-  EXPECT_THAT(other, AllOf(::testing::Not(HasSubstr("plan")), ::testing::Not(HasSubstr("hidden"))));
+  EXPECT_THAT(other, AllOf(::testing::Not(HasSubstr("plan")), ::testing::Not(HasSubstr("hidden")),
+                           ::testing::Not(HasSubstr("shared"))));
   CaptureStderr();
   speak_as(0);
-  EXPECT_THAT(GetCapturedStderr(), AllOf(HasSubstr("info - plan"), HasSubstr("rank 0: slow")));
+  EXPECT_THAT(GetCapturedStderr(),
+              AllOf(HasSubstr("info - plan"), HasSubstr("rank 0: slow"), HasSubstr("warning - shared")));
 }
 
 TEST(Log, LevelSilencesWhatLiesBelow) {
