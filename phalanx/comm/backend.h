@@ -75,6 +75,7 @@ struct OperationDescription {
   std::vector<std::int64_t> input_counts;   // all_to_all
   std::vector<std::int64_t> output_counts;  // all_to_all
   std::vector<Transfer> transfers;          // send, recv, batch_p2p
+  bool compare_only = false;                // collectives of gloo and mpi: done once all ranks are known to ask alike
 };
 
 enum class Progress : std::uint8_t {
@@ -110,6 +111,12 @@ class Operation {
   virtual Progress advance() = 0;
   /// After advance() returned blocked. Nothing: the driver polls, at growing intervals.
   virtual std::optional<Doorbell> doorbell() { return std::nullopt; }
+  /// The same of an operation that may wait in several places at once: adds them all. False: the driver polls.
+  virtual bool add_doorbells(std::vector<Doorbell>& bells) {
+    const std::optional<Doorbell> bell = doorbell();
+    if (bell) bells.push_back(*bell);
+    return bell.has_value();
+  }
   /// Called about every 100 ms while blocked. Throws CommError if a rank waited for is dead, naming it.
   virtual void check_peers() {}
   /// Called after a failure, once the backend has been aborted, until it returns true: then no peer reads or writes
@@ -140,6 +147,7 @@ struct SplitRequest {
   int rank = -1;             // this rank's place in members
   std::string name;          // of the new communicator; the same on all members
   std::uint64_t serial = 0;  // how many splits this group has made before: the same on every old rank
+  std::vector<int> names;    // what error texts call the members, where these are a part of a group; empty: 0, 1, ...
   /// All-gathers byte strings over the old group; every old rank must call it the same number of times.
   std::function<std::vector<std::string>(const std::string&)> exchange;
 };

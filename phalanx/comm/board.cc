@@ -75,7 +75,7 @@ void Board::check_ranks() const {
     const std::string why = why_dead(peer);
     if (why.empty()) continue;
     throw_if_aborted();  // its reason, if it gave one, comes before its end
-    throw CommError(fmt::format("rank {} {}", peer, why));
+    throw CommError(fmt::format("rank {} {}", name_of(peer), why));
   }
 }
 
@@ -158,7 +158,7 @@ void RoundOperation::check_peers() {
     if (!why.empty() && !board_.reached(peer, blocked_round_)) {
       // A rank that failed and ended wrote its reason first: that is the cause, its end only what follows.
       if (!ignores_abort_) board_.throw_if_aborted();
-      throw CommError(fmt::format("rank {} {}", peer, why));
+      throw CommError(fmt::format("rank {} {}", board_.name_of(peer), why));
     }
     // Asked first, looked at afterwards: a rank that has been through this operation may wait for its next one.
     const std::string stuck = board_.why_stuck(peer);

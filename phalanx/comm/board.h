@@ -105,6 +105,9 @@ class Board {
   /// Empty unless that rank waits for a message to or from this one, and so cannot come to a collective of ours.
   std::string why_stuck(int rank) const { return why_stuck_ ? why_stuck_(rank) : std::string(); }
   void set_why_stuck(std::function<std::string(int)> why_stuck) { why_stuck_ = std::move(why_stuck); }
+  /// Error texts call the ranks so; empty: 0, 1, ...
+  void set_names(std::vector<int> names) { names_ = std::move(names); }
+  int name_of(int rank) const { return names_.empty() ? rank : names_[static_cast<std::size_t>(rank)]; }
 
  private:
   bool look(int peer, std::uint64_t round);
@@ -116,6 +119,7 @@ class Board {
   std::vector<std::uint64_t> seen_;
   std::function<std::string(int)> why_dead_;
   std::function<std::string(int)> why_stuck_;
+  std::vector<int> names_;
 };
 
 /// A collective as a sequence of rounds: what all of them share. The first round compares signatures.

@@ -21,6 +21,7 @@
 #include "phalanx/comm/gloo.h"
 #include "phalanx/comm/shm.h"
 #include "phalanx/comm/tcp_store.h"
+#include "phalanx/comm/two_level.h"
 
 namespace phalanx {
 namespace {
@@ -31,14 +32,34 @@ constexpr int kRanks = 3;
 constexpr int kVictim = 1;
 
 // gloo_strangers: gloo between ranks that may not look at each other's processes, as on different machines.
-enum class Kind { shm, gloo, gloo_strangers };
+// two_level: the victim shares a "machine" with rank 0, and rank 2 is on another.
+enum class Kind { shm, gloo, gloo_strangers, two_level };
 
-std::string name_of(Kind kind) { return kind == Kind::shm ? "Shm" : kind == Kind::gloo ? "Gloo" : "GlooStrangers"; }
+std::string name_of(Kind kind) {
+  switch (kind) {
+    case Kind::shm:
+      return "Shm";
+    case Kind::gloo:
+      return "Gloo";
+    case Kind::gloo_strangers:
+      return "GlooStrangers";
+    case Kind::two_level:
+      return "TwoLevel";
+  }
+  return "";
+}
 
 std::shared_ptr<Communicator> make_world(Kind kind, const HostPort& server, int rank, int size,
                                          CommunicatorOptions options, int store_rank = -1) {
   auto store = std::make_shared<TcpStore>(server);
   if (kind == Kind::shm) return make_shm_communicator(*store, rank, size, std::move(options));
+  if (kind == Kind::two_level)
+    return make_two_level_communicator(make_gloo_communicator(store, rank, size, {.communicator = options}),
+                                       {.communicator = options,
+                                        .machines = {0, 0, 1},
+                                        .hint = std::nullopt,
+                                        .smallest_bytes = 1,
+                                        .by_estimate = false});
   return make_gloo_communicator(
       store, rank, size,
       {.store_rank = store_rank,
@@ -231,7 +252,9 @@ INSTANTIATE_TEST_SUITE_P(Failures, KilledAt,
                          ::testing::Values(Scene{Kind::shm, 5, false}, Scene{Kind::shm, 300'000, false},
                                            Scene{Kind::shm, 5, true}, Scene{Kind::shm, 300'000, true},
                                            Scene{Kind::gloo, 5, false}, Scene{Kind::gloo, 300'000, false},
-                                           Scene{Kind::gloo, 5, true}, Scene{Kind::gloo, 300'000, true}),
+                                           Scene{Kind::gloo, 5, true}, Scene{Kind::gloo, 300'000, true},
+                                           Scene{Kind::two_level, 5, false}, Scene{Kind::two_level, 300'000, false},
+                                           Scene{Kind::two_level, 300'000, true}),
                          [](const auto& info) { return name_of(info.param); });
 
 class StoppedAt : public EveryVerb {};
@@ -243,7 +266,9 @@ TEST_P(StoppedAt, EveryVerb) {
 INSTANTIATE_TEST_SUITE_P(Failures, StoppedAt,
                          ::testing::Values(Scene{Kind::shm, 5, false}, Scene{Kind::shm, 300'000, true},
                                            Scene{Kind::gloo, 5, false}, Scene{Kind::gloo, 300'000, true},
-                                           Scene{Kind::gloo_strangers, 300'000, false}),
+                                           Scene{Kind::gloo_strangers, 300'000, false},
+                                           Scene{Kind::two_level, 300'000, false},
+                                           Scene{Kind::two_level, 300'000, true}),
                          [](const auto& info) { return name_of(info.param); });
 
 // --- one case each

@@ -143,11 +143,11 @@ class GlooCollective final : public Operation {
   // Does one step. False when all is done.
   bool next() {
     const int step = step_++;
-    if (size_ == 1) return alone(), false;
+    if (size_ == 1) return d_.compare_only ? false : (alone(), false);
     if (step == 0) return exchange_signatures(), true;
     if (step == 1) {
       compare_signatures();
-      if (nothing_to_move()) return false;
+      if (d_.compare_only || nothing_to_move()) return false;
     }
     switch (d_.verb) {
       case Verb::broadcast:

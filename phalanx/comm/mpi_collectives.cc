@@ -132,7 +132,7 @@ class MpiCollective final : public MpiOperation {
   bool next() {
     if (size_ == 1) {
       // Reductions of one rank, broadcast and barrier leave everything in its place.
-      if (d_.input != nullptr && d_.output != nullptr)
+      if (d_.input != nullptr && d_.output != nullptr && !d_.compare_only)
         copy_mpi_bytes(d_.output, d_.input, bytes(static_cast<std::size_t>(d_.output_count)));
       return false;
     }
@@ -164,6 +164,7 @@ class MpiCollective final : public MpiOperation {
         return (this->*data_)();
     }
     requests_.clear();
+    if (d_.compare_only) return false;
     phase_ = Phase::data;
     data_ = choose();
     return data_ != nullptr && (this->*data_)();

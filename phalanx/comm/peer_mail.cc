@@ -23,9 +23,10 @@ PeerMail::PeerMail(Board& board, ChannelMemory memory)
 std::string PeerMail::why_stuck(int peer) const {
   const std::uint32_t sent = channel(peer, board_.rank()).sent.load(std::memory_order_acquire);
   if (sent != inboxes_[static_cast<std::size_t>(peer)].taken)
-    return fmt::format("rank {} sends a message to rank {}", peer, board_.rank());
+    return fmt::format("rank {} sends a message to rank {}", board_.name_of(peer), board_.name_of(board_.rank()));
   if (channel(board_.rank(), peer).wanted.load(std::memory_order_acquire) != 0)
-    return fmt::format("rank {} waits to receive a message from rank {}", peer, board_.rank());
+    return fmt::format("rank {} waits to receive a message from rank {}", board_.name_of(peer),
+                       board_.name_of(board_.rank()));
   return {};
 }
 
@@ -95,8 +96,8 @@ bool PeerMail::move_sends(int destination) {
 void PeerMail::require_match(int source, const ChannelEntry& head, const Transfer& receive) const {
   if (head.dtype == receive.dtype && head.count == receive.count) return;
   throw CommError(fmt::format("the message does not match (tag {}): rank {} sends {}[{}]; rank {} receives {}[{}]",
-                              head.tag, source, name_of(head.dtype), head.count, board_.rank(), name_of(receive.dtype),
-                              receive.count));
+                              head.tag, board_.name_of(source), name_of(head.dtype), head.count,
+                              board_.name_of(board_.rank()), name_of(receive.dtype), receive.count));
 }
 
 bool PeerMail::deliver_aside(int source) {
@@ -242,7 +243,7 @@ void PeerOperation::check_peers() {
     const bool moved = mail_.move_sends(peer) | mail_.move_receives(peer);
     if (moved) continue;
     mail_.board_.throw_if_aborted();  // a rank that failed wrote its reason before it ended
-    throw CommError(fmt::format("rank {} {}", peer, why));
+    throw CommError(fmt::format("rank {} {}", mail_.board_.name_of(peer), why));
   }
 }
 

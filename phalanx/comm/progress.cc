@@ -70,6 +70,7 @@ void WorkState::run() {
     operation_ = issued_.backend->start(issued_.description);
     WaitLadder ladder(crowded_ ? WaitLadder::kCrowded : WaitLadder::kOwnCore);
     auto looked = std::chrono::steady_clock::time_point{};
+    std::vector<Doorbell> bells;
     for (;;) {
       const Progress progress = operation_->advance();
       if (progress == Progress::done) break;
@@ -83,9 +84,10 @@ void WorkState::run() {
         start_clock();
         looked = started_;
       }
-      const std::optional<Doorbell> bell = operation_->doorbell();
       const auto limit = std::min<std::chrono::nanoseconds>(kLookAfter, issued_.timeout);
-      doorbell_wait(bell ? std::span<const Doorbell>(&*bell, 1) : std::span<const Doorbell>(), limit);
+      bells.clear();
+      if (!operation_->add_doorbells(bells)) bells.clear();
+      doorbell_wait(bells, limit);
       ladder.reset();
       const auto now = std::chrono::steady_clock::now();
       if (now - looked < limit) continue;
@@ -134,9 +136,9 @@ Progress WorkState::advance() noexcept {
   }
 }
 
-std::optional<Doorbell> WorkState::doorbell() {
+bool WorkState::add_doorbells(std::vector<Doorbell>& bells) {
   // What has failed is polled: it waits for a moment only.
-  return operation_ && !error_ ? operation_->doorbell() : std::nullopt;
+  return operation_ && !error_ && operation_->add_doorbells(bells);
 }
 
 void WorkState::look_after() noexcept {
@@ -279,10 +281,7 @@ void ProgressEngine::run() {
     bool must_poll = false;
     for (const auto& queue : queues_) {
       for (std::size_t i = 0; i < active_count(*queue); ++i) {
-        if (const std::optional<Doorbell> bell = queue->operations_[i]->doorbell())
-          bells.push_back(*bell);
-        else
-          must_poll = true;
+        if (!queue->operations_[i]->add_doorbells(bells)) must_poll = true;
       }
     }
     doorbell_wait(bells, must_poll ? std::chrono::nanoseconds(std::chrono::microseconds(200)) : kLookAfter);

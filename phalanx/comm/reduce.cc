@@ -35,6 +35,22 @@ ReduceKernel reduce_kernel(DataType dtype, ReduceOp op) {
   return reduce_baseline::kernel(dtype, op);
 }
 
+void widen_floats(DataType dtype, float* out, const void* in, std::size_t count) {
+#ifdef PHALANX_REDUCE_X86
+  if (reduce_isa() == InstructionSet::avx512) return reduce_avx512::widen(dtype, out, in, count);
+  if (reduce_isa() == InstructionSet::avx2) return reduce_avx2::widen(dtype, out, in, count);
+#endif
+  reduce_baseline::widen(dtype, out, in, count);
+}
+
+void narrow_floats(DataType dtype, void* out, const float* in, std::size_t count) {
+#ifdef PHALANX_REDUCE_X86
+  if (reduce_isa() == InstructionSet::avx512) return reduce_avx512::narrow(dtype, out, in, count);
+  if (reduce_isa() == InstructionSet::avx2) return reduce_avx2::narrow(dtype, out, in, count);
+#endif
+  reduce_baseline::narrow(dtype, out, in, count);
+}
+
 bool reducible(DataType dtype, ReduceOp op) {
   if (op != ReduceOp::avg) return true;
   return dtype == DataType::f32 || dtype == DataType::f64 || dtype == DataType::f16 || dtype == DataType::bf16;

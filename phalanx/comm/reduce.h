@@ -24,17 +24,27 @@ ReduceKernel reduce_kernel(DataType dtype, ReduceOp op);
 /// false for avg on i32, i64, u8 and bool.
 bool reducible(DataType dtype, ReduceOp op);
 
+/// f16 and bf16 to float32, and back, rounded once to nearest even: for sums that go on elsewhere in float32.
+void widen_floats(DataType dtype, float* out, const void* in, std::size_t count);
+void narrow_floats(DataType dtype, void* out, const float* in, std::size_t count);
+
 /// "avx512", "avx2" or "baseline": what reduce_kernel() chose for this machine.
 const char* reduce_instruction_set();
 
 namespace reduce_avx512 {
 ReduceKernel kernel(DataType dtype, ReduceOp op);
-}
+void widen(DataType dtype, float* out, const void* in, std::size_t count);
+void narrow(DataType dtype, void* out, const float* in, std::size_t count);
+}  // namespace reduce_avx512
 namespace reduce_avx2 {
 ReduceKernel kernel(DataType dtype, ReduceOp op);
-}
+void widen(DataType dtype, float* out, const void* in, std::size_t count);
+void narrow(DataType dtype, void* out, const float* in, std::size_t count);
+}  // namespace reduce_avx2
 namespace reduce_baseline {
 ReduceKernel kernel(DataType dtype, ReduceOp op);
-}
+void widen(DataType dtype, float* out, const void* in, std::size_t count);
+void narrow(DataType dtype, void* out, const float* in, std::size_t count);
+}  // namespace reduce_baseline
 
 }  // namespace phalanx

@@ -20,14 +20,16 @@ constexpr std::size_t kChannelChunk = 128U << 10;
 class ShmBackend final : public Backend {
  public:
   ShmBackend(std::shared_ptr<ShmSegment> segment, std::shared_ptr<PeerProcesses> processes, std::vector<int> members,
-             int rank, bool is_crowded)
+             std::vector<int> names, int rank, bool is_crowded)
       : segment_(std::move(segment)),
         processes_(std::move(processes)),
         members_(std::move(members)),
         is_crowded_(is_crowded),
         board_(ShmSegment::board(segment_), rank, segment_->layout().size,
                [this](int peer) { return processes_->trouble(members_[static_cast<std::size_t>(peer)]); }),
-        mail_(board_, segment_->channels()) {}
+        mail_(board_, segment_->channels()) {
+    board_.set_names(std::move(names));
+  }
 
   int rank() const noexcept override { return board_.rank(); }
   int size() const noexcept override { return board_.size(); }
@@ -44,7 +46,8 @@ class ShmBackend final : public Backend {
     if (!segment) return nullptr;
     std::vector<int> members;
     for (int member : request.members) members.push_back(members_[static_cast<std::size_t>(member)]);
-    return std::make_shared<ShmBackend>(std::move(segment), processes_, std::move(members), request.rank, is_crowded_);
+    return std::make_shared<ShmBackend>(std::move(segment), processes_, std::move(members), request.names, request.rank,
+                                        is_crowded_);
   }
   void abort(const std::string& reason) noexcept override { board_.abort(reason); }
   void check_ranks() override { board_.check_ranks(); }
@@ -139,8 +142,24 @@ std::shared_ptr<Backend> make_shm_backend(Store& store, int rank, int size, cons
   std::vector<int> members;
   for (int r = 0; r < size; ++r) members.push_back(r);
   auto segment = ShmSegment::make({size, kSlotBytes, kChannelChunk}, members, rank, std::ref(exchange));
-  return std::make_shared<ShmBackend>(std::move(segment), std::move(processes), std::move(members), rank,
-                                      size > available_cores());
+  return std::make_shared<ShmBackend>(std::move(segment), std::move(processes), std::move(members), std::vector<int>(),
+                                      rank, size > available_cores());
+}
+
+std::shared_ptr<Backend> make_shm_part(const std::vector<int>& members, int rank, const ShmSegment::Exchange& exchange,
+                                       std::chrono::milliseconds heartbeat) {
+  const std::vector<std::string> all = exchange(PeerProcesses::identity());
+  std::vector<std::string> identities;
+  std::vector<int> places;
+  for (const int member : members) {
+    places.push_back(static_cast<int>(places.size()));
+    identities.push_back(all[static_cast<std::size_t>(member)]);
+  }
+  const int size = static_cast<int>(members.size());
+  auto segment = ShmSegment::make({size, kSlotBytes, kChannelChunk}, members, rank, exchange);
+  if (!segment) return nullptr;
+  return std::make_shared<ShmBackend>(std::move(segment), std::make_shared<PeerProcesses>(identities, heartbeat),
+                                      std::move(places), members, rank, size > available_cores());
 }
 
 }  // namespace phalanx

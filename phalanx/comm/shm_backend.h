@@ -3,8 +3,10 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "phalanx/comm/backend.h"
 #include "phalanx/comm/peer_processes.h"
@@ -16,5 +18,12 @@ namespace phalanx {
 std::shared_ptr<Backend> make_shm_backend(Store& store, int rank, int size, const std::string& name,
                                           std::chrono::milliseconds timeout,
                                           std::chrono::milliseconds heartbeat = kDefaultHeartbeat);
+
+/// Several groups at once, each of some of the ranks behind `exchange`, all of which call this: members are those of
+/// this rank's group, in order, and so error texts call them; `rank` is its place there. Without members: takes part in
+/// the exchanges (three) and gets nullptr.
+std::shared_ptr<Backend> make_shm_part(const std::vector<int>& members, int rank,
+                                       const std::function<std::vector<std::string>(const std::string&)>& exchange,
+                                       std::chrono::milliseconds heartbeat = kDefaultHeartbeat);
 
 }  // namespace phalanx

@@ -125,6 +125,9 @@ class StagedOperation final : public Operation {
   std::optional<Doorbell> doorbell() override {
     return operation_ && !completion_->event() ? operation_->doorbell() : std::nullopt;
   }
+  bool add_doorbells(std::vector<Doorbell>& bells) override {
+    return operation_ && !completion_->event() && operation_->add_doorbells(bells);
+  }
   void check_peers() override {
     if (operation_ && !completion_->event()) operation_->check_peers();
   }

@@ -1,0 +1,488 @@
+// Two levels across real processes. Which rank is on which "machine" is told by the test, but for the proof itself.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <stdexcept>
+
+#include "phalanx/base/error.h"
+#include "phalanx/comm/backend_suite.h"
+#include "phalanx/comm/gloo.h"
+#include "phalanx/comm/local.h"
+#include "phalanx/comm/machine_proof.h"
+#include "phalanx/comm/reduce.h"
+#include "phalanx/comm/staged_backend.h"
+#include "phalanx/comm/tcp_store.h"
+#include "phalanx/comm/testing/fake_streams.h"
+#include "phalanx/comm/two_level.h"
+#include "phalanx/comm/two_level_layout.h"
+
+namespace phalanx {
+namespace {
+
+using c10::ScalarType;
+using std::chrono::seconds;
+using testing::ElementsAre;
+
+void require(bool condition, const std::string& what) {
+  if (!condition) throw std::runtime_error(what);
+}
+
+// Everything through the machines, in pieces that are small.
+TwoLevelOptions eager(std::vector<int> machines, CommunicatorOptions options = {}) {
+  return {.communicator = std::move(options),
+          .machines = std::move(machines),
+          .hint = std::nullopt,
+          .smallest_bytes = 1,
+          .by_estimate = false,
+          .piece_bytes = 100'000};
+}
+
+std::string run_two_level_ranks(const TwoLevelOptions& options, const std::function<void(Communicator&)>& body) {
+  const int world = static_cast<int>(options.machines.size());
+  TcpStoreServer server;
+  return run_forked_ranks(world, [&](int rank) {
+    auto flat = make_gloo_communicator(std::make_shared<TcpStore>(server.address()), rank, world,
+                                       {.communicator = options.communicator});
+    body(*make_two_level_communicator(std::move(flat), options));
+  });
+}
+
+// --- the proof
+
+using Exchange = std::function<std::vector<std::string>(const std::string&)>;
+
+// machine_of of `size` ranks (threads), each of which may see, or say, something else.
+std::vector<int> proof_of(int size, const std::function<std::string(int)>& hint_of,
+                          const std::function<Exchange(int, Exchange)>& through = {}) {
+  std::vector<std::vector<int>> found(static_cast<std::size_t>(size));
+  run_local_ranks(size, [&](const std::shared_ptr<Communicator>& comm) {
+    Exchange exchange = [&](const std::string& value) { return comm->all_gather_bytes(value); };
+    if (through) exchange = through(comm->rank(), exchange);
+    found[static_cast<std::size_t>(comm->rank())] = prove_machines(comm->rank(), size, exchange, hint_of(comm->rank()));
+  });
+  for (const auto& one : found) EXPECT_EQ(one, found[0]);
+  return found[0];
+}
+
+TEST(MachineProof, RanksThatShareMemoryShareAMachine) {
+  EXPECT_THAT(proof_of(1, [](int) { return machine_hint(); }), ElementsAre(0));
+  EXPECT_THAT(proof_of(4, [](int) { return machine_hint(); }), ElementsAre(0, 0, 0, 0));
+}
+
+TEST(MachineProof, OtherHintsAreOtherMachines) {
+  EXPECT_THAT(proof_of(5, [](int rank) { return fmt::format("boot net:{} pid:1", rank % 2); }),
+              ElementsAre(0, 1, 0, 1, 0));
+}
+
+// As clones of a virtual machine: equal hints, but the process of that number is another, with a token of its own.
+TEST(MachineProof, EqualHintsProveNothing) {
+  const auto through = [](int rank, Exchange exchange) -> Exchange {
+    return [rank, exchange](const std::string& value) {
+      std::vector<std::string> all = exchange(value);
+      // Ranks 2 and 3 find rank 2's memory where ranks 0 and 1 said that theirs is.
+      if (rank >= 2 && value.starts_with("/proc/"))
+        for (int other : {0, 1}) all[static_cast<std::size_t>(other)] = all[2];
+      return all;
+    };
+  };
+  EXPECT_THAT(proof_of(
+                  4, [](int) { return std::string("same"); }, through),
+              ElementsAre(0, 0, 1, 1));
+}
+
+TEST(MachineProof, AWrongTokenIsNoProof) {
+  const auto through = [](int rank, Exchange exchange) -> Exchange {
+    return [rank, exchange, calls = 0](const std::string& value) mutable {
+      std::string said = value;
+      if (++calls == 2 && rank == 1) said.back() = said.back() == '0' ? '1' : '0';
+      return exchange(said);
+    };
+  };
+  EXPECT_THAT(proof_of(
+                  3, [](int) { return std::string("same"); }, through),
+              ElementsAre(0, 1, 0));
+}
+
+TEST(MachineProof, WhatIsNoMemoryOfARankIsNotRead) {
+  for (const std::string address : {"/proc/self/exe", "/dev/null", "/no/such/file", "-", ""}) {
+    const auto through = [&](int rank, Exchange exchange) -> Exchange {
+      return [&address, rank, exchange](const std::string& value) {
+        return exchange(rank == 0 && value.starts_with("/proc/") ? address + " same" : value);
+      };
+    };
+    // Rank 0 cannot be reached; the others find each other.
+    EXPECT_THAT(proof_of(
+                    3, [](int) { return std::string("same"); }, through),
+                ElementsAre(0, 1, 1))
+        << address;
+  }
+}
+
+TEST(MachineProof, NetworkNamespacesAreMachines) {
+  // Forked twice, so that this process stays where it is.
+  if (run_forked_ranks(1, [](int) { require(unshare(CLONE_NEWNET) == 0, "no"); }) != "")
+    GTEST_SKIP() << "network namespaces cannot be made here (that needs root)";
+  TcpStoreServer server;
+  EXPECT_EQ(run_forked_ranks(4,
+                             [&](int rank) {
+                               // Its connection stays in the network where it was made.
+                               TcpStore store(server.address());
+                               store.set(fmt::format("pid/{}", rank), std::to_string(getpid()));
+                               if (rank == 2) {
+                                 require(unshare(CLONE_NEWNET) == 0, "unshare");
+                                 store.set("moved", "");
+                               } else if (rank == 3) {
+                                 store.wait({"moved"});
+                                 const int other =
+                                     open(fmt::format("/proc/{}/ns/net", store.get("pid/2")).c_str(), O_RDONLY);
+                                 require(setns(other, CLONE_NEWNET) == 0, "setns");
+                               }
+                               int call = 0;
+                               const auto found = prove_machines(rank, 4, [&](const std::string& value) {
+                                 std::vector<std::string> keys;
+                                 for (int r = 0; r < 4; ++r) keys.push_back(fmt::format("{}/{}", call, r));
+                                 store.set(keys[static_cast<std::size_t>(rank)], value);
+                                 ++call;
+                                 return store.get_all(keys, seconds(60));
+                               });
+                               require(found == std::vector<int>{0, 0, 1, 1}, fmt::format("{}", fmt::join(found, " ")));
+                             }),
+            "");
+}
+
+// --- the layout
+
+TEST(MachineLayout, NumbersMachinesLanesAndOrder) {
+  const MachineLayout layout({7, 7, 7, 3, 3});
+  EXPECT_EQ(layout.machines(), 2);
+  EXPECT_THAT(layout.members(0), ElementsAre(0, 1, 2));
+  EXPECT_THAT(layout.members(1), ElementsAre(3, 4));
+  EXPECT_EQ(layout.lanes(), 2);
+  EXPECT_EQ(layout.place_of(4), 1);
+  EXPECT_TRUE(layout.is_contiguous());
+  EXPECT_FALSE(MachineLayout({0, 1, 0, 1}).is_contiguous());
+}
+
+TEST(MachineLayout, TheChainIsTakenWhereItMovesLess) {
+  const MachineLayout two_by_two({0, 0, 1, 1}), two_by_four({0, 0, 0, 0, 1, 1, 1, 1});
+  EXPECT_TRUE(two_by_two.is_chain_better(Verb::all_reduce, DataType::f32));       // 4 bytes an element, not 7
+  EXPECT_FALSE(two_by_two.is_chain_better(Verb::all_reduce, DataType::bf16));     // 4, not 3.5
+  EXPECT_TRUE(two_by_four.is_chain_better(Verb::all_reduce, DataType::bf16));     // 4, not 5.75
+  EXPECT_FALSE(two_by_two.is_chain_better(Verb::reduce_scatter, DataType::f32));  // 4, and 4
+  EXPECT_TRUE(two_by_four.is_chain_better(Verb::reduce_scatter, DataType::f32));  // 4, not 8
+}
+
+// --- the suites
+
+struct Placement {
+  const char* name;
+  std::vector<int> machines;
+  bool is_eager = true;  // else as it is used: small operations are the flat backend's
+};
+
+class TwoLevelSuite : public ::testing::TestWithParam<Placement> {};
+
+TEST_P(TwoLevelSuite, Passes) {
+  TwoLevelOptions options;
+  options.machines = GetParam().machines;
+  EXPECT_EQ(run_two_level_ranks(GetParam().is_eager ? eager(GetParam().machines) : options,
+                                [](Communicator& comm) {
+                                  require(comm.backend_name() == "shm+gloo", comm.backend_name());
+                                  for (const SuiteCase& test : backend_suite()) {
+                                    try {
+                                      test.run(comm);
+                                    } catch (const std::exception& e) {
+                                      throw std::runtime_error(std::string(test.name) + ": " + e.what());
+                                    }
+                                  }
+                                }),
+            "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Gloo, TwoLevelSuite,
+                         ::testing::Values(Placement{"TwoAndTwo", {0, 0, 1, 1}}, Placement{"TwoAndOne", {0, 0, 1}},
+                                           Placement{"InTurns", {0, 1, 0, 1}, false},
+                                           Placement{"ThreeThreeTwo", {0, 0, 0, 1, 1, 1, 2, 2}}),
+                         [](const auto& info) { return info.param.name; });
+
+class TwoLevelFailures : public ::testing::TestWithParam<Placement> {};
+
+TEST_P(TwoLevelFailures, AreClear) {
+  for (const SuiteCase& test : backend_failure_suite()) {
+    SCOPED_TRACE(test.name);
+    const seconds timeout{test.needs_time_out ? 1 : 60};
+    EXPECT_EQ(run_two_level_ranks(eager(GetParam().machines, {.first_timeout = timeout}),
+                                  [&](Communicator& comm) { test.run(comm); }),
+              "");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Gloo, TwoLevelFailures,
+                         ::testing::Values(Placement{"TwoAndOne", {0, 0, 1}}, Placement{"InTurns", {0, 1, 0, 1}}),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(TwoLevelGloo, CudaTensorsAreStagedOverIt) {
+  EXPECT_EQ(
+      run_two_level_ranks(eager({0, 0, 1}),
+                          [](Communicator& comm) {
+                            auto streams = std::make_shared<FakeStreams>();
+                            Communicator staged(make_staged_backend(comm.backend(), -1, streams), {});
+                            for (const SuiteCase& test : backend_suite())
+                              if (std::string(test.name) == "all_gather" || std::string(test.name) == "rank_order")
+                                test.run(staged);
+                          }),
+      "");
+}
+
+// --- bits
+
+std::byte* bytes_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.mutable_data_ptr()); }
+
+// Rank r's input: any bits that are numbers of the type.
+at::Tensor awkward_tensor(std::int64_t count, ScalarType type, int rank) {
+  at::Tensor values = at::empty({count}, at::TensorOptions().dtype(ScalarType::Double));
+  auto* data = values.mutable_data_ptr<double>();
+  for (std::int64_t i = 0; i < count; ++i) {
+    std::uint32_t bits = static_cast<std::uint32_t>(i) * 2654435761U + static_cast<std::uint32_t>(rank) * 40503U + 1;
+    bits ^= bits >> 15;
+    bits *= 2246822519U;
+    bits ^= bits >> 13;
+    data[i] = static_cast<double>(static_cast<std::int32_t>(bits)) * 1e-8;
+  }
+  if (type == ScalarType::Bool) return values.gt(0);
+  if (c10::isIntegralType(type, true)) return values.mul(1e3).to(ScalarType::Long).to(type);
+  return values.to(type);
+}
+
+void same_bits_in_every_type(Communicator& comm) {
+  const std::vector<std::pair<ScalarType, DataType>> types{
+      {ScalarType::Float, DataType::f32},     {ScalarType::Double, DataType::f64},  {ScalarType::Half, DataType::f16},
+      {ScalarType::BFloat16, DataType::bf16}, {ScalarType::Int, DataType::i32},     {ScalarType::Long, DataType::i64},
+      {ScalarType::Byte, DataType::u8},       {ScalarType::Bool, DataType::boolean}};
+  const std::int64_t count = 6'007 * comm.size();
+  for (const auto& [scalar, dtype] : types) {
+    std::vector<at::Tensor> inputs;
+    std::vector<const void*> sources;
+    for (int r = 0; r < comm.size(); ++r) {
+      inputs.push_back(awkward_tensor(count, scalar, r));
+      sources.push_back(inputs.back().const_data_ptr());
+    }
+    const at::Tensor& mine = inputs[static_cast<std::size_t>(comm.rank())];
+    for (const ReduceOp op : {ReduceOp::sum, ReduceOp::avg, ReduceOp::min, ReduceOp::max, ReduceOp::product}) {
+      if (!reducible(dtype, op)) continue;
+      const std::string what = fmt::format("{} {}", name_of(dtype), name_of(op));
+      // What the local and the shm backend do with the same inputs.
+      const at::Tensor expected = at::empty({count}, mine.options());
+      reduce_kernel(dtype, op)(bytes_of(expected), sources.data(), comm.size(), static_cast<std::size_t>(count));
+      at::Tensor x = mine.clone();
+      comm.all_reduce(x, {.op = op});
+      require(std::memcmp(bytes_of(x), bytes_of(expected), x.nbytes()) == 0, "all_reduce " + what);
+      const int root = comm.size() - 2;
+      x = mine.clone();
+      comm.reduce(x, {.root = root, .op = op});
+      const at::Tensor& wanted = comm.rank() == root ? expected : mine;
+      require(std::memcmp(bytes_of(x), bytes_of(wanted), x.nbytes()) == 0, "reduce " + what);
+      const std::int64_t part = count / comm.size();
+      at::Tensor own = at::empty({part}, mine.options());
+      comm.reduce_scatter(own, mine.clone(), {.op = op});
+      const at::Tensor slice = expected.narrow(0, comm.rank() * part, part);
+      require(std::memcmp(bytes_of(own), slice.const_data_ptr(), own.nbytes()) == 0, "reduce_scatter " + what);
+    }
+  }
+}
+
+TEST(TwoLevelGloo, ReductionsHaveTheBitsOfTheLocalBackend) {
+  for (const std::vector<int>& machines : {std::vector{0, 0, 0, 1, 1}, std::vector{0, 1, 1, 2}}) {
+    TwoLevelOptions options = eager(machines);
+    options.piece_bytes = 10'000;  // more than fit into memory at once
+    EXPECT_EQ(run_two_level_ranks(options, same_bits_in_every_type), "");
+  }
+}
+
+// --- which transport
+
+struct Moved {
+  std::int64_t inside = 0, between = 0;
+};
+// Of all ranks together, by body.
+template <class Body>
+Moved moved_by(Communicator& comm, Communicator& counter, Body body) {
+  const TransportBytes before = *transport_bytes(*comm.backend());
+  body();
+  const TransportBytes after = *transport_bytes(*comm.backend());
+  at::Tensor sum = at::zeros({2}, at::TensorOptions().dtype(ScalarType::Long));
+  sum.mutable_data_ptr<std::int64_t>()[0] = static_cast<std::int64_t>(after.inside - before.inside);
+  sum.mutable_data_ptr<std::int64_t>()[1] = static_cast<std::int64_t>(after.between - before.between);
+  counter.all_reduce(sum);
+  return {sum.const_data_ptr<std::int64_t>()[0], sum.const_data_ptr<std::int64_t>()[1]};
+}
+
+void require_moved(const Moved& moved, std::int64_t inside, std::int64_t between, const std::string& what) {
+  require(moved.inside == inside && moved.between == between,
+          fmt::format("{}: {} bytes inside, {} between; expected {} and {}", what, moved.inside, moved.between, inside,
+                      between));
+}
+
+TEST(TwoLevelGloo, EachByteCrossesTheWireOnce) {
+  EXPECT_EQ(run_two_level_ranks(
+                eager({0, 0, 1, 1, 1}),
+                [](Communicator& comm) {
+                  const auto counter = comm.split(0, comm.rank(), "counter");
+                  const int n = comm.size();
+                  constexpr std::int64_t kCount = 100'000, kBytes = 4 * kCount;
+                  const auto tensor = [](std::int64_t count) { return at::full({count}, 1.0F); };
+                  const auto check = [&](const char* what, std::int64_t inside, std::int64_t between, auto body) {
+                    require_moved(moved_by(comm, *counter, body), inside, between, what);
+                  };
+                  // Passed on inside by one rank of each machine; one copy to the other machine.
+                  check("broadcast", 2 * kBytes, kBytes, [&] { comm.broadcast(tensor(kCount), {.root = 3}); });
+                  check("all_gather", 2 * n * kBytes, n * kBytes,
+                        [&] { comm.all_gather(tensor(kCount * n), tensor(kCount)); });
+                  // Up to the other machine, and down again; every rank brings its input, every machine deals the
+                  // result.
+                  check("all_reduce", (n + 2) * kBytes, 2 * kBytes, [&] { comm.all_reduce(tensor(kCount)); });
+                  check("reduce", (n + 1) * kBytes, kBytes, [&] { comm.reduce(tensor(kCount), {.root = 4}); });
+                  check("reduce to machine 0", (n + 1) * kBytes, 2 * kBytes,
+                        [&] { comm.reduce(tensor(kCount), {.root = 1}); });
+                  // Two fifths of the result are machine 0's.
+                  check("reduce_scatter", (n * n + n) * kBytes, (n + 2) * kBytes,
+                        [&] { comm.reduce_scatter(tensor(kCount), tensor(kCount * n)); });
+                  // Pairs of one machine: 2 * 1 and 3 * 2; of two: 2 * 2 * 3.
+                  check("all_to_all", 8 * kBytes, 12 * kBytes,
+                        [&] { comm.all_to_all(tensor(kCount * n), tensor(kCount * n)); });
+                  check("gather", 2 * kBytes, 2 * kBytes, [&] {
+                    comm.gather(comm.rank() == 2 ? tensor(kCount * n) : at::Tensor(), tensor(kCount), {.root = 2});
+                  });
+                  check("scatter", 1 * kBytes, 3 * kBytes, [&] {
+                    comm.scatter(tensor(kCount), comm.rank() == 0 ? tensor(kCount * n) : at::Tensor(), {.root = 0});
+                  });
+                  const auto message = [&](int from, int to) {
+                    if (comm.rank() == from) comm.send(tensor(kCount), to);
+                    if (comm.rank() == to) comm.recv(tensor(kCount), from);
+                  };
+                  check("send inside", kBytes, 0, [&] { message(4, 2); });
+                  check("send between", 0, kBytes, [&] { message(1, 4); });
+                  check("batch", 5 * kBytes - 2 * kBytes, 2 * kBytes, [&] {
+                    comm.batch_peer_to_peer({{true, tensor(kCount), (comm.rank() + 1) % n, 1},
+                                             {false, tensor(kCount), (comm.rank() + n - 1) % n, 1}});
+                  });
+                }),
+            "");
+}
+
+TEST(TwoLevelGloo, WhatIsSmallOrNotInOrderIsTheFlatBackends) {
+  const auto all_reduce = [](Communicator& comm) {
+    const auto counter = comm.split(0, comm.rank(), "counter");
+    require_moved(moved_by(comm, *counter, [&] { comm.all_reduce(at::full({1000}, 1.0F)); }), 0, 4000 * comm.size(),
+                  "all_reduce");
+  };
+  EXPECT_EQ(run_two_level_ranks({.communicator = {}, .machines = {0, 0, 1, 1}, .hint = std::nullopt}, all_reduce), "");
+  EXPECT_EQ(run_two_level_ranks(eager({0, 1, 1, 0}), all_reduce), "");
+}
+
+TEST(TwoLevelGloo, ATagIsReserved) {
+  EXPECT_EQ(run_two_level_ranks(eager({0, 0, 1}),
+                                [](Communicator& comm) {
+                                  at::Tensor x = at::full({3}, 1.0F);
+                                  std::string text;
+                                  try {
+                                    comm.send(x, (comm.rank() + 1) % 3, {.tag = 2'000'000});
+                                  } catch (const CommError& e) {
+                                    text = e.what();
+                                  }
+                                  require(text.find("tag 2000000 is reserved") != std::string::npos ||
+                                              text.find("aborted") != std::string::npos,
+                                          text);
+                                }),
+            "");
+}
+
+// A rank that has finished and gone is not dead to those who still read what it left.
+TEST(TwoLevelGloo, RanksMayLeaveEarly) {
+  EXPECT_EQ(run_two_level_ranks(eager({0, 0, 1, 1}),
+                                [](Communicator& comm) {
+                                  at::Tensor x = at::full({200'000}, 1.0F);
+                                  for (int k = 0; k < 5; ++k) comm.all_reduce(x);
+                                }),
+            "");
+}
+
+// --- groups
+
+TEST(TwoLevelGloo, EveryGroupGetsTheTransportsThatItCanHave) {
+  EXPECT_EQ(
+      run_two_level_ranks(eager({0, 0, 1, 1, 2}),
+                          [](Communicator& comm) {
+                            const auto check = [&](int color, int key, const std::string& expected) {
+                              const auto group = comm.split(color, key);
+                              if (expected.empty()) return require(group == nullptr, "a negative colour");
+                              require(group->backend_name() == expected,
+                                      fmt::format("rank {}, colour {}: {} instead of {}", comm.rank(), color,
+                                                  group->backend_name(), expected));
+                              at::Tensor x = at::full({20'000}, 1.0F);
+                              group->all_reduce(x);
+                              require(x.const_data_ptr<float>()[19'999] == static_cast<float>(group->size()), "sum");
+                              // A group of a group, whose ranks are in reverse order.
+                              const auto nested = group->split(0, -group->rank());
+                              nested->all_reduce(x);
+                              require(x.const_data_ptr<float>()[0] == static_cast<float>(group->size() * group->size()),
+                                      "nested");
+                              require(nested->backend_name() == expected, nested->backend_name());
+                            };
+                            const int r = comm.rank();
+                            check(0, r, "shm+gloo");                               // all
+                            check(0, -r, "shm+gloo");                              // in reverse order
+                            check(r / 2, r, r == 4 ? "gloo" : "shm");              // by machine; one is alone
+                            check(r == 4 ? 0 : r % 2, r, "gloo");                  // one of each machine
+                            check(r < 3 ? 0 : 1, r, r < 3 ? "shm+gloo" : "gloo");  // two and one; one and one
+                            check(r == 2 ? -1 : 0, r, r == 2 ? "" : "shm+gloo");   // not all
+                            check(r % 2 == 0 && r < 4 ? -1 : 1, r % 3, r % 2 == 0 && r < 4 ? "" : "gloo");
+                          }),
+      "");
+}
+
+TEST(TwoLevelGloo, WhatIsOnOneLevelHasOne) {
+  EXPECT_EQ(run_two_level_ranks({.communicator = {}, .machines = {5, 5, 5}, .hint = std::nullopt},
+                                [](Communicator& comm) {
+                                  require(comm.backend_name() == "shm", comm.backend_name());
+                                  comm.barrier();
+                                }),
+            "");
+  EXPECT_EQ(run_two_level_ranks({.communicator = {}, .machines = {1, 2, 0}, .hint = std::nullopt},
+                                [](Communicator& comm) {
+                                  require(comm.backend_name() == "gloo", comm.backend_name());
+                                  comm.barrier();
+                                }),
+            "");
+}
+
+// With the real proof: these processes do share a machine, unless their hints differ.
+TEST(TwoLevelGloo, TheProofDecides) {
+  TcpStoreServer server;
+  EXPECT_EQ(run_forked_ranks(3,
+                             [&](int rank) {
+                               for (const bool apart : {false, true}) {
+                                 auto store = std::make_shared<TcpStore>(server.address());
+                                 TwoLevelOptions options;
+                                 if (apart) options.hint = fmt::format("machine {}", rank / 2);
+                                 const auto comm =
+                                     make_two_level_communicator(make_gloo_communicator(store, rank, 3), options);
+                                 require(comm->backend_name() == (apart ? "shm+gloo" : "shm"), comm->backend_name());
+                                 comm->barrier();
+                               }
+                             }),
+            "");
+}
+
+}  // namespace
+}  // namespace phalanx
