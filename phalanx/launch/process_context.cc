@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 #include "phalanx/base/env.h"
 #include "phalanx/base/error.h"
@@ -16,6 +17,7 @@
 #include "phalanx/comm/local_store.h"
 #include "phalanx/comm/mpi.h"
 #include "phalanx/comm/shm.h"
+#include "phalanx/comm/two_level.h"
 #include "phalanx/launch/init_method.h"
 #include "phalanx/launch/own_address.h"
 #include "phalanx/launch/rank_meeting.h"
@@ -74,8 +76,9 @@ std::string security_line(const Meeting& meeting, const std::string& backend) {
                          ? fmt::format("the store at {} lets in whoever reaches it", meeting.server.text())
                          : fmt::format("the store at {} lets in only who knows the job secret (from {})",
                                        meeting.server.text(), meeting.secret_source);
-  text += backend == "shm" ? "; shared memory is this user's only"
-                           : fmt::format("; {}'s data sockets take whoever reaches them", backend);
+  if (backend.starts_with("shm")) text += "; shared memory is this user's only";
+  const std::string between = backend.substr(backend.find('+') + 1);  // of shm+gloo: gloo
+  if (between != "shm") text += fmt::format("; {}'s data sockets take whoever reaches them", between);
   return "security: " + text + "; nothing is encrypted";
 }
 
@@ -146,7 +149,8 @@ ProcessContext init_from_environment(InitOptions options) {
       context.world = make_shm_communicator(*rendezvous, context.rank, context.world_size, options.communicator);
     } catch (const CommError& error) {
       if (options.backend == "shm") throw;
-      log::warn(fmt::format("shared memory cannot be used, so gloo is: {}", error.what()));
+      // The ranks have agreed on it, and on the reason.
+      log::warn_once(fmt::format("shared memory cannot be used, so gloo is: {}", error.what()));
     }
   }
   if (options.backend == "mpi")
@@ -157,6 +161,10 @@ ProcessContext init_from_environment(InitOptions options) {
                                            {.host = data_address(meeting.server, one_machine),
                                             .store_rank = environment.rendezvous == Rendezvous::launcher ? -1 : 0,
                                             .communicator = options.communicator});
+  // Worth asking where some seem to share a machine; whether they do is for the proof to say.
+  const std::set<std::string> different(places.begin(), places.end());
+  if (options.backend == "auto" && context.world->backend_name() == "gloo" && different.size() < places.size())
+    context.world = make_two_level_communicator(std::move(context.world), {.communicator = options.communicator});
   put_on_device(context, asked, options.communicator);
   log::info(security_line(meeting, context.world->backend_name()));
   log::info(describe_start(context, fmt::format("{} ranks{}, met at {}", context.world_size,

@@ -4,8 +4,9 @@
 //   hand; see worker_environment.h, and spawn.h for one that starts its own ranks. What is missing or wrong is a
 //   ConfigError; ranks that do not come, come twice, or disagree on the world size are a CommError that names them and
 //   the address, on every rank. Who may join: rank_meeting.h.
-// - backend "auto": shm where all ranks share a machine, gloo otherwise; "shm", "gloo" and "mpi" insist. A single
-//   process uses the local backend. Rank 0 logs the launcher, who may join, device, backend and rendezvous.
+// - backend "auto": shm where all ranks share a machine, gloo where none do, and shm+gloo otherwise (two_level.h);
+//   which do is proved (machine_proof.h). "shm", "gloo" and "mpi" insist, on one level. A single process uses the local
+//   backend. Rank 0 logs the launcher, who may join, device, backend and rendezvous.
 // - device "auto": cuda:LOCAL_RANK where libtorch has CUDA and this machine a GPU, else cpu.
 // - On a GPU, "auto" is nccl (with a warning, host memory, where a rank cannot load NCCL) beside what the ranks would
 //   use without; "nccl" insists; any other backend moves CUDA tensors by way of host memory (device_communicator.h).

@@ -6,7 +6,10 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "phalanx/comm/tcp_store.h"
 #include "phalanx/launch/testing/collected_process.h"
@@ -82,6 +85,60 @@ TEST(ProcessContextTest, StaticMasterAndTcpMethod) {
       EXPECT_EQ(process->wait(), 0) << process->output();
       EXPECT_THAT(process->output(), AllOf(HasSubstr(" of 2, shm on "), HasSubstr("sum 3")));
     }
+  }
+}
+
+// Two machines: network namespaces, joined by a pair of virtual devices.
+class TwoMachines {
+ public:
+  TwoMachines() : name_(fmt::format("phxc{}", getpid())) {
+    good_ = run("ip netns add " + machine(0)) && run("ip netns add " + machine(1)) &&
+            run(fmt::format("ip link add eth0 netns {} type veth peer name eth0 netns {}", machine(0), machine(1)));
+    for (int i = 0; good_ && i < 2; ++i)
+      good_ = run(fmt::format("ip -n {} addr add 10.213.8.{}/24 dev eth0", machine(i), i + 1)) &&
+              run(fmt::format("ip -n {} link set eth0 up", machine(i))) &&
+              run(fmt::format("ip -n {} link set lo up", machine(i)));
+  }
+  ~TwoMachines() {
+    for (int i = 0; i < 2; ++i) run("ip netns del " + machine(i));
+  }
+  bool good() const { return good_; }
+  std::string machine(int i) const { return fmt::format("{}m{}", name_, i); }
+
+ private:
+  static bool run(const std::string& command) { return std::system((command + " 2> /dev/null").c_str()) == 0; }
+  std::string name_;
+  bool good_ = false;
+};
+
+// Nobody tells the ranks which of them share a machine.
+TEST(ProcessContextTest, RanksOfTwoMachinesMeetOnTwoLevels) {
+  const TwoMachines machines;
+  if (!machines.good())
+    GTEST_SKIP() << "network namespaces cannot be made here (ip netns and veth are needed, as root)";
+  for (const std::string backend : {"auto", "gloo"}) {
+    std::vector<std::unique_ptr<CollectedProcess>> ranks;
+    for (int rank = 0; rank < 3; ++rank) {
+      auto environment = clean_environment();
+      environment["RANK"] = std::to_string(rank);
+      environment["WORLD_SIZE"] = "3";
+      environment["MASTER_ADDR"] = "10.213.8.1";
+      environment["MASTER_PORT"] = "29400";  // nothing else is there
+      environment["PHALANX_JOB_SECRET"] = "the secret of this test";
+      ranks.push_back(std::make_unique<CollectedProcess>(
+          std::vector<std::string>{"ip", "netns", "exec", machines.machine(rank / 2),
+                                   built_program("launch_test_worker"), "--backend", backend},
+          environment));
+    }
+    const std::string expected = backend == "auto" ? "shm+gloo" : "gloo";
+    for (int rank = 0; rank < 3; ++rank) {
+      EXPECT_EQ(ranks[static_cast<std::size_t>(rank)]->wait(), 0) << ranks[static_cast<std::size_t>(rank)]->output();
+      EXPECT_THAT(ranks[static_cast<std::size_t>(rank)]->output(),
+                  HasSubstr(fmt::format("rank {} of 3, local {} of {}, {} on cpu, sum 6", rank, rank % 2,
+                                        rank == 2 ? 1 : 2, expected)));
+    }
+    EXPECT_THAT(ranks[0]->output(), HasSubstr("gloo's data sockets take whoever reaches them"));
+    EXPECT_EQ(ranks[0]->output().find("shared memory is this user's only") != std::string::npos, backend == "auto");
   }
 }
 

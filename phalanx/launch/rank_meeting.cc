@@ -1,16 +1,15 @@
 #include "phalanx/launch/rank_meeting.h"
 
 #include <fmt/format.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include <fstream>
 #include <optional>
 #include <utility>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/log.h"
 #include "phalanx/comm/job_secret.h"
+#include "phalanx/comm/machine_proof.h"
 #include "phalanx/comm/tcp_store.h"
 #include "phalanx/launch/agent_store.h"
 #include "phalanx/launch/own_address.h"
@@ -21,19 +20,6 @@ namespace {
 
 using std::chrono::milliseconds;
 using Rendezvous = WorkerEnvironment::Rendezvous;
-
-// Two processes with equal places may share memory: the same kernel, network and process numbers.
-std::string place_of_process() {
-  std::string boot_id;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
-  std::string place = boot_id;
-  for (const char* name : {"net", "pid"}) {
-    struct stat status {};
-    const bool known = stat(fmt::format("/proc/self/ns/{}", name).c_str(), &status) == 0;
-    place += fmt::format(" {}:{}", name, known ? std::to_string(status.st_ino) : "?");
-  }
-  return place;
-}
 
 // The store that this rank can reach, and the server if this rank hosts it.
 struct ReachedStore {
@@ -220,7 +206,7 @@ std::vector<std::string> roll_call(Store& store, const WorkerEnvironment& enviro
   if (agreed != size)
     call_off(store, fmt::format("rank {} was started with a world size of {} and another rank with {} ({})",
                                 environment.rank, size, agreed.value_or("none"), store.describe()));
-  const std::string place = place_of_process();
+  const std::string place = machine_hint();
   // The same place twice would look like success, so the process is part of the claim.
   const std::string claim = fmt::format("{} process {}", place, getpid());
   if (store.try_get(claim_key(environment.rank)) != claim) {

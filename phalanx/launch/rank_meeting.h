@@ -25,7 +25,7 @@ struct Meeting {
   std::shared_ptr<Store> store;
   HostPort server;                  // the store's address
   std::string secret_source;        // where the secret came from; empty: there is none
-  std::vector<std::string> places;  // of each rank: equal ones are in the same kernel, network and process namespace
+  std::vector<std::string> places;  // of each rank: equal ones may share a machine (machine_hint(); not proved yet)
 };
 
 /// For environments whose rendezvous is not `none`. Throws CommError and ConfigError.
