@@ -2,7 +2,6 @@
 
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <condition_variable>
@@ -32,32 +31,31 @@ constexpr int kAbortTag = kTagMessages * 2;  // no message has it
 }  // namespace
 
 GlooBackend::GlooBackend(Setup setup)
-    : setup_(std::move(setup)), messages_(setup_.members.size(), 0), counts_(setup_.members.size()) {
-  watched_->id = setup_.id;
-  watched_->members = setup_.members;
+    : setup_(std::move(setup)),
+      peers_(setup_.peers),
+      messages_(setup_.peers.members.size(), 0),
+      counts_(setup_.peers.members.size()) {
   try {
-    if (size() > 1) join(std::make_shared<PrefixStore>(setup_.store, setup_.id));
+    if (size() > 1) join(std::make_shared<PrefixStore>(setup_.peers.store, peers_.id()));
   } catch (const CommError& error) {
-    if (!setup_.pulse || !setup_.pulse->is_store_silent())
-      setup_.watch->announce_abort(*watched_, fmt::format("rank {} gave up: {}", rank(), error.what()));
+    peers_.announce_abort(error.what());
     throw;
   }
-  setup_.watch->add(watched_);
+  peers_.add();
 }
 
 void GlooBackend::join(const std::shared_ptr<Store>& store) {
-  const std::vector<std::string> identities = meet(*store, "rank", setup_.identity);
-  if (!setup_.pulse) setup_.pulse = std::make_shared<PeerPulse>(setup_.store, rank(), identities, setup_.pulse_options);
+  peers_.begin(peers_.meet("rank", setup_.identity));
   gloo_ = connect(store);
   gloo_->setTimeout(kGlooTimeout);
   // Nobody goes on, and perhaps away again, while another is still connecting.
-  meet(*store, "connected", "");
-  setup_.pulse->leave(watched_->id);
+  peers_.meet("connected", "");
+  peers_.end_wait();
 }
 
 // gloo cannot be interrupted while it connects, and would wait long for a rank that dies meanwhile. So a thread
 // connects, which is left to itself, and to gloo's time-out, when there is no use in it any more.
-c10::intrusive_ptr<c10d::Backend> GlooBackend::connect(const std::shared_ptr<Store>& store) const {
+c10::intrusive_ptr<c10d::Backend> GlooBackend::connect(const std::shared_ptr<Store>& store) {
   struct Connecting {
     std::mutex mutex;
     std::condition_variable ended;
@@ -67,7 +65,7 @@ c10::intrusive_ptr<c10d::Backend> GlooBackend::connect(const std::shared_ptr<Sto
   };
   auto connecting = std::make_shared<Connecting>();
   std::thread([=, rank = rank(), size = size(), host = setup_.host,
-               timeout = std::min(setup_.connect_timeout, kConnectTimeout)] {
+               timeout = std::min(setup_.peers.connect_timeout, kConnectTimeout)] {
     c10::intrusive_ptr<c10d::Backend> group;
     std::string error;
     try {
@@ -83,49 +81,16 @@ c10::intrusive_ptr<c10d::Backend> GlooBackend::connect(const std::shared_ptr<Sto
   }).detach();
   std::unique_lock lock(connecting->mutex);
   while (!connecting->ended.wait_for(lock, kLookWhileMaking, [&] { return connecting->has_ended; }))
-    throw_trouble_in_making();
+    peers_.throw_trouble_in_making();
   if (connecting->group) return std::move(connecting->group);
   // gloo notices a broken connection before the store tells whose it was.
   const auto patience = std::chrono::steady_clock::now() + kBlameWhileMaking;
   while (std::chrono::steady_clock::now() < patience) {
-    throw_trouble_in_making();
+    peers_.throw_trouble_in_making();
     connecting->ended.wait_for(lock, kLookWhileMaking, [] { return false; });
   }
   throw CommError(fmt::format("gloo cannot connect rank {} at {} with the {} ranks of group '{}': {}", rank(),
-                              setup_.host, size(), setup_.id, connecting->error));
-}
-
-void GlooBackend::throw_trouble_in_making() const {
-  if (setup_.pulse) setup_.pulse->wait_in(watched_->id, "making");
-  if (const std::string why = setup_.pulse ? trouble() : announced_trouble(); !why.empty())
-    throw CommError(fmt::format("group '{}' of gloo could not be made: {}", setup_.id, why));
-}
-
-std::vector<std::string> GlooBackend::meet(Store& store, const std::string& name, const std::string& value) const {
-  using Clock = std::chrono::steady_clock;
-  store.set(fmt::format("{}/{}", name, rank()), value);
-  std::vector<std::string> keys;
-  for (int r = 0; r < size(); ++r) keys.push_back(fmt::format("{}/{}", name, r));
-  const auto deadline = Clock::now() + setup_.connect_timeout;
-  for (;;) {
-    const auto begin = Clock::now();
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - begin);
-    const auto slice = std::clamp(left, std::chrono::milliseconds(0), kLookWhileMaking);
-    try {
-      return store.get_all(keys, slice);
-    } catch (const CommError&) {
-      if (Clock::now() - begin < slice) throw;  // not for the time
-    }
-    throw_trouble_in_making();
-    if (left > slice) continue;
-    std::vector<int> missing;
-    for (int r = 0; r < size(); ++r)
-      if (!store.try_get(keys[static_cast<std::size_t>(r)])) missing.push_back(r);
-    if (missing.empty()) continue;
-    throw CommError(fmt::format("gloo: {}: of the {} ranks of group '{}' these have not come within {} s: {}",
-                                store.describe(), size(), setup_.id,
-                                static_cast<double>(setup_.connect_timeout.count()) / 1000, fmt::join(missing, ", ")));
-  }
+                              setup_.host, size(), peers_.id(), connecting->error));
 }
 
 // What gloo has begun to write to a rank that is stopped cannot be taken back, and its destructor waits for that. After
@@ -151,10 +116,7 @@ std::shared_ptr<Backend> GlooBackend::split(const SplitRequest& request) {
   throw_if_aborted();
   if (request.members.empty()) return nullptr;
   Setup setup = setup_;
-  setup.id = fmt::format("{}.{}.{}", setup_.id, request.serial, request.members.front());
-  setup.rank = request.rank;
-  setup.members.clear();
-  for (const int member : request.members) setup.members.push_back(setup_.members[static_cast<std::size_t>(member)]);
+  setup.peers = peers_.split(request.serial, request.members, request.rank);
   return std::make_shared<GlooBackend>(std::move(setup));
 }
 
@@ -166,9 +128,7 @@ void GlooBackend::abort(const std::string& reason) noexcept {
     aborted_.store(true);
   }
   if (gloo_) {
-    // A store that does not answer would hold up the error; the peers then learn from the broken connections.
-    if (!setup_.pulse->is_store_silent())
-      setup_.watch->announce_abort(*watched_, fmt::format("rank {} gave up: {}", rank(), reason));
+    peers_.announce_abort(reason);
     // A receive that times out breaks all of gloo's connections of this group: what is under way here ends now, so that
     // no thread waits in it, and the peers notice. One on a connection that is broken already fails and breaks no
     // other, and the one to a stopped rank does not break by itself: so each is tried.
@@ -186,7 +146,7 @@ void GlooBackend::abort(const std::string& reason) noexcept {
 
 void GlooBackend::check_ranks() {
   throw_if_aborted();
-  if (const std::string why = trouble(); !why.empty()) throw CommError(why);
+  if (const std::string why = peers_.trouble(); !why.empty()) throw CommError(why);
 }
 
 void GlooBackend::throw_if_aborted() const {
@@ -195,38 +155,9 @@ void GlooBackend::throw_if_aborted() const {
   throw CommError(fmt::format("the group was aborted: {}", abort_reason_));
 }
 
-std::string GlooBackend::announced_trouble(std::chrono::milliseconds age) const {
-  std::string text = setup_.watch->trouble(*watched_, age);
-  if (!text.empty() || !setup_.watch->is_store_lost() || !setup_.pulse) return text;
-  // Nobody tells of the dead when the store has died with one of them.
-  const std::vector<int> left = setup_.watch->left(*watched_);
-  for (int r = 0; r < size(); ++r) {
-    const int world_rank = setup_.members[static_cast<std::size_t>(r)];
-    if (r == rank() || std::find(left.begin(), left.end(), r) != left.end()) continue;
-    if (setup_.pulse->is_dead(world_rank) || world_rank == setup_.pulse_options.store_rank)
-      text += fmt::format("{}rank {} has died", text.empty() ? "" : ", ", r);
-  }
-  return text.empty() ? text : text + ", and with it the store";
-}
-
-std::string GlooBackend::trouble(std::chrono::milliseconds age) const {
-  std::string text = announced_trouble(age);
-  for (int r = 0; r < size() && text.empty() && setup_.pulse; ++r)
-    if (const std::string why = setup_.pulse->trouble(setup_.members[static_cast<std::size_t>(r)]); !why.empty())
-      text = fmt::format("rank {} {}", r, why);
-  return text;
-}
-
-std::string GlooBackend::who_left() const {
-  const std::vector<int> left = setup_.watch->left(*watched_);
-  if (left.empty()) return {};
-  return fmt::format("rank{} {} ha{} ended, or closed the communicator", left.size() == 1 ? "" : "s",
-                     fmt::join(left, ", "), left.size() == 1 ? "s" : "ve");
-}
-
 // "collectives begun; peer:sends,done,receives,done; ..."
 std::string GlooBackend::waits_text() const {
-  std::string text = std::to_string(watched_->sequence.load());
+  std::string text = std::to_string(peers_.collectives_begun());
   for (std::size_t peer = 0; peer < counts_.size(); ++peer) {
     const MessageCounts& with = counts_[peer];
     if (with.sends != with.sends_done || with.receives != with.receives_done)
@@ -235,18 +166,13 @@ std::string GlooBackend::waits_text() const {
   return text;
 }
 
-void GlooBackend::look_after_wait(std::chrono::milliseconds age) {
-  if (size() > 1) setup_.pulse->wait_in(watched_->id, waits_text());
-  if (const std::string why = trouble(age); !why.empty()) throw CommError(why);
-}
-
 std::string GlooBackend::why_stuck() const {
   if (size() == 1) return {};
-  const std::vector<std::string> states = setup_.pulse->states(watched_->id);
+  const std::vector<std::string> states = peers_.states();
   for (int r = 0; r < size(); ++r) {
-    std::istringstream state(states[static_cast<std::size_t>(setup_.members[static_cast<std::size_t>(r)])]);
+    std::istringstream state(states[static_cast<std::size_t>(r)]);
     std::uint64_t begun = 0;
-    if (r == rank() || !(state >> begun) || begun + 1 != watched_->sequence.load()) continue;
+    if (r == rank() || !(state >> begun) || begun + 1 != peers_.collectives_begun()) continue;
     MessageCounts with;
     int peer = -1;
     char mark = 0;
@@ -261,15 +187,6 @@ std::string GlooBackend::why_stuck() const {
     }
   }
   return {};
-}
-
-std::vector<int> GlooBackend::behind(std::uint64_t collective) const {
-  std::vector<int> result;
-  if (size() > 1 && setup_.pulse->is_store_silent()) return result;
-  for (const int world_rank : setup_.watch->behind(*watched_, collective))
-    for (int r = 0; r < size(); ++r)
-      if (setup_.members[static_cast<std::size_t>(r)] == world_rank) result.push_back(r);
-  return result;
 }
 
 int GlooBackend::next_message_tag(int destination) {
@@ -299,17 +216,18 @@ std::shared_ptr<Communicator> make_gloo_communicator(std::shared_ptr<Store> stor
   const auto serial = store->add(fmt::format("gloo/made/{}", rank), 1);
   auto prefixed = std::make_shared<PrefixStore>(std::move(store), fmt::format("gloo/{}", serial));
   GlooBackend::Setup setup;
-  setup.watch = std::make_shared<GroupWatch>(prefixed, rank, world_size);
-  setup.store = prefixed;
-  setup.id = "world";
-  setup.members.resize(static_cast<std::size_t>(world_size));
-  std::iota(setup.members.begin(), setup.members.end(), 0);
-  setup.rank = rank;
+  setup.peers.backend = "gloo";
+  setup.peers.watch = std::make_shared<GroupWatch>(prefixed, rank, world_size);
+  setup.peers.store = prefixed;
+  setup.peers.pulse_options = {.heartbeat = heartbeat_limit(options.communicator.heartbeat),
+                               .store_rank = options.store_rank};
+  setup.peers.id = "world";
+  setup.peers.members.resize(static_cast<std::size_t>(world_size));
+  std::iota(setup.peers.members.begin(), setup.peers.members.end(), 0);
+  setup.peers.rank = rank;
+  setup.peers.connect_timeout = options.communicator.first_timeout;
   setup.host = options.host;
   setup.identity = options.identity.empty() ? PeerProcesses::identity() : options.identity;
-  setup.pulse_options = {.heartbeat = heartbeat_limit(options.communicator.heartbeat),
-                         .store_rank = options.store_rank};
-  setup.connect_timeout = options.communicator.first_timeout;
   return std::make_shared<Communicator>(std::make_shared<GlooBackend>(std::move(setup)), options.communicator);
 }
 

@@ -20,8 +20,7 @@
 #include <vector>
 
 #include "phalanx/comm/backend.h"
-#include "phalanx/comm/group_watch.h"
-#include "phalanx/comm/peer_pulse.h"
+#include "phalanx/comm/group_peers.h"
 #include "phalanx/comm/store.h"
 
 namespace phalanx {
@@ -34,22 +33,15 @@ struct GlooBell {
 class GlooBackend final : public Backend {
  public:
   struct Setup {
-    std::shared_ptr<Store> store;  // of the whole world
-    std::shared_ptr<GroupWatch> watch;
-    std::shared_ptr<PeerPulse> pulse;  // the world's; made with it
-    PeerPulse::Options pulse_options;
-    std::string identity;      // of this process (PeerProcesses)
-    std::string id;            // the group's, unique in the store
-    std::vector<int> members;  // world ranks
-    int rank = 0;              // in members
+    GroupPeers::Setup peers;
+    std::string identity;  // of this process (PeerProcesses)
     std::string host;
-    std::chrono::milliseconds connect_timeout{};
   };
   explicit GlooBackend(Setup setup);
   ~GlooBackend() override;
 
-  int rank() const noexcept override { return setup_.rank; }
-  int size() const noexcept override { return static_cast<int>(setup_.members.size()); }
+  int rank() const noexcept override { return peers_.rank(); }
+  int size() const noexcept override { return peers_.size(); }
   // The work is done by gloo's threads: a waiter that spins takes the core from them.
   BackendTraits traits() const noexcept override {
     return {.name = "gloo", .rank_order_reduction = true, .crowded = true};
@@ -64,22 +56,18 @@ class GlooBackend final : public Backend {
   const c10::intrusive_ptr<c10d::Backend>& group_pointer() const { return gloo_; }
   const std::shared_ptr<GlooBell>& bell() const { return bell_; }
   void throw_if_aborted() const;
-  /// Why the group can go on no more: what GroupWatch knows; and who was seen to have ended, or to be stopped.
-  std::string announced_trouble(std::chrono::milliseconds age = {}) const;
-  std::string trouble(std::chrono::milliseconds age = {}) const;
-  /// Of a group whose connections broke and of whose members none is said to have died: who has ended in order.
-  std::string who_left() const;
+  std::string announced_trouble() const { return peers_.announced_trouble(); }
+  std::string trouble() const { return peers_.trouble(); }
+  std::string who_left() const { return peers_.who_left(); }
+  std::vector<int> behind(std::uint64_t collective) const { return peers_.behind(collective); }
   /// To be called about every 100 ms by whoever waits: tells the others for what, and throws if that is in vain.
-  void look_after_wait(std::chrono::milliseconds age);
-  void end_wait() {
-    if (setup_.pulse) setup_.pulse->leave(watched_->id);
-  }
+  void look_after_wait(std::chrono::milliseconds age) { peers_.look_after_wait(waits_text(), age); }
+  void end_wait() { peers_.end_wait(); }
   /// For a collective that waits: a rank that waits for a message to or from this one instead, or nothing. Both say how
   /// many messages have passed between them, and this one's number stands still, so it is certain, however old what the
   /// other said.
   std::string why_stuck() const;
-  std::vector<int> behind(std::uint64_t collective) const;
-  std::uint64_t begin_collective() { return watched_->sequence.fetch_add(1); }
+  std::uint64_t begin_collective() { return peers_.begin_collective(); }
   int next_message_tag(int destination);
 
   /// Messages with one peer so far.
@@ -97,15 +85,12 @@ class GlooBackend final : public Backend {
   std::deque<SelfMessage>& self_messages() { return self_messages_; }
 
  private:
-  // All members' values of "<name>/<rank>"; throws if one dies meanwhile.
-  std::vector<std::string> meet(Store& store, const std::string& name, const std::string& value) const;
   void join(const std::shared_ptr<Store>& store);
-  c10::intrusive_ptr<c10d::Backend> connect(const std::shared_ptr<Store>& store) const;
-  void throw_trouble_in_making() const;
+  c10::intrusive_ptr<c10d::Backend> connect(const std::shared_ptr<Store>& store);
   std::string waits_text() const;
 
   Setup setup_;
-  std::shared_ptr<GroupWatch::Group> watched_ = std::make_shared<GroupWatch::Group>();
+  GroupPeers peers_;
   std::shared_ptr<GlooBell> bell_ = std::make_shared<GlooBell>();
   c10::intrusive_ptr<c10d::Backend> gloo_;  // null for a group of one
   std::vector<std::uint32_t> messages_;     // sent so far, by destination

@@ -28,15 +28,19 @@ std::shared_ptr<Communicator> make_mpi_communicator(std::shared_ptr<Store> store
   const auto serial = store->add(fmt::format("mpi/made/{}", rank), 1);
   auto prefixed = std::make_shared<PrefixStore>(std::move(store), fmt::format("mpi/{}", serial));
   MpiBackend::Setup setup;
-  setup.watch = std::make_shared<GroupWatch>(prefixed, rank, world_size);
-  setup.store = prefixed;
-  setup.id = fmt::format("world{}", serial);
-  setup.members.resize(static_cast<std::size_t>(world_size));
-  std::iota(setup.members.begin(), setup.members.end(), 0);
-  setup.rank = rank;
+  setup.peers.backend = "mpi";
+  setup.peers.watch = std::make_shared<GroupWatch>(prefixed, rank, world_size);
+  setup.peers.store = prefixed;
+  setup.peers.pulse_options = {.heartbeat = heartbeat_limit(options.communicator.heartbeat),
+                               .store_rank = options.store_rank};
+  setup.peers.id = fmt::format("world{}", serial);
+  setup.peers.members.resize(static_cast<std::size_t>(world_size));
+  std::iota(setup.peers.members.begin(), setup.peers.members.end(), 0);
+  setup.peers.rank = rank;
+  setup.peers.connect_timeout = options.communicator.first_timeout;
+  setup.identity = options.identity.empty() ? PeerProcesses::identity() : options.identity;
   setup.deterministic = options.deterministic;
   setup.largest_call = options.largest_call;
-  setup.connect_timeout = options.communicator.first_timeout;
   return std::make_shared<Communicator>(std::make_shared<MpiBackend>(std::move(setup)), options.communicator);
 }
 

@@ -10,12 +10,15 @@
 //   (accumulated in float32), min and max of floats (NaN if any is NaN), and with `deterministic` everything, are an
 //   all-to-all and our own kernels in rank order: the bits of the local, shm and gloo backends.
 // - A rank that dies is named by the others within a second, on standard error, with the operation that it left; then
-//   they end the job (MPI_Abort), as mpirun is about to do. So does a time-out in the middle of moving data: MPI cannot
-//   give the tensors back, and they are not freed under it. Everything else is a CommError as on the other backends.
+//   they end the job (MPI_Abort), as mpirun is about to do. One that is stopped, or whose machine or network is down,
+//   is found within CommunicatorOptions::heartbeat (peer_pulse.h). If data are being moved then, or at a time-out, the
+//   job is ended likewise: MPI cannot give the tensors back, and they are not freed under it. Everything else is a
+//   CommError as on the other backends.
 // - After a failure MPI is not finalised, for stuck ranks would never come to that; so mpirun ends the job when the
 // rank
 //   exits, whatever its status.
-// - The store carries deaths and aborts, no data. It must outlive the communicator and all that are split from it.
+// - The store carries signs of life, deaths and aborts, no data. It must outlive the communicator and all that are
+// split from it.
 //
 //   auto world = make_mpi_communicator(store, rank, world_size);
 #pragma once
@@ -33,6 +36,8 @@ namespace phalanx {
 struct MpiOptions {
   bool deterministic = false;                   // all reductions in rank order
   std::int64_t largest_call = (1LL << 31) - 1;  // elements that one call of MPI moves at most; less in tests only
+  int store_rank = -1;   // the rank whose process hosts the store, if one does: when the store dies, so has that rank
+  std::string identity;  // of this process; empty: found out. Tests make ranks of one machine strangers with it
   CommunicatorOptions communicator;
 };
 

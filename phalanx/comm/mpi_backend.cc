@@ -1,10 +1,10 @@
 #include "phalanx/comm/mpi_backend.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
-#include <fstream>
+#include <condition_variable>
+#include <thread>
 
 #include "phalanx/base/error.h"
 #include "phalanx/comm/wait.h"
@@ -14,17 +14,16 @@ namespace {
 
 using MpiClock = std::chrono::steady_clock;
 
-// When a rank has died, the lowest that lives says so and ends the job; if it is busy, the others do after this.
+// When a rank has died or stopped, the lowest of the others says so and ends the job; if it is busy, they do after
+// this.
 constexpr std::chrono::milliseconds kLeaveToLowest{300};
 // How long an operation that is given up may still come to its end by itself.
 constexpr std::chrono::milliseconds kLastChance{1000};
+constexpr std::chrono::milliseconds kLookWhileMaking{100};
+constexpr std::chrono::milliseconds kShortestJoining{30'000};
 
-// Ranks with equal ones compete for the same cores.
-std::string machine_id() {
-  std::string id;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
-  return id;
-}
+// Of a process's identity the part before its process and namespace: ranks with equal ones compete for the same cores.
+std::string machine_of(const std::string& identity) { return identity.substr(0, identity.find(':')); }
 
 int creation_tag(const std::string& id, int largest) {
   std::uint32_t hash = 2166136261U;
@@ -36,31 +35,73 @@ int creation_tag(const std::string& id, int largest) {
 
 MpiBackend::MpiBackend(Setup setup)
     : setup_(std::move(setup)),
+      peers_(setup_.peers),
       process_(MpiProcess::get()),
-      sent_(setup_.members.size(), 0),
-      received_(setup_.members.size(), 0) {
-  watched_->id = setup_.id;
-  watched_->members = setup_.members;
-  PrefixStore store(setup_.store, setup_.id);
-  const std::string machine = machine_id();
-  store.set(fmt::format("rank/{}", rank()), machine);
-  std::vector<std::string> keys;
-  for (int r = 0; r < size(); ++r) keys.push_back(fmt::format("rank/{}", r));
-  const auto machines = store.get_all(keys, setup_.connect_timeout);  // names the ranks that do not come
-  is_crowded_ = std::ranges::count(machines, machine) > available_cores();
+      sent_(setup_.peers.members.size(), 0),
+      received_(setup_.peers.members.size(), 0) {
+  try {
+    const std::vector<std::string> identities = peers_.meet("rank", setup_.identity);
+    const std::string machine = machine_of(setup_.identity);
+    is_crowded_ = std::ranges::count_if(identities, [&](const std::string& identity) {
+                    return machine_of(identity) == machine;
+                  }) > available_cores();
+    peers_.begin(identities);
+    make_comm();
+  } catch (const CommError& error) {
+    process_.note_failure();
+    peers_.announce_abort(error.what());
+    throw;
+  }
+  peers_.end_wait();
+  peers_.add();
+}
 
-  // This call blocks until all members are in it, which they are about to be. Not inside enter(): other communicators
-  // of this process must go on, or a peer that waits for one of them first would never come here.
-  MPI_Group world = MPI_GROUP_NULL, group = MPI_GROUP_NULL;
-  check_mpi(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
-  int status = MPI_Group_incl(world, size(), setup_.members.data(), &group);
-  if (status == MPI_SUCCESS)
-    status = MPI_Comm_create_group(MPI_COMM_WORLD, group, creation_tag(setup_.id, process_.largest_tag()), &comm_);
-  MPI_Group_free(&world);
-  if (group != MPI_GROUP_NULL) MPI_Group_free(&group);
-  check_mpi(status, "MPI_Comm_create_group");
-  check_mpi(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-  setup_.watch->add(watched_);
+// MPI makes a communicator in a call that blocks until all members are in it and that nothing can interrupt. So a
+// thread makes it, which is left to itself when a rank is seen to be out. Not inside enter(): other communicators of
+// this process must go on, or a peer that waits for one of them first would never come here.
+void MpiBackend::make_comm() {
+  struct Making {
+    std::mutex mutex;
+    std::condition_variable ended;
+    bool has_ended = false;
+    MPI_Comm comm = MPI_COMM_NULL;
+    std::string error;
+  };
+  auto making = std::make_shared<Making>();
+  std::thread([making, members = peers_.members(), tag = creation_tag(peers_.id(), process_.largest_tag())] {
+    MPI_Comm comm = MPI_COMM_NULL;
+    std::string error;
+    try {
+      MPI_Group world = MPI_GROUP_NULL, group = MPI_GROUP_NULL;
+      check_mpi(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
+      int status = MPI_Group_incl(world, static_cast<int>(members.size()), members.data(), &group);
+      if (status == MPI_SUCCESS) status = MPI_Comm_create_group(MPI_COMM_WORLD, group, tag, &comm);
+      MPI_Group_free(&world);
+      if (group != MPI_GROUP_NULL) MPI_Group_free(&group);
+      check_mpi(status, "MPI_Comm_create_group");
+      check_mpi(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    } catch (const std::exception& caught) {
+      error = caught.what();
+    }
+    const std::lock_guard lock(making->mutex);
+    making->comm = comm;
+    making->error = std::move(error);
+    making->has_ended = true;
+    making->ended.notify_all();
+  }).detach();
+  // All ranks are there when they begin.
+  const auto patience = std::max(setup_.peers.connect_timeout, kShortestJoining);
+  const auto deadline = MpiClock::now() + patience;
+  std::unique_lock lock(making->mutex);
+  while (!making->ended.wait_for(lock, kLookWhileMaking, [&] { return making->has_ended; })) {
+    peers_.throw_trouble_in_making();
+    if (MpiClock::now() > deadline)
+      throw CommError(fmt::format("mpi: of the {} ranks of group '{}' not all have joined it within {} s", size(),
+                                  peers_.id(), static_cast<double>(patience.count()) / 1000));
+  }
+  if (!making->error.empty())
+    throw CommError(fmt::format("mpi: group '{}' could not be made: {}", peers_.id(), making->error));
+  comm_ = making->comm;
 }
 
 MpiBackend::~MpiBackend() {
@@ -81,10 +122,7 @@ std::shared_ptr<Backend> MpiBackend::split(const SplitRequest& request) {
   throw_if_aborted();
   if (request.members.empty()) return nullptr;
   Setup setup = setup_;
-  setup.id = fmt::format("{}.{}.{}", setup_.id, request.serial, request.members.front());
-  setup.rank = request.rank;
-  setup.members.clear();
-  for (const int member : request.members) setup.members.push_back(setup_.members[static_cast<std::size_t>(member)]);
+  setup.peers = peers_.split(request.serial, request.members, request.rank);
   return std::make_shared<MpiBackend>(std::move(setup));
 }
 
@@ -98,8 +136,8 @@ void MpiBackend::abort(const std::string& reason) noexcept {
   if (size() == 1) return;
   process_.note_failure();
   // Of a death everybody hears from the store; told a second time, it would look like this rank's own decision.
-  if (!lost().empty()) return;
-  setup_.watch->announce_abort(*watched_, fmt::format("rank {} gave up: {}", rank(), reason));
+  if (!peers_.lost().empty()) return;
+  peers_.announce_abort(reason);
 }
 
 std::string MpiBackend::abort_reason() const {
@@ -109,14 +147,6 @@ std::string MpiBackend::abort_reason() const {
 
 void MpiBackend::throw_if_aborted() const {
   if (aborted_.load()) throw CommError(fmt::format("the group was aborted: {}", abort_reason()));
-}
-
-std::vector<int> MpiBackend::behind(std::uint64_t collective) const {
-  std::vector<int> result;
-  for (const int world_rank : setup_.watch->behind(*watched_, collective))
-    for (int r = 0; r < size(); ++r)
-      if (setup_.members[static_cast<std::size_t>(r)] == world_rank) result.push_back(r);
-  return result;
 }
 
 std::shared_ptr<std::byte[]> MpiBackend::scratch(std::size_t bytes) {
@@ -164,15 +194,17 @@ std::string MpiBackend::why_stuck() {
 void MpiBackend::check_ranks() {
   throw_if_aborted();
   // A rank that failed and ended gave its reason first: that is the cause, its end only what follows.
-  if (const std::string reason = announced(); !reason.empty()) throw CommError(reason);
-  if (const std::vector<int> dead = lost(); !dead.empty())
-    throw CommError(fmt::format("rank{} {} ha{} died", dead.size() == 1 ? "" : "s", fmt::join(dead, ", "),
-                                dead.size() == 1 ? "s" : "ve"));
+  if (const std::string reason = peers_.given_up(); !reason.empty()) throw CommError(reason);
+  if (const std::string why = peers_.trouble(); !why.empty()) throw CommError(why);
 }
 
 void MpiOperation::check_peers() {
-  peer_has_died_ = backend_.announced().empty() && !backend_.lost().empty();
+  GroupPeers& peers = backend_.peers();
+  peer_has_died_ = peers.given_up().empty() && !peers.announced_trouble().empty();
+  for (int r = 0; r < backend_.size() && !peer_is_out_; ++r) peer_is_out_ = peers.is_out(r);
   backend_.check_ranks();
+  has_waited_ = true;
+  peers.look_after_wait("waits");
 }
 
 bool MpiOperation::retire() noexcept {
@@ -181,10 +213,9 @@ bool MpiOperation::retire() noexcept {
   if (!retiring_since_) retiring_since_ = MpiClock::now();
   const auto waited = MpiClock::now() - *retiring_since_;
   try {
-    if (peer_has_died_) {
-      const std::vector<int> lost = backend_.lost();
+    if (peer_has_died_ || (peer_is_out_ && is_callers_memory_in_use())) {
       int lowest = 0;
-      while (std::ranges::find(lost, lowest) != lost.end()) ++lowest;
+      while (lowest != backend_.rank() && backend_.peers().is_out(lowest)) ++lowest;
       if (backend_.rank() == lowest || waited > kLeaveToLowest) backend_.process().end_job(backend_.abort_reason());
       return false;
     }

@@ -22,10 +22,9 @@
 #include <vector>
 
 #include "phalanx/comm/backend.h"
-#include "phalanx/comm/group_watch.h"
+#include "phalanx/comm/group_peers.h"
 #include "phalanx/comm/mpi_process.h"
 #include "phalanx/comm/mpi_requests.h"
-#include "phalanx/comm/store.h"
 
 namespace phalanx {
 
@@ -36,20 +35,16 @@ inline constexpr int kMpiNotice = 1;  // or word that the sender waits for a mes
 class MpiBackend final : public Backend {
  public:
   struct Setup {
-    std::shared_ptr<Store> store;  // of the whole world
-    std::shared_ptr<GroupWatch> watch;
-    std::string id;            // the group's, unique in the store
-    std::vector<int> members;  // world ranks
-    int rank = 0;              // in members
+    GroupPeers::Setup peers;
+    std::string identity;  // of this process (PeerProcesses)
     bool deterministic = false;
     std::int64_t largest_call = 0;
-    std::chrono::milliseconds connect_timeout{};
   };
   explicit MpiBackend(Setup setup);
   ~MpiBackend() override;
 
-  int rank() const noexcept override { return setup_.rank; }
-  int size() const noexcept override { return static_cast<int>(setup_.members.size()); }
+  int rank() const noexcept override { return peers_.rank(); }
+  int size() const noexcept override { return peers_.size(); }
   BackendTraits traits() const noexcept override {
     return {.name = "mpi", .rank_order_reduction = setup_.deterministic, .crowded = is_crowded_};
   }
@@ -67,10 +62,9 @@ class MpiBackend final : public Backend {
 
   void throw_if_aborted() const;
   std::string abort_reason() const;
-  std::string announced() const { return setup_.watch->announced(*watched_); }  // a peer's reason to give up, or empty
-  std::vector<int> lost() const { return setup_.watch->lost(*watched_); }       // ranks that have died
-  std::vector<int> behind(std::uint64_t collective) const;
-  std::uint64_t begin_collective() { return watched_->sequence.fetch_add(1); }
+  GroupPeers& peers() { return peers_; }
+  std::vector<int> behind(std::uint64_t collective) const { return peers_.behind(collective); }
+  std::uint64_t begin_collective() { return peers_.begin_collective(); }
 
   /// Memory for collectives, kept from one to the next.
   std::shared_ptr<std::byte[]> scratch(std::size_t bytes);
@@ -86,11 +80,13 @@ class MpiBackend final : public Backend {
   std::string why_stuck();
 
  private:
+  void make_comm();
+
   Setup setup_;
+  GroupPeers peers_;
   MpiProcess& process_;
   MPI_Comm comm_ = MPI_COMM_NULL;
   bool is_crowded_ = false;
-  std::shared_ptr<GroupWatch::Group> watched_ = std::make_shared<GroupWatch::Group>();
   std::vector<std::uint32_t> sent_, received_;
   std::shared_ptr<std::byte[]> scratch_;
   std::size_t scratch_bytes_ = 0;
@@ -103,6 +99,9 @@ class MpiBackend final : public Backend {
 class MpiOperation : public Operation {
  public:
   explicit MpiOperation(MpiBackend& backend) : backend_(backend) {}
+  ~MpiOperation() override {
+    if (has_waited_) backend_.peers().end_wait();
+  }
   void check_peers() override;
   bool retire() noexcept final;
 
@@ -114,7 +113,9 @@ class MpiOperation : public Operation {
   MpiBackend& backend_;
 
  private:
+  bool has_waited_ = false;
   bool peer_has_died_ = false;
+  bool peer_is_out_ = false;  // dead, stopped or silent: it does nothing more for this operation
   std::optional<std::chrono::steady_clock::time_point> retiring_since_;
 };
 

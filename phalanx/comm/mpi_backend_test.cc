@@ -16,6 +16,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <sstream>
 #include <stdexcept>
@@ -24,6 +25,7 @@
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/comm/backend_suite.h"
 #include "phalanx/comm/mpi.h"
+#include "phalanx/comm/peer_processes.h"
 #include "phalanx/comm/tcp_store.h"
 
 #ifdef PHALANX_HAVE_MPI
@@ -158,6 +160,77 @@ void body_stopped(MpiRank& self) {
   kill(getpid(), SIGSTOP);
 }
 
+constexpr std::chrono::milliseconds kShortHeartbeat{2'000};
+
+// The same with a short heartbeat: long before the time-out.
+void body_stopped_amidst_data(MpiRank& self) {
+  const auto comm =
+      self.make({.communicator = {.name = "the world", .first_timeout = seconds(100), .heartbeat = kShortHeartbeat}});
+  at::Tensor x = at::full({30'000'000}, self.rank == 0 ? 1.0F : 0.0F);
+  const std::string folder = std::getenv("PHALANX_TEST_FOLDER");
+  expect(std::freopen((folder + "/said").c_str(), "a", stderr) != nullptr, "a file for the error");
+  comm->barrier();
+  if (self.rank != 1) {
+    for (;;) comm->broadcast(x);
+  }
+  Work work = comm->broadcast(x, {.async = true});
+  const volatile float* first = x.const_data_ptr<float>();
+  while (*first == 0.0F) continue;
+  std::ofstream(folder + "/stops") << "now";
+  kill(getpid(), SIGSTOP);
+}
+
+// Rank 1 stops; whoever is not it calls `wait_in_vain`, whose error is returned; then rank 1 goes on.
+std::string while_rank_1_stands_still(MpiRank& self, const std::string& stop,
+                                      const std::function<void()>& wait_in_vain) {
+  if (self.rank == 1) {
+    self.store->set(stop, std::to_string(getpid()));
+    kill(getpid(), SIGSTOP);
+    return {};
+  }
+  const int process = std::stoi(self.store->get(stop, seconds(30)));
+  const auto begin = std::chrono::steady_clock::now();
+  const std::string text = mpi_error_of<CommError>(wait_in_vain);
+  const auto took = std::chrono::steady_clock::now() - begin;
+  expect(took < 10 * kShortHeartbeat, "the error comes by the heartbeat");
+  self.store->set(fmt::format("{}/told/{}", stop, self.rank), "");
+  self.store->wait({stop + "/told/0", stop + "/told/2"}, seconds(60));
+  if (self.rank == 0) kill(process, SIGCONT);
+  return text;
+}
+
+void body_heartbeat(MpiRank& self) {
+  const CommunicatorOptions options{.name = "the world", .first_timeout = seconds(100), .heartbeat = kShortHeartbeat};
+  {
+    const auto comm = self.make({.communicator = options});
+    comm->barrier();
+    const std::string text = while_rank_1_stands_still(self, "seen", [&] { comm->barrier(); });
+    if (self.rank == 1)
+      // It learns that the others have given it up.
+      expect_in(mpi_error_of<CommError>([&] {
+                  for (;;) comm->barrier();
+                }),
+                {"gave up", "is stopped (SIGSTOP)"});
+    else
+      expect_in(text, {"barrier()", "op 1 ", "group 'the world'", "rank 1 is stopped (SIGSTOP)", "kill -CONT"});
+    self.meet();
+  }
+  {
+    // As on three machines, where nobody sees another's process.
+    const auto comm = self.make({.identity = fmt::format("machine{}:1 1 1", self.rank), .communicator = options});
+    comm->barrier();
+    at::Tensor x = at::full({10}, 1.0F);
+    const std::string text = while_rank_1_stands_still(self, "silent", [&] { comm->recv(x, 1); });
+    if (self.rank != 1) expect_in(text, {"recv(float32[10]", "rank 1 has given no sign of life"});
+    self.meet();
+  }
+  // Rank 1 says that it is there and stops before it joins the others' group in MPI.
+  if (self.rank == 1) self.store->set("mpi/3/world3/rank/1", PeerProcesses::identity());
+  const std::string text = while_rank_1_stands_still(self, "making", [&] { self.make({.communicator = options}); });
+  if (self.rank != 1) expect_in(text, {"group 'world3' of mpi could not be made", "rank 1 is stopped (SIGSTOP)"});
+  self.meet();
+}
+
 void body_others(MpiRank& self) {
   check_arithmetic(self);
   suite_async_soak(*self.make());
@@ -190,10 +263,11 @@ void body_own_mpi_without_threads(MpiRank& self) {
 #endif
 
 const std::map<std::string, void (*)(MpiRank&)> kBodies{
-    {"suite", body_suite},     {"death", body_death},
-    {"stopped", body_stopped}, {"others", body_others},
+    {"suite", body_suite},         {"death", body_death},
+    {"stopped", body_stopped},     {"others", body_others},
+    {"heartbeat", body_heartbeat}, {"stopped_amidst_data", body_stopped_amidst_data},
 #ifdef PHALANX_HAVE_MPI
-    {"own_mpi", body_own_mpi}, {"own_mpi_without_threads", body_own_mpi_without_threads},
+    {"own_mpi", body_own_mpi},     {"own_mpi_without_threads", body_own_mpi_without_threads},
 #endif
 };
 
@@ -324,6 +398,30 @@ TEST(MpiBackend, ATimeOutAmidstDataEndsTheJobAndKeepsTheTensors) {
   EXPECT_NE(job.status, 0);
   for (const char* part : {"broadcast(float32[30000000], root 0)", "timed out after", "rank 1", "ends the job"})
     EXPECT_NE(job.output.find(part), std::string::npos) << part << "\n" << job.output;
+}
+
+TEST(MpiBackend, AStoppedRankIsToldWithinTheHeartbeatLimit) {
+  PHALANX_NEEDS_MPIRUN();
+  const MpiJob job = run_under_mpirun(3, "heartbeat", seconds(60));
+  EXPECT_EQ(job.passed(), 3) << job.output;
+}
+
+TEST(MpiBackend, ARankStoppedAmidstDataEndsTheJobWithinTheHeartbeatLimit) {
+  PHALANX_NEEDS_MPIRUN();
+  const TempDirectory folder;
+  setenv("PHALANX_TEST_FOLDER", folder.path().c_str(), 1);
+  const MpiJob job = run_under_mpirun(3, "stopped_amidst_data", seconds(60));
+  unsetenv("PHALANX_TEST_FOLDER");
+  EXPECT_NE(job.status, 0);
+  std::stringstream said;
+  said << std::ifstream(folder.path() / "said").rdbuf();
+  for (const char* part : {"rank 1 is stopped (SIGSTOP)", "broadcast(float32[30000000], root 0)", "group 'the world'",
+                           "op ", "ends the job"})
+    EXPECT_NE(said.str().find(part), std::string::npos) << part << "\n" << said.str() << job.output;
+  // Ten times the limit is too late on any machine.
+  EXPECT_LT(std::filesystem::last_write_time(folder.path() / "said") -
+                std::filesystem::last_write_time(folder.path() / "stops"),
+            10 * kShortHeartbeat);
 }
 
 TEST(MpiBackend, AProgramsOwnMpiIsUsedAndNotFinalised) {
