@@ -190,8 +190,9 @@ const std::vector<Key>& known_keys() {
       {"comm",
        "backend",
        at<&C::comm, &C::Comm::backend>,
-       "Transport between ranks. auto: shm where all ranks share memory, else gloo; nccl besides on GPUs. mpi: Open "
-       "MPI, under mpirun or srun. With shm, gloo or mpi, GPUs exchange data through host memory.",
+       "Transport between ranks. auto: shm where all ranks share memory, shm and gloo where some do, else gloo; nccl "
+       "besides on GPUs. mpi: Open MPI, under mpirun or srun. With shm, gloo or mpi, GPUs exchange data through host "
+       "memory.",
        -kAny,
        kAny,
        {"auto", "shm", "gloo", "mpi", "nccl"}},
