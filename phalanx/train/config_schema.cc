@@ -146,7 +146,7 @@ const std::vector<Key>& known_keys() {
       {"checkpoint", "folder", at<&C::checkpoint, &C::Checkpoint::folder>,
        "Folder of the checkpoints, in job.dump_folder unless absolute."},
       {"checkpoint", "interval", at<&C::checkpoint, &C::Checkpoint::interval>,
-       "Steps between checkpoints. One is also saved at the end and on SIGTERM or Ctrl-C.", 1, kAny},
+       "Steps between checkpoints. One is also saved at the end and on Ctrl-C, SIGTERM or SIGHUP.", 1, kAny},
       {"checkpoint", "keep_latest_k", at<&C::checkpoint, &C::Checkpoint::keep_latest_k>,
        "Older checkpoints than the latest k are removed. 0: keep all.", 0, kAny},
       {"checkpoint", "load_step", at<&C::checkpoint, &C::Checkpoint::load_step>,

@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
+#include <exception>
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -136,13 +137,14 @@ Trainer::Trainer(TrainConfig config, TrainerContext context)
       trace_(config_, context_.world) {
   if (config_.debug.deterministic) at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
   if (config_.training.mixed_precision_param == "bfloat16" && context_.device.is_cpu() && !cpu_has_bfloat16()) {
-    log::warn(
+    log::warn_once(
         "this processor has no bfloat16 instructions: mixed_precision_param = \"bfloat16\" will be slower than "
         "\"float32\"");
   }
-  if (config_.lr_scheduler.warmup_steps > config_.training.steps && is_first_rank()) {
-    log::warn(fmt::format("[lr_scheduler] warmup_steps {} is more than [training] steps {}: warming up over all steps",
-                          config_.lr_scheduler.warmup_steps, config_.training.steps));
+  if (config_.lr_scheduler.warmup_steps > config_.training.steps) {
+    log::warn_once(
+        fmt::format("[lr_scheduler] warmup_steps {} is more than [training] steps {}: warming up over all steps",
+                    config_.lr_scheduler.warmup_steps, config_.training.steps));
   }
   model_config(config_);  // wrong numbers are reported before anything is read or written
   open_data();
@@ -151,13 +153,13 @@ Trainer::Trainer(TrainConfig config, TrainerContext context)
   device_bytes_ = device.total_bytes;
   make_model();
   load_state();
-  if (is_first_rank()) {
+  on_first_rank([&] {
     files_ = std::make_unique<RunFiles>(
         config_.job.dump_folder,
         RunFilesOptions{
             .tensorboard_folder = config_.metrics.enable_tensorboard ? config_.metrics.save_tb_folder : std::string(),
             .resumed_step = step_ > 0 ? std::optional(step_) : std::nullopt});
-  }
+  });
   announce();
 }
 
@@ -165,6 +167,23 @@ Trainer::~Trainer() = default;
 
 void Trainer::say(const std::string& line) const {
   if (!context_.quiet && is_first_rank()) log::info(line);
+}
+
+/// Rank 0 does it for all: what fails there is the same error on every rank, not a peer that was lost. Collective.
+void Trainer::on_first_rank(const std::function<void()>& work) {
+  std::exception_ptr failure;
+  std::string message;
+  if (is_first_rank()) {
+    try {
+      work();
+    } catch (const std::exception& error) {
+      failure = std::current_exception();
+      message = error.what();
+    }
+  }
+  message = context_.world->broadcast_bytes(message);
+  if (failure) std::rethrow_exception(failure);
+  if (!message.empty()) throw Error(message);
 }
 
 void Trainer::open_data() {
@@ -249,7 +268,7 @@ void Trainer::load_state() {
   const auto& checkpoint = config_.checkpoint;
   if (!checkpoint.enable) return;
   const std::string folder = in_dump_folder(config_, checkpoint.folder);
-  if (is_first_rank()) check_can_save(folder);
+  on_first_rank([&] { check_can_save(folder); });
   checkpoints_ = std::make_unique<CheckpointManager>(
       folder, CheckpointOptions{.keep_latest_k = static_cast<int>(checkpoint.keep_latest_k)}, context_.world);
   TrainState state = collect_state();
@@ -263,11 +282,12 @@ void Trainer::load_state() {
   step_ = saved_step_ = state.integers.at("step");
   say(fmt::format("continuing from {} (step {}, {})", loaded->path.string(), step_, human_bytes(loaded->bytes)));
   if (state.integers.at("seed") != config_.debug.seed) {
-    log::warn(fmt::format("the checkpoint's run had debug.seed {}, this one has {}: the order of the data changes here",
-                          state.integers.at("seed"), config_.debug.seed));
+    log::warn_once(
+        fmt::format("the checkpoint's run had debug.seed {}, this one has {}: the order of the data changes here",
+                    state.integers.at("seed"), config_.debug.seed));
   }
   if (state.integers.at("data.position") != step_ * plan_.global_batch_size) {
-    log::warn(
+    log::warn_once(
         fmt::format("the checkpoint's run had read {} sequences in {} steps, this one would have read {}: the "
                     "global batch differs, so the data continue at another position",
                     state.integers.at("data.position"), step_, step_ * plan_.global_batch_size));

@@ -5,8 +5,7 @@
 // - A run that is stopped and continued gives the same bits as one that never stopped: weights, optimizer, bucket order
 //   and the few integers are checkpointed, learning rate and batches are functions of the step.
 // - The wish to stop (context.stop_requested) is heard on any rank and acted on by all after the same step: a
-// checkpoint
-//   is saved and run() returns with `stopped`.
+//   checkpoint is saved and run() returns with `stopped`.
 // - A loss or gradient norm that is not finite is an Error on every rank, before any weight is touched by it.
 // - Rank 0 writes the run's folder (run_files.h) and the log; with profiling every rank writes traces (step_trace.h).
 //
@@ -71,6 +70,7 @@ class Trainer {
 
  private:
   struct StepOutcome;
+  void on_first_rank(const std::function<void()>& work);
   void open_data();
   void make_model();
   void load_state();

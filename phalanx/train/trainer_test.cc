@@ -1,154 +1,24 @@
 #include "phalanx/train/trainer.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/linear.h>
-#include <ATen/ops/randn.h>
 #include <ATen/ops/tensor.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <csignal>
-#include <cstring>
-#include <fstream>
-#include <map>
-#include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/human.h"
 #include "phalanx/base/process_stats.h"
-#include "phalanx/base/temp_directory.h"
-#include "phalanx/checkpoint/checkpoint_reader.h"
-#include "phalanx/comm/local.h"
-#include "phalanx/models/llama_config.h"
-#include "phalanx/nn/init.h"
 #include "phalanx/optim/lr_schedule.h"
-#include "phalanx/train/autocast_guard.h"
-#include "phalanx/train/config_schema.h"
 #include "phalanx/train/device_info.h"
 #include "phalanx/train/model_config.h"
-#include "phalanx/train/run_files.h"
-#include "phalanx/train/stop_signal.h"
+#include "phalanx/train/trainer_test_support.h"
 
 namespace phalanx::train {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-using Weights = std::map<std::string, std::string>;  // name -> bytes
-
-class TrainerTest : public ::testing::Test {
- protected:
-  TrainerTest() {
-    // Text with something to learn: a token follows from the one before, with noise from a small generator.
-    std::uint32_t state = 1;
-    for (int i = 0; i < 6000; ++i) {
-      state = state * 1664525U + 1013904223U;
-      const std::uint32_t noise = state >> 24;
-      tokens_.push_back(noise < 40 || tokens_.empty() ? noise % 512
-                                                      : static_cast<std::uint16_t>((tokens_.back() * 7 + 3) % 512));
-    }
-    write_tokens("tokens.bin", tokens_);
-  }
-
-  void write_tokens(const std::string& name, const std::vector<std::uint16_t>& tokens) const {
-    std::ofstream file(path(name), std::ios::binary);
-    file.write(reinterpret_cast<const char*>(tokens.data()), static_cast<std::streamsize>(2 * tokens.size()));
-  }
-
-  std::string path(const std::string& name) const { return (folder_.path() / name).string(); }
-
-  TrainConfig config(const std::string& run, std::vector<std::string> more = {}) const {
-    std::vector<std::string> flags = {"--model.flavor=debug",
-                                      "--training.dataset_path=" + path("tokens.bin"),
-                                      "--training.seq_len=32",
-                                      "--training.local_batch_size=4",
-                                      "--training.global_batch_size=8",
-                                      "--training.steps=12",
-                                      "--lr_scheduler.warmup_steps=2",
-                                      "--optimizer.lr=3e-3",
-                                      "--validation.enable",
-                                      "--validation.freq=6",
-                                      "--metrics.no-enable_tensorboard",
-                                      "--checkpoint.interval=100",
-                                      "--job.dump_folder=" + path(run)};
-    flags.insert(flags.end(), more.begin(), more.end());
-    return parse_config("", "test", flags);
-  }
-
-  /// Trains on `ranks` threads; returns rank 0's final weights, and checks that the other ranks have the same.
-  Weights train(const TrainConfig& config, int ranks, std::function<bool(int rank)> stop = {}) {
-    std::vector<Weights> weights(static_cast<std::size_t>(ranks));
-    run_local_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {
-      const int rank = world->rank();
-      Trainer trainer(config,
-                      {.world = world, .stop_requested = [&stop, rank] { return stop && stop(rank); }, .quiet = true});
-      const TrainResult result = trainer.run();
-      if (rank == 0) result_ = result;
-      for (const auto& [name, tensor] : nn::named_parameters(trainer.model())) {
-        weights[static_cast<std::size_t>(rank)][name] =
-            std::string(static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes());
-      }
-    });
-    for (const Weights& other : weights) EXPECT_EQ(other, weights[0]);
-    return weights[0];
-  }
-
-  std::vector<double> losses(const std::string& run) const {
-    std::ifstream file(path(run) + "/metrics.jsonl");
-    std::vector<double> values;
-    for (std::string line; std::getline(file, line);) {
-      const auto entry = nlohmann::json::parse(line);
-      if (entry.contains("loss")) values.push_back(entry["loss"].get<double>());
-    }
-    return values;
-  }
-
-  template <class E>
-  std::string refusal(const TrainConfig& config, int ranks = 1) {
-    try {
-      train(config, ranks);
-    } catch (const E& error) {
-      return error.what();
-    }
-    return "accepted";
-  }
-
-  /// Lines of metrics.jsonl that have this key.
-  std::vector<nlohmann::json> lines_with(const std::string& run, const std::string& key) const {
-    std::ifstream file(path(run) + "/metrics.jsonl");
-    std::vector<nlohmann::json> entries;
-    for (std::string line; std::getline(file, line);) {
-      auto entry = nlohmann::json::parse(line);
-      if (entry.contains(key)) entries.push_back(std::move(entry));
-    }
-    return entries;
-  }
-  std::vector<double> values_of(const std::string& run, const std::string& key) const {
-    std::vector<double> values;
-    for (const auto& entry : lines_with(run, key)) values.push_back(entry[key].get<double>());
-    return values;
-  }
-  std::vector<std::string> checkpoints_of(const std::string& run) const {
-    std::vector<std::string> names;
-    for (const auto& entry : std::filesystem::directory_iterator(path(run) + "/checkpoint")) {
-      names.push_back(entry.path().filename().string());
-    }
-    std::sort(names.begin(), names.end());
-    return names;
-  }
-  static std::function<bool(int)> stop_after_first_step() {
-    return [](int) { return true; };
-  }
-
-  TempDirectory folder_;
-  std::vector<std::uint16_t> tokens_;
-  TrainResult result_;
-};
 
 TEST_F(TrainerTest, LearnsAndValidates) {
   train(config("run", {"--training.steps=60"}), 1);
@@ -165,21 +35,6 @@ TEST_F(TrainerTest, LearnsAndValidates) {
   EXPECT_EQ(parse_config(run["config"].get<std::string>(), "run.json", {}).model.dim, 64);
 }
 
-TEST_F(TrainerTest, AResumedRunHasTheSameBitsAsOneThatNeverStopped) {
-  for (const int ranks : {1, 2}) {
-    const std::string name = std::to_string(ranks);
-    const Weights whole = train(config("whole" + name), ranks);
-    train(config("parts" + name, {"--training.steps=12", "--checkpoint.interval=5"}), ranks,
-          [asked = std::make_shared<std::atomic<int>>(0), ranks](int) { return asked->fetch_add(1) / ranks >= 4; });
-    EXPECT_TRUE(result_.stopped);
-    EXPECT_EQ(result_.step, 5);
-    const Weights parts = train(config("parts" + name), ranks);
-    EXPECT_EQ(result_.step, 12);
-    EXPECT_EQ(parts, whole);
-    EXPECT_EQ(losses("parts" + name), losses("whole" + name));
-  }
-}
-
 TEST_F(TrainerTest, TheNumberOfRanksAndOfAccumulatedPartsDoesNotChangeTheRun) {
   train(config("one"), 1);
   train(config("two"), 2);
@@ -190,13 +45,6 @@ TEST_F(TrainerTest, TheNumberOfRanksAndOfAccumulatedPartsDoesNotChangeTheRun) {
     EXPECT_NEAR(two[i], one[i], 1e-5 * one[i]);
     EXPECT_NEAR(four[i], one[i], 1e-5 * one[i]);
   }
-}
-
-TEST_F(TrainerTest, AnyRanksWishToStopStopsAllAfterTheSameStepAndSaves) {
-  train(config("run"), 2, [](int rank) { return rank == 1; });
-  EXPECT_TRUE(result_.stopped);
-  EXPECT_EQ(result_.step, 1);
-  EXPECT_TRUE(std::filesystem::exists(path("run") + "/checkpoint/step-1/manifest.json"));
 }
 
 // Each key of the optimizer and the data must reach what it is about: another value, other weights.
@@ -303,25 +151,6 @@ TEST_F(TrainerTest, MetricsAgreeWithEachOtherAndWithTheProcess) {
   EXPECT_GT(machine_memory_bytes(), std::uint64_t{256} << 20);
 }
 
-TEST_F(TrainerTest, SavesAndValidatesAtItsSteps) {
-  const std::vector<std::string> keys = {"--checkpoint.interval=5", "--validation.freq=5"};
-  train(config("all", keys), 1);
-  EXPECT_THAT(checkpoints_of("all"), ::testing::ElementsAre("step-10", "step-12", "step-5"));
-  EXPECT_THAT(values_of("all", "validation_loss"), ::testing::SizeIs(3));
-  std::vector<int> steps;
-  for (const auto& line : lines_with("all", "validation_loss")) steps.push_back(line["step"]);
-  EXPECT_THAT(steps, ::testing::ElementsAre(5, 10, 12));
-
-  train(config("two", {"--checkpoint.interval=5", "--checkpoint.keep_latest_k=2"}), 1);
-  EXPECT_THAT(checkpoints_of("two"), ::testing::ElementsAre("step-10", "step-12"));
-
-  // Back to step 5 although there are later ones.
-  train(config("all", {"--checkpoint.load_step=5"}), 1, stop_after_first_step());
-  EXPECT_EQ(result_.step, 6);
-  EXPECT_THAT(refusal<CheckpointError>(config("all", {"--checkpoint.load_step=7"})),
-              AllOf(HasSubstr("load_step is 7"), HasSubstr("complete checkpoints there: 12, 10, 6, 5")));
-}
-
 TEST_F(TrainerTest, ValidationIsTheMeanOverTheHeldOutSamplesForAnyNumberOfRanks) {
   // The last 5 %, 300 tokens: 9 samples of 32 and a label, in batches of 4, 4 and 1.
   double by_hand = 0, entropy = 0;
@@ -368,34 +197,6 @@ TEST_F(TrainerTest, HeldOutTokensAreNotTrainedOn) {
   });
 }
 
-TEST_F(TrainerTest, AStoppedRunSaysSoAndKeepsWhatItSaidBefore) {
-  train(config("run"), 1, stop_after_first_step());
-  const std::string file = path("run") + "/run.json";
-  auto run = nlohmann::json::parse(std::ifstream(file));
-  EXPECT_EQ(run["status"], "stopped");
-  run["note"] = "kept";
-  std::ofstream(file) << run.dump();
-  train(config("run"), 1);
-  run = nlohmann::json::parse(std::ifstream(file));
-  EXPECT_EQ(run["status"], "finished");
-  EXPECT_EQ(run["note"], "kept");
-  // A wish that comes with the last step stops nothing.
-  train(config("one", {"--training.steps=1"}), 1, stop_after_first_step());
-  EXPECT_FALSE(result_.stopped);
-}
-
-TEST_F(TrainerTest, AnotherSeedOrGlobalBatchOnResumeIsWarnedOf) {
-  train(config("run"), 1, stop_after_first_step());
-  ::testing::internal::CaptureStderr();
-  train(config("run", {"--debug.seed=5", "--training.global_batch_size=16"}), 1);
-  const std::string text = ::testing::internal::GetCapturedStderr();
-  EXPECT_THAT(text, HasSubstr("the checkpoint's run had debug.seed 0, this one has 5"));
-  EXPECT_THAT(text, HasSubstr("had read 8 sequences in 1 steps, this one would have read 16"));
-  ::testing::internal::CaptureStderr();
-  train(config("run", {"--debug.seed=5", "--training.global_batch_size=16", "--training.steps=13"}), 1);
-  EXPECT_THAT(::testing::internal::GetCapturedStderr(), ::testing::Not(HasSubstr("the checkpoint's run had")));
-}
-
 TEST_F(TrainerTest, AGradientThatIsNotFiniteEndsTheRunBeforeItIsUsed) {
   run_local_ranks(1, [&](const std::shared_ptr<Communicator>& world) {
     Trainer trainer(config("run"), {.world = world, .quiet = true});
@@ -411,26 +212,6 @@ TEST_F(TrainerTest, AGradientThatIsNotFiniteEndsTheRunBeforeItIsUsed) {
   });
 }
 
-TEST_F(TrainerTest, WhatACheckpointAndAnExportSayOfTheModelIsTrue) {
-  const std::vector<std::string> keys = {"--model.rope_theta=300",       "--model.norm_eps=0.001",
-                                         "--model.tie_embeddings",       "--model.n_kv_heads=1",
-                                         "--checkpoint.last_save_in_hf", "--training.steps=1"};
-  train(config("run", keys), 1);
-  const auto hf = nlohmann::json::parse(std::ifstream(path("run") + "/hf/config.json"));
-  const nlohmann::json expected_hf = {
-      {"hidden_size", 64},        {"intermediate_size", 176},      {"num_hidden_layers", 2},
-      {"num_attention_heads", 4}, {"num_key_value_heads", 1},      {"head_dim", 16},
-      {"vocab_size", 512},        {"max_position_embeddings", 32}, {"rope_theta", 300.0},
-      {"rms_norm_eps", 0.001},    {"tie_word_embeddings", true},   {"model_type", "llama"}};
-  for (const auto& [key, value] : expected_hf.items()) EXPECT_EQ(hf[key], value) << key;
-  const auto metadata = CheckpointReader(path("run") + "/checkpoint/step-1").manifest().metadata;
-  const auto model = nlohmann::json::parse(metadata)["model"];
-  const nlohmann::json expected = {
-      {"dim", 64},         {"n_layers", 2},     {"n_heads", 4},        {"n_kv_heads", 1},   {"ffn_hidden", 176},
-      {"vocab_size", 512}, {"max_seq_len", 32}, {"rope_theta", 300.0}, {"norm_eps", 0.001}, {"tie_embeddings", true}};
-  for (const auto& [key, value] : expected.items()) EXPECT_EQ(model[key], value) << key;
-}
-
 TEST_F(TrainerTest, ALossThatIsNotFiniteEndsTheRunNamingTheStep) {
   EXPECT_THAT(refusal<Error>(config("run", {"--optimizer.lr=1e30", "--training.max_norm=0",
                                             "--lr_scheduler.warmup_steps=0", "--optimizer.name=SGD"})),
@@ -441,35 +222,6 @@ TEST_F(TrainerTest, TrainsInBfloat16) {
   train(config("run", {"--training.mixed_precision_param=bfloat16", "--training.steps=40"}), 1);
   const auto values = losses("run");
   EXPECT_LT(values.back(), values[0] - 0.7);
-}
-
-TEST_F(TrainerTest, WritesWeightsWithHuggingFaceNamesThatStartAnotherRun) {
-  const Weights before = train(config("first", {"--checkpoint.last_save_in_hf"}), 1);
-  // A run of one step with a learning rate of zero keeps what it loaded.
-  const Weights after =
-      train(config("second", {"--checkpoint.initial_load_path=" + path("first") + "/hf",
-                              "--checkpoint.initial_load_in_hf", "--training.steps=1", "--optimizer.lr=0"}),
-            1);
-  EXPECT_EQ(before, after);
-}
-
-TEST_F(TrainerTest, ACheckpointFolderStandsForItsNewestStepAsInitialWeights) {
-  const Weights before = train(config("first", {"--training.steps=3"}), 1);
-  for (const char* place : {"/checkpoint", "/checkpoint/step-3"}) {
-    const Weights after = train(config("second", {"--checkpoint.initial_load_path=" + path("first") + place,
-                                                  "--checkpoint.no-enable", "--training.steps=1", "--optimizer.lr=0"}),
-                                1);
-    EXPECT_EQ(before, after) << place;
-  }
-  EXPECT_THAT(refusal<CheckpointError>(config("third", {"--checkpoint.initial_load_path=" + path("first")})),
-              HasSubstr("did you mean " + path("first") + "/checkpoint?"));
-}
-
-TEST_F(TrainerTest, ACheckpointFolderThatCannotBeWrittenToIsToldBeforeTheFirstStep) {
-  std::ofstream(path("file")) << "x";
-  EXPECT_THAT(refusal<Error>(config("run", {"--checkpoint.folder=" + path("file") + "/checkpoint"})),
-              AllOf(HasSubstr(path("file")), HasSubstr("Not a directory")));
-  EXPECT_FALSE(std::filesystem::exists(path("run")));
 }
 
 // name -> events, of one rank's trace file.
@@ -552,123 +304,6 @@ TEST_F(TrainerTest, UserErrorsAreNamed) {
   EXPECT_THAT(refusal<ConfigError>(config("run", {"--model.n_kv_heads=3"})), HasSubstr("n_kv_heads"));
   EXPECT_THAT(refusal<CheckpointError>(config("run", {"--checkpoint.initial_load_path=/nonexistent"})),
               HasSubstr("/nonexistent"));
-}
-
-TEST(ModelConfig, ExplicitKeysChangeTheFlavor) {
-  const TrainConfig config = with_model_numbers(parse_config("[model]\nflavor = \"5M\"\nn_layers = 7\n", "test", {}));
-  EXPECT_EQ(config.model.dim, 256);
-  EXPECT_EQ(config.model.n_layers, 7);
-  EXPECT_EQ(config.model.vocab_size, 4096);
-}
-
-TEST(ModelConfig, EveryNumberCanBeChangedAndIsPrinted) {
-  const TrainConfig given = parse_config(
-      "[model]\nflavor = \"debug\"\ndim = 96\nn_layers = 3\nn_heads = 6\nn_kv_heads = 3\nffn_hidden = 100\n"
-      "vocab_size = 600\nrope_theta = 500\nnorm_eps = 0.01\ntie_embeddings = true\n[training]\nseq_len = 40\n",
-      "test", {});
-  EXPECT_EQ(model_config(given), (models::LlamaConfig{.dim = 96,
-                                                      .n_layers = 3,
-                                                      .n_heads = 6,
-                                                      .n_kv_heads = 3,
-                                                      .ffn_hidden = 100,
-                                                      .vocab_size = 600,
-                                                      .max_seq_len = 40,
-                                                      .rope_theta = 500,
-                                                      .norm_eps = 0.01,
-                                                      .tie_embeddings = true}));
-  const TrainConfig whole = with_model_numbers(parse_config("[model]\nflavor = \"llama3_1b\"\n", "test", {}));
-  const auto flavor = models::llama_flavor("llama3_1b");
-  EXPECT_EQ(whole.model.n_heads, flavor.n_heads);
-  EXPECT_EQ(whole.model.n_kv_heads, flavor.n_kv_heads);
-  EXPECT_EQ(whole.model.ffn_hidden, flavor.ffn_hidden);
-  EXPECT_EQ(whole.model.rope_theta, flavor.rope_theta);
-  EXPECT_EQ(whole.model.norm_eps, flavor.norm_eps);
-  EXPECT_EQ(*whole.model.tie_embeddings, true);
-}
-
-TEST(AutocastGuardTest, ProductsAreInBfloat16WhileItLives) {
-  const at::Tensor x = at::randn({2, 3}), weight = at::randn({4, 3});
-  {
-    const AutocastGuard guard(at::kCPU, true);
-    EXPECT_EQ(at::linear(x, weight).scalar_type(), at::kBFloat16);
-  }
-  EXPECT_EQ(at::linear(x, weight).scalar_type(), at::kFloat);
-  const AutocastGuard off(at::kCPU, false);
-  EXPECT_EQ(at::linear(x, weight).scalar_type(), at::kFloat);
-}
-
-TEST(StopSignalTest, HearsBothSignalsOnceAndGivesThemBack) {
-  const auto handler_of = [](int number) {
-    struct sigaction action {};
-    sigaction(number, nullptr, &action);
-    return action.sa_handler;
-  };
-  const auto on_int = handler_of(SIGINT), on_term = handler_of(SIGTERM);
-  for (const int number : {SIGINT, SIGTERM}) {
-    const StopSignal stop;
-    EXPECT_FALSE(stop.requested());
-    std::raise(number);
-    EXPECT_TRUE(stop.requested());
-    EXPECT_EQ(stop.signal_number(), number);
-    std::raise(number);  // the terminal's and the launcher's come together: still one wish
-    EXPECT_TRUE(stop.requested());
-  }
-  EXPECT_EQ(handler_of(SIGINT), on_int);
-  EXPECT_EQ(handler_of(SIGTERM), on_term);
-}
-
-/// The scalars under a tag, in their order: in an event the tag is followed by field 2, a little-endian float.
-std::vector<float> board_values(const std::filesystem::path& folder, const std::string& tag) {
-  std::vector<float> values;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    std::ostringstream text;
-    text << std::ifstream(entry.path(), std::ios::binary).rdbuf();
-    const std::string contents = text.str(), wanted = static_cast<char>(tag.size()) + tag + '\x15';
-    for (auto at = contents.find(wanted); at != std::string::npos; at = contents.find(wanted, at + 1)) {
-      float value = 0;
-      std::memcpy(&value, contents.data() + at + wanted.size(), sizeof value);
-      values.push_back(value);
-    }
-  }
-  return values;
-}
-
-TEST(RunFilesTest, TensorBoardHasTorchtitansTags) {
-  const TempDirectory folder;
-  {
-    RunFiles files(folder.path().string(), {.tensorboard_folder = "tb"});
-    StepMetrics metrics{.step = 1, .loss = 4, .max_loss = 5, .grad_norm = 0.5, .lr = 0.25, .seconds = 8};
-    metrics.data_seconds = 2;
-    metrics.tps = 100;
-    metrics.tflops = 3;
-    metrics.mfu_percent = 40;
-    metrics.memory_gib = {1.5, 7};
-    files.write_step(metrics, /*to_tensorboard=*/true);
-    metrics.loss = 3;
-    files.write_step(metrics, /*to_tensorboard=*/false);
-    files.write_validation({.step = 1, .loss = 6});
-  }
-  const auto tb = folder.path() / "tb";
-  const std::map<std::string, float> expected = {{"loss_metrics/global_avg_loss", 4},
-                                                 {"loss_metrics/global_max_loss", 5},
-                                                 {"grad_norm", 0.5},
-                                                 {"lr", 0.25},
-                                                 {"throughput(tps)", 100},
-                                                 {"tflops", 3},
-                                                 {"mfu(%)", 40},
-                                                 {"time_metrics/end_to_end(s)", 8},
-                                                 {"time_metrics/data_loading(s)", 2},
-                                                 {"time_metrics/data_loading(%)", 25},
-                                                 {"memory/max_reserved(GiB)", 1.5},
-                                                 {"validation_metrics/global_avg_loss", 6}};
-  for (const auto& [tag, value] : expected) EXPECT_THAT(board_values(tb, tag), ::testing::ElementsAre(value)) << tag;
-}
-
-TEST(ModelConfig, TheConfigurationKnowsEveryFlavor) {
-  for (const Key& key : known_keys()) {
-    if (key.section != "model" || key.name != "flavor") continue;
-    EXPECT_EQ(std::vector<std::string>(key.choices.begin(), key.choices.end()), models::llama_flavor_names());
-  }
 }
 
 }  // namespace

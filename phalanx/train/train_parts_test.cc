@@ -1,0 +1,170 @@
+// The trainer's smaller parts.
+#include <ATen/ops/linear.h>
+#include <ATen/ops/randn.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "phalanx/base/temp_directory.h"
+#include "phalanx/models/llama_config.h"
+#include "phalanx/train/autocast_guard.h"
+#include "phalanx/train/config_schema.h"
+#include "phalanx/train/model_config.h"
+#include "phalanx/train/run_files.h"
+#include "phalanx/train/stop_signal.h"
+
+namespace phalanx::train {
+namespace {
+
+TEST(ModelConfig, ExplicitKeysChangeTheFlavor) {
+  const TrainConfig config = with_model_numbers(parse_config("[model]\nflavor = \"5M\"\nn_layers = 7\n", "test", {}));
+  EXPECT_EQ(config.model.dim, 256);
+  EXPECT_EQ(config.model.n_layers, 7);
+  EXPECT_EQ(config.model.vocab_size, 4096);
+}
+
+TEST(ModelConfig, EveryNumberCanBeChangedAndIsPrinted) {
+  const TrainConfig given = parse_config(
+      "[model]\nflavor = \"debug\"\ndim = 96\nn_layers = 3\nn_heads = 6\nn_kv_heads = 3\nffn_hidden = 100\n"
+      "vocab_size = 600\nrope_theta = 500\nnorm_eps = 0.01\ntie_embeddings = true\n[training]\nseq_len = 40\n",
+      "test", {});
+  EXPECT_EQ(model_config(given), (models::LlamaConfig{.dim = 96,
+                                                      .n_layers = 3,
+                                                      .n_heads = 6,
+                                                      .n_kv_heads = 3,
+                                                      .ffn_hidden = 100,
+                                                      .vocab_size = 600,
+                                                      .max_seq_len = 40,
+                                                      .rope_theta = 500,
+                                                      .norm_eps = 0.01,
+                                                      .tie_embeddings = true}));
+  const TrainConfig whole = with_model_numbers(parse_config("[model]\nflavor = \"llama3_1b\"\n", "test", {}));
+  const auto flavor = models::llama_flavor("llama3_1b");
+  EXPECT_EQ(whole.model.n_heads, flavor.n_heads);
+  EXPECT_EQ(whole.model.n_kv_heads, flavor.n_kv_heads);
+  EXPECT_EQ(whole.model.ffn_hidden, flavor.ffn_hidden);
+  EXPECT_EQ(whole.model.rope_theta, flavor.rope_theta);
+  EXPECT_EQ(whole.model.norm_eps, flavor.norm_eps);
+  EXPECT_EQ(*whole.model.tie_embeddings, true);
+}
+
+TEST(AutocastGuardTest, ProductsAreInBfloat16WhileItLives) {
+  const at::Tensor x = at::randn({2, 3}), weight = at::randn({4, 3});
+  {
+    const AutocastGuard guard(at::kCPU, true);
+    EXPECT_EQ(at::linear(x, weight).scalar_type(), at::kBFloat16);
+  }
+  EXPECT_EQ(at::linear(x, weight).scalar_type(), at::kFloat);
+  const AutocastGuard off(at::kCPU, false);
+  EXPECT_EQ(at::linear(x, weight).scalar_type(), at::kFloat);
+}
+
+decltype(SIG_DFL) handler_of(int number) {
+  struct sigaction action {};
+  sigaction(number, nullptr, &action);
+  return action.sa_handler;
+}
+
+TEST(StopSignalTest, HearsEachSignalOnceAndGivesThemBack) {
+  const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
+  std::vector<decltype(SIG_DFL)> before;
+  for (const int number : numbers) before.push_back(handler_of(number));
+  for (const int number : numbers) {
+    const StopSignal stop;
+    EXPECT_FALSE(stop.requested());
+    std::raise(number);
+    EXPECT_TRUE(stop.requested());
+    EXPECT_EQ(stop.signal_number(), number);
+    std::raise(number);  // the terminal's and the launcher's come together: still one wish
+    EXPECT_TRUE(stop.requested());
+  }
+  for (std::size_t i = 0; i < before.size(); ++i) EXPECT_EQ(handler_of(numbers[i]), before[i]);
+}
+
+TEST(StopSignalTest, OnlyASecondWishOfTheUsersEndsTheProcess) {
+  const auto raise_all = [](std::vector<int> numbers) {
+    const StopSignal stop(std::chrono::milliseconds(0));
+    for (const int number : numbers) std::raise(number);
+    std::exit(stop.signal_number());
+  };
+  EXPECT_EXIT(raise_all({SIGINT, SIGTERM}), ::testing::KilledBySignal(SIGTERM), "");
+  EXPECT_EXIT(raise_all({SIGHUP, SIGINT, SIGINT}), ::testing::KilledBySignal(SIGINT), "");
+  EXPECT_EXIT(raise_all({SIGHUP, SIGHUP, SIGTERM, SIGHUP}), ::testing::ExitedWithCode(SIGHUP), "");
+  EXPECT_EXIT(raise_all({SIGTERM, SIGHUP}), ::testing::ExitedWithCode(SIGTERM), "");
+}
+
+TEST(StopSignalTest, AnIgnoredHangUpStaysIgnored) {
+  const auto before = std::signal(SIGHUP, SIG_IGN);
+  {
+    const StopSignal stop;
+    std::raise(SIGHUP);
+    EXPECT_FALSE(stop.requested());
+  }
+  EXPECT_EQ(handler_of(SIGHUP), SIG_IGN);
+  std::signal(SIGHUP, before);
+}
+
+/// The scalars under a tag, in their order: in an event the tag is followed by field 2, a little-endian float.
+std::vector<float> board_values(const std::filesystem::path& folder, const std::string& tag) {
+  std::vector<float> values;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    std::ostringstream text;
+    text << std::ifstream(entry.path(), std::ios::binary).rdbuf();
+    const std::string contents = text.str(), wanted = static_cast<char>(tag.size()) + tag + '\x15';
+    for (auto at = contents.find(wanted); at != std::string::npos; at = contents.find(wanted, at + 1)) {
+      float value = 0;
+      std::memcpy(&value, contents.data() + at + wanted.size(), sizeof value);
+      values.push_back(value);
+    }
+  }
+  return values;
+}
+
+TEST(RunFilesTest, TensorBoardHasTorchtitansTags) {
+  const TempDirectory folder;
+  {
+    RunFiles files(folder.path().string(), {.tensorboard_folder = "tb"});
+    StepMetrics metrics{.step = 1, .loss = 4, .max_loss = 5, .grad_norm = 0.5, .lr = 0.25, .seconds = 8};
+    metrics.data_seconds = 2;
+    metrics.tps = 100;
+    metrics.tflops = 3;
+    metrics.mfu_percent = 40;
+    metrics.memory_gib = {1.5, 7};
+    files.write_step(metrics, /*to_tensorboard=*/true);
+    metrics.loss = 3;
+    files.write_step(metrics, /*to_tensorboard=*/false);
+    files.write_validation({.step = 1, .loss = 6});
+  }
+  const auto tb = folder.path() / "tb";
+  const std::map<std::string, float> expected = {{"loss_metrics/global_avg_loss", 4},
+                                                 {"loss_metrics/global_max_loss", 5},
+                                                 {"grad_norm", 0.5},
+                                                 {"lr", 0.25},
+                                                 {"throughput(tps)", 100},
+                                                 {"tflops", 3},
+                                                 {"mfu(%)", 40},
+                                                 {"time_metrics/end_to_end(s)", 8},
+                                                 {"time_metrics/data_loading(s)", 2},
+                                                 {"time_metrics/data_loading(%)", 25},
+                                                 {"memory/max_reserved(GiB)", 1.5},
+                                                 {"validation_metrics/global_avg_loss", 6}};
+  for (const auto& [tag, value] : expected) EXPECT_THAT(board_values(tb, tag), ::testing::ElementsAre(value)) << tag;
+}
+
+TEST(ModelConfig, TheConfigurationKnowsEveryFlavor) {
+  for (const Key& key : known_keys()) {
+    if (key.section != "model" || key.name != "flavor") continue;
+    EXPECT_EQ(std::vector<std::string>(key.choices.begin(), key.choices.end()), models::llama_flavor_names());
+  }
+}
+
+}  // namespace
+}  // namespace phalanx::train

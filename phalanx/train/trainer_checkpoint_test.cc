@@ -1,0 +1,174 @@
+// What a run saves, and how another goes on from it.
+#include <ATen/ops/tensor.h>
+
+#include <atomic>
+
+#include "phalanx/base/error.h"
+#include "phalanx/checkpoint/checkpoint_manager.h"
+#include "phalanx/train/trainer_test_support.h"
+
+namespace phalanx::train {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class TrainerCheckpointTest : public TrainerTest {};
+
+TEST_F(TrainerCheckpointTest, AResumedRunHasTheSameBitsAsOneThatNeverStopped) {
+  for (const int ranks : {1, 2}) {
+    const std::string name = std::to_string(ranks);
+    const Weights whole = train(config("whole" + name), ranks);
+    train(config("parts" + name, {"--training.steps=12", "--checkpoint.interval=5"}), ranks,
+          [asked = std::make_shared<std::atomic<int>>(0), ranks](int) { return asked->fetch_add(1) / ranks >= 4; });
+    EXPECT_TRUE(result_.stopped);
+    EXPECT_EQ(result_.step, 5);
+    const Weights parts = train(config("parts" + name), ranks);
+    EXPECT_EQ(result_.step, 12);
+    EXPECT_EQ(parts, whole);
+    EXPECT_EQ(losses("parts" + name), losses("whole" + name));
+  }
+}
+
+// The backends sum in rank order, so the bits of a run do not show where a gradient lay in its bucket; NCCL's and MPI's
+// would. So the order itself is looked at: first what the trainer saves, then one that it has to take over, because no
+// backward pass would lead to it.
+TEST_F(TrainerCheckpointTest, TheBucketOrderIsSavedAndTakenOver) {
+  const std::vector<std::string> keys = {"--training.steps=4", "--model.dim=128"};  // two buckets
+  const Weights whole = train(config("whole", keys), 2);
+  const auto ready_order = bucket_order_of("whole", 4);
+  const std::size_t parameters = (ready_order.size() - 2) / 2;
+  EXPECT_EQ(parameters, whole.size());
+  EXPECT_EQ(ready_order[1], 1);  // rebuilt after the first pass
+  EXPECT_EQ(ready_order.back(), 1);
+  std::vector<std::int64_t> first_order;  // before that pass
+  for (std::size_t i = parameters; i-- > 0;) first_order.push_back(static_cast<std::int64_t>(i));
+  const std::vector<std::int64_t> indices(ready_order.begin() + 2, ready_order.end() - static_cast<int>(parameters));
+  EXPECT_THAT(indices, ::testing::UnorderedElementsAreArray(first_order));
+  EXPECT_NE(indices, first_order);
+
+  train(config("parts", keys), 1, stop_after_first_step());  // one shard has all
+  EXPECT_EQ(bucket_order_of("parts", 1), ready_order);
+  auto other_order = ready_order;
+  std::reverse(other_order.begin() + 2, other_order.end() - static_cast<int>(parameters));
+  TrainState state = state_in("parts", 1);
+  for (const auto& [name, tensor] : state.tensors) {
+    if (name == "ddp.bucket_order") tensor.copy_(at::tensor(other_order));
+  }
+  const std::string folder = path("parts/checkpoint");
+  const std::string metadata = CheckpointReader(folder + "/step-1").manifest().metadata;
+  CheckpointManager(folder).save(state, 1, metadata);
+
+  EXPECT_EQ(train(config("parts", keys), 2), whole);
+  EXPECT_EQ(result_.step, 4);
+  EXPECT_EQ(bucket_order_of("parts", 4), other_order);
+}
+
+TEST_F(TrainerCheckpointTest, AnyRanksWishToStopStopsAllAfterTheSameStepAndSaves) {
+  train(config("run"), 2, [](int rank) { return rank == 1; });
+  EXPECT_TRUE(result_.stopped);
+  EXPECT_EQ(result_.step, 1);
+  EXPECT_TRUE(std::filesystem::exists(path("run") + "/checkpoint/step-1/manifest.json"));
+}
+
+TEST_F(TrainerCheckpointTest, SavesAndValidatesAtItsSteps) {
+  const std::vector<std::string> keys = {"--checkpoint.interval=5", "--validation.freq=5"};
+  train(config("all", keys), 1);
+  EXPECT_THAT(checkpoints_of("all"), ::testing::ElementsAre("step-10", "step-12", "step-5"));
+  EXPECT_THAT(values_of("all", "validation_loss"), ::testing::SizeIs(3));
+  std::vector<int> steps;
+  for (const auto& line : lines_with("all", "validation_loss")) steps.push_back(line["step"]);
+  EXPECT_THAT(steps, ::testing::ElementsAre(5, 10, 12));
+
+  train(config("two", {"--checkpoint.interval=5", "--checkpoint.keep_latest_k=2"}), 1);
+  EXPECT_THAT(checkpoints_of("two"), ::testing::ElementsAre("step-10", "step-12"));
+
+  // Back to step 5 although there are later ones.
+  train(config("all", {"--checkpoint.load_step=5"}), 1, stop_after_first_step());
+  EXPECT_EQ(result_.step, 6);
+  EXPECT_THAT(refusal<CheckpointError>(config("all", {"--checkpoint.load_step=7"})),
+              AllOf(HasSubstr("load_step is 7"), HasSubstr("complete checkpoints there: 12, 10, 6, 5")));
+}
+
+TEST_F(TrainerCheckpointTest, AStoppedRunSaysSoAndKeepsWhatItSaidBefore) {
+  train(config("run"), 1, stop_after_first_step());
+  const std::string file = path("run") + "/run.json";
+  auto run = nlohmann::json::parse(std::ifstream(file));
+  EXPECT_EQ(run["status"], "stopped");
+  run["note"] = "kept";
+  std::ofstream(file) << run.dump();
+  train(config("run"), 1);
+  run = nlohmann::json::parse(std::ifstream(file));
+  EXPECT_EQ(run["status"], "finished");
+  EXPECT_EQ(run["note"], "kept");
+  // A wish that comes with the last step stops nothing.
+  train(config("one", {"--training.steps=1"}), 1, stop_after_first_step());
+  EXPECT_FALSE(result_.stopped);
+}
+
+TEST_F(TrainerCheckpointTest, AnotherSeedOrGlobalBatchOnResumeIsWarnedOf) {
+  train(config("run"), 1, stop_after_first_step());
+  ::testing::internal::CaptureStderr();
+  train(config("run", {"--debug.seed=5", "--training.global_batch_size=16"}), 2);
+  const std::string text = ::testing::internal::GetCapturedStderr();
+  for (const char* once : {"the checkpoint's run had debug.seed 0, this one has 5",
+                           "had read 8 sequences in 1 steps, this one would have read 16"}) {
+    EXPECT_NE(text.find(once), std::string::npos) << text;
+    EXPECT_EQ(text.find(once), text.rfind(once)) << text;
+  }
+  ::testing::internal::CaptureStderr();
+  train(config("run", {"--debug.seed=5", "--training.global_batch_size=16", "--training.steps=13"}), 1);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), ::testing::Not(HasSubstr("the checkpoint's run had")));
+}
+
+TEST_F(TrainerCheckpointTest, WhatACheckpointAndAnExportSayOfTheModelIsTrue) {
+  const std::vector<std::string> keys = {"--model.rope_theta=300",       "--model.norm_eps=0.001",
+                                         "--model.tie_embeddings",       "--model.n_kv_heads=1",
+                                         "--checkpoint.last_save_in_hf", "--training.steps=1"};
+  train(config("run", keys), 1);
+  const auto hf = nlohmann::json::parse(std::ifstream(path("run") + "/hf/config.json"));
+  const nlohmann::json expected_hf = {
+      {"hidden_size", 64},        {"intermediate_size", 176},      {"num_hidden_layers", 2},
+      {"num_attention_heads", 4}, {"num_key_value_heads", 1},      {"head_dim", 16},
+      {"vocab_size", 512},        {"max_position_embeddings", 32}, {"rope_theta", 300.0},
+      {"rms_norm_eps", 0.001},    {"tie_word_embeddings", true},   {"model_type", "llama"}};
+  for (const auto& [key, value] : expected_hf.items()) EXPECT_EQ(hf[key], value) << key;
+  const auto metadata = CheckpointReader(path("run") + "/checkpoint/step-1").manifest().metadata;
+  const auto model = nlohmann::json::parse(metadata)["model"];
+  const nlohmann::json expected = {
+      {"dim", 64},         {"n_layers", 2},     {"n_heads", 4},        {"n_kv_heads", 1},   {"ffn_hidden", 176},
+      {"vocab_size", 512}, {"max_seq_len", 32}, {"rope_theta", 300.0}, {"norm_eps", 0.001}, {"tie_embeddings", true}};
+  for (const auto& [key, value] : expected.items()) EXPECT_EQ(model[key], value) << key;
+}
+
+TEST_F(TrainerCheckpointTest, WritesWeightsWithHuggingFaceNamesThatStartAnotherRun) {
+  const Weights before = train(config("first", {"--checkpoint.last_save_in_hf"}), 1);
+  // A run of one step with a learning rate of zero keeps what it loaded.
+  const Weights after =
+      train(config("second", {"--checkpoint.initial_load_path=" + path("first") + "/hf",
+                              "--checkpoint.initial_load_in_hf", "--training.steps=1", "--optimizer.lr=0"}),
+            1);
+  EXPECT_EQ(before, after);
+}
+
+TEST_F(TrainerCheckpointTest, ACheckpointFolderStandsForItsNewestStepAsInitialWeights) {
+  const Weights before = train(config("first", {"--training.steps=3"}), 1);
+  for (const char* place : {"/checkpoint", "/checkpoint/step-3"}) {
+    const Weights after = train(config("second", {"--checkpoint.initial_load_path=" + path("first") + place,
+                                                  "--checkpoint.no-enable", "--training.steps=1", "--optimizer.lr=0"}),
+                                1);
+    EXPECT_EQ(before, after) << place;
+  }
+  EXPECT_THAT(refusal<CheckpointError>(config("third", {"--checkpoint.initial_load_path=" + path("first")})),
+              HasSubstr("did you mean " + path("first") + "/checkpoint?"));
+}
+
+TEST_F(TrainerCheckpointTest, ACheckpointFolderThatCannotBeWrittenToIsToldBeforeTheFirstStep) {
+  std::ofstream(path("file")) << "x";
+  EXPECT_THAT(refusal<Error>(config("run", {"--checkpoint.folder=" + path("file") + "/checkpoint"})),
+              AllOf(HasSubstr(path("file")), HasSubstr("Not a directory")));
+  EXPECT_FALSE(std::filesystem::exists(path("run")));
+}
+
+}  // namespace
+}  // namespace phalanx::train
