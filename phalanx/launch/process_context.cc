@@ -153,13 +153,14 @@ ProcessContext init_from_environment(InitOptions options) {
       log::warn_once(fmt::format("shared memory cannot be used, so gloo is: {}", error.what()));
     }
   }
+  const int store_rank = environment.rendezvous == Rendezvous::launcher ? -1 : 0;
   if (options.backend == "mpi")
-    context.world =
-        make_mpi_communicator(rendezvous, context.rank, context.world_size, {.communicator = options.communicator});
+    context.world = make_mpi_communicator(rendezvous, context.rank, context.world_size,
+                                          {.store_rank = store_rank, .communicator = options.communicator});
   if (!context.world)
     context.world = make_gloo_communicator(rendezvous, context.rank, context.world_size,
                                            {.host = data_address(meeting.server, one_machine),
-                                            .store_rank = environment.rendezvous == Rendezvous::launcher ? -1 : 0,
+                                            .store_rank = store_rank,
                                             .communicator = options.communicator});
   // Worth asking where some seem to share a machine; whether they do is for the proof to say.
   const std::set<std::string> different(places.begin(), places.end());
