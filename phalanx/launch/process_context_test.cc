@@ -49,6 +49,7 @@ TEST(ProcessContextTest, AWrongBackendIsTold) {
   EXPECT_EQ(process.wait(), 2);
   EXPECT_THAT(process.output(),
               HasSubstr("backend 'gluu' (did you mean 'gloo'?): expected auto, shm, gloo, mpi, nccl or local\n"));
+  EXPECT_EQ(times_in(process.output(), "gluu"), 1) << process.output();
 }
 
 // Without a GPU: nothing is quietly done on the CPU instead.
@@ -57,7 +58,8 @@ TEST(ProcessContextTest, NcclWantsAGpu) {
   CollectedProcess process({built_program("launch_test_program"), "supervise", "2", built_program("launch_test_worker"),
                             "--backend", "nccl"});
   EXPECT_EQ(process.wait(), 2);
-  EXPECT_THAT(process.output(), HasSubstr("backend nccl moves CUDA tensors, and the device is cpu"));
+  EXPECT_EQ(times_in(process.output(), "backend nccl moves CUDA tensors, and the device is cpu"), 1)
+      << process.output();
 }
 
 // As torch's env:// by hand: rank 0 hosts the store at MASTER_ADDR:MASTER_PORT.

@@ -34,6 +34,13 @@ inline EnvironmentMap clean_environment() {
   return result;
 }
 
+/// How often `part` occurs in `text`.
+inline int times_in(const std::string& text, const std::string& part) {
+  int found = 0;
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + part.size())) ++found;
+  return found;
+}
+
 // A process with its output collected.
 class CollectedProcess {
  public:
