@@ -26,7 +26,7 @@ std::shared_ptr<Communicator> make_device_communicator(std::shared_ptr<Communica
       return make_nccl_communicator(backend, index, {.communicator = options.communicator});
     } catch (const NcclUnavailable& error) {
       if (options.path == DevicePath::nccl) throw;
-      log::warn(fmt::format("{}; CUDA tensors go through host memory ({}), which is slow", error.what(), through));
+      log::warn_once(fmt::format("{}; CUDA tensors go through host memory ({}), which is slow", error.what(), through));
     }
   }
   return std::make_shared<Communicator>(make_staged_backend(std::move(backend), index),
