@@ -1,6 +1,7 @@
 #include "cli/command.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -10,11 +11,17 @@
 
 namespace phalanx::cli {
 
+void print_error(std::string_view name, std::string_view text) {
+  // On a terminal a progress bar may have been left on the line.
+  const char* clear = ::isatty(STDERR_FILENO) != 0 ? "\r\x1b[K" : "";
+  std::fputs(fmt::format("{}phalanx {}: {}\n", clear, name, text).c_str(), stderr);
+}
+
 int run_command(const Command& command, const Arguments& arguments, ErrorReporter reporter) {
   const auto tell = [&](const std::exception& error, int status, bool show_help = false) {
     if (reporter && reporter(error)) return status;
-    fmt::print(stderr, "phalanx {}: {}\n", command.name, error.what());
-    if (show_help) fmt::print(stderr, "See `phalanx {} --help`.\n", command.name);
+    print_error(command.name,
+                show_help ? fmt::format("{}\nSee `phalanx {} --help`.", error.what(), command.name) : error.what());
     return status;
   };
   try {

@@ -31,6 +31,9 @@ using ErrorReporter = bool (*)(const std::exception& error);
 /// Runs `command`, printing its help when asked for and its error when it throws, unless `reporter` takes it.
 int run_command(const Command& command, const Arguments& arguments, ErrorReporter reporter = nullptr);
 
+/// "phalanx NAME: text" on standard error; nothing happens where that cannot be written (a terminal that has gone).
+void print_error(std::string_view name, std::string_view text);
+
 /// Takes `name VALUE` or `name=VALUE` out of the arguments; false if it is not there. A missing value is a UsageError.
 bool take_option(Arguments& arguments, std::string_view name, std::string& value);
 /// Takes the flag out of the arguments; false if it is not there.

@@ -8,7 +8,7 @@ namespace phalanx::cli {
 
 int launch_ranks(const std::string& name, const SupervisorOptions& options) {
   const SupervisorResult result = supervise(options);
-  if (!result.error.empty()) fmt::print(stderr, "phalanx {}: {}\n", name, result.error);
+  if (!result.error.empty()) print_error(name, result.error);
   return result.exit_status;
 }
 

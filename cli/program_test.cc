@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -45,6 +46,28 @@ int count(const std::string& text, const std::string& part) {
   return found;
 }
 
+/// The processes that have this word on their command line.
+std::vector<pid_t> processes_with(const std::string& word) {
+  std::vector<pid_t> found;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    const std::string name = entry.path().filename().string();
+    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+    if (contents(entry.path() / "cmdline").find(word) != std::string::npos) found.push_back(std::stoi(name));
+  }
+  return found;
+}
+
+/// The ranks that train by this configuration file.
+std::vector<pid_t> workers_of(const std::string& config) {
+  std::vector<pid_t> workers;
+  for (const pid_t process : processes_with(config)) {
+    if (contents("/proc/" + std::to_string(process) + "/cmdline").find("phalanx-worker") != std::string::npos) {
+      workers.push_back(process);
+    }
+  }
+  return workers;
+}
+
 struct Outcome {
   int status = -1;  // 128 + signal where one ended it
   std::string out;
@@ -54,8 +77,47 @@ struct Outcome {
 struct RunOptions {
   std::map<std::string, std::string> environment;
   rlim_t file_size_limit = RLIM_INFINITY;
+  bool ignore_hang_up = false;  // SIGHUP, as nohup does
+  enum class Streams { files, terminal, unread } streams = Streams::files;
+  /// Of a terminal: asked again and again; once true the terminal is closed, as by the window's button.
+  std::function<bool()> hang_up;
   /// Called with the process id again and again until it returns true or the process has ended.
   std::function<bool(pid_t)> meanwhile;
+};
+
+/// A terminal of 100 columns that the program under test is alone at; what it shows is collected.
+class Terminal {
+ public:
+  ~Terminal() { close(); }
+  void open() {
+    master_ = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
+    ASSERT_TRUE(master_ >= 0 && ::grantpt(master_) == 0 && ::unlockpt(master_) == 0);
+    const winsize size{.ws_row = 30, .ws_col = 100, .ws_xpixel = 0, .ws_ypixel = 0};
+    ::ioctl(master_, TIOCSWINSZ, &size);
+    slave_ = ::ptsname(master_);
+  }
+  /// In the child: leads a session with this terminal.
+  void take() const {
+    ::setsid();
+    const int slave = ::open(slave_.c_str(), O_RDWR);
+    for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) ::dup2(slave, fd);
+    ::close(slave);
+  }
+  void read() {
+    char chunk[4096];
+    for (ssize_t got; master_ >= 0 && (got = ::read(master_, chunk, sizeof chunk)) > 0;) {
+      text_.append(chunk, static_cast<std::size_t>(got));
+    }
+  }
+  void close() {
+    if (master_ >= 0) ::close(master_);
+    master_ = -1;
+  }
+  const std::string& text() const { return text_; }
+
+ private:
+  int master_ = -1;
+  std::string slave_, text_;
 };
 
 class ProgramTest : public ::testing::Test {
@@ -64,17 +126,30 @@ class ProgramTest : public ::testing::Test {
   void write(const std::string& name, const std::string& text) const { std::ofstream(path(name)) << text; }
 
   Outcome run(const std::vector<std::string>& arguments, const RunOptions& options = {}) const {
+    using Streams = RunOptions::Streams;
     const std::string out = path("stdout.txt"), err = path("stderr.txt");
+    Terminal terminal;
+    if (options.streams == Streams::terminal) terminal.open();
     const pid_t child = ::fork();
     if (child == 0) {
       // A group of its own, so that whatever it starts can be ended with it.
-      ::setpgid(0, 0);
-      ::dup2(::open(out.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600), STDOUT_FILENO);
-      ::dup2(::open(err.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600), STDERR_FILENO);
+      if (options.streams == Streams::terminal) {
+        terminal.take();
+      } else {
+        ::setpgid(0, 0);
+        ::dup2(::open(out.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600), STDOUT_FILENO);
+        ::dup2(::open(err.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600), STDERR_FILENO);
+      }
+      if (int ends[2]; options.streams == Streams::unread && ::pipe(ends) == 0) {
+        ::close(ends[0]);
+        ::dup2(ends[1], STDOUT_FILENO);
+        ::dup2(ends[1], STDERR_FILENO);
+      }
       for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
         ::unsetenv(name);
       }
       for (const auto& [name, value] : options.environment) ::setenv(name.c_str(), value.c_str(), 1);
+      if (options.ignore_hang_up) ::signal(SIGHUP, SIG_IGN);
       if (options.file_size_limit != RLIM_INFINITY) {
         ::signal(SIGXFSZ, SIG_IGN);  // a write past the limit then fails, as on a full disk
         const rlimit limit{options.file_size_limit, options.file_size_limit};
@@ -93,6 +168,8 @@ class ProgramTest : public ::testing::Test {
     int status = 0;
     while (::waitpid(child, &status, WNOHANG) == 0) {
       if (busy && options.meanwhile(child)) busy = false;
+      terminal.read();
+      if (options.hang_up && options.hang_up()) terminal.close();
       if (std::chrono::steady_clock::now() > deadline) {
         ADD_FAILURE() << "still running after 120 s: " << arguments[0] << "\n" << contents(err);
         ::kill(-child, SIGKILL);
@@ -101,7 +178,10 @@ class ProgramTest : public ::testing::Test {
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), contents(out), contents(err)};
+    terminal.read();
+    const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    if (options.streams == Streams::terminal) return {code, terminal.text(), ""};
+    return {code, contents(out), contents(err)};
   }
 
   /// A configuration that trains in a second or two; the token file has 512 ids.
@@ -224,14 +304,38 @@ TEST_F(ProgramTest, DataErrorsOfTwoRanksAreToldOnce) {
   }
 }
 
+// What one rank does for all, or all do alike: one error, and no list of ranks that lost each other.
+TEST_F(ProgramTest, FoldersAndCheckpointsOfTwoRanksAreToldOnce) {
+  const std::string file = config();
+  const auto expect_shared_error = [&](const std::vector<std::string>& more, const std::string& text) {
+    std::vector<std::string> command = {"train", "-n", "2", file};
+    command.insert(command.end(), more.begin(), more.end());
+    const Outcome outcome = run(command);
+    expect_one_error(outcome, 1, text);
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("\nthe same on rank "), Not(HasSubstr("other failures"))));
+    EXPECT_THAT(outcome.err, Not(HasSubstr(" - warning - ")));
+  };
+  expect_shared_error({"--job.dump_folder", file, "--checkpoint.no-enable"},
+                      "cannot make directory " + file + ": Not a directory");
+  expect_shared_error({"--job.dump_folder", file}, "cannot make directory " + file + "/checkpoint: Not a directory");
+
+  ASSERT_EQ(run({"train", "-n", "2", file, "--training.steps=1"}).status, 0);
+  expect_shared_error({"--model.dim=128"}, "go on with the model and the optimizer that it was saved with, or keep");
+  const std::string manifest = path("run/checkpoint/step-1/manifest.json");
+  std::filesystem::resize_file(manifest, std::filesystem::file_size(manifest) / 2);
+  expect_shared_error({}, "step-1/manifest.json");
+}
+
 TEST_F(ProgramTest, MalformedWeightsAreRefused) {
   write("model.safetensors", "this is no safetensors file at all");
   expect_one_error(run({"train", config(), "--checkpoint.initial_load_path", path("model.safetensors"),
                         "--checkpoint.initial_load_in_hf"}),
-                   1, "phalanx train: ");
+                   1, "malformed safetensors file");
 }
 
 TEST_F(ProgramTest, AMalformedTokenizerIsRefusedBeforeTraining) {
+  expect_one_error(run({"train", config(), "--model.hf_assets_path", path("."), "--metrics.sample_prompt", "x"}), 1,
+                   "tokenizer.json': [metrics] sample_prompt needs the tokenizer");
   write("tokenizer.json", "{\"model\": 3");
   expect_one_error(run({"train", config(), "--model.hf_assets_path", path("."), "--metrics.sample_prompt", "x"}), 1,
                    "tokenizer.json");
@@ -243,8 +347,8 @@ TEST_F(ProgramTest, AFullDiskDuringASaveLeavesTheEarlierCheckpoint) {
   ASSERT_EQ(run({"train", file, "--training.steps=4"}).status, 0);
   // The file of the model is larger than the limit, the other files of the run are not.
   const Outcome full = run({"train", file, "--metrics.no-enable_tensorboard"}, {.file_size_limit = 100'000});
-  EXPECT_EQ(full.status, 1) << full.err;
-  EXPECT_EQ(count(full.err, "phalanx train: "), 1) << full.err;
+  expect_one_error(full, 1, "phalanx train: cannot save checkpoint " + path("run/checkpoint/step-8") + ": ");
+  EXPECT_THAT(full.err, HasSubstr("(earlier checkpoints are as they were)"));
   EXPECT_TRUE(std::filesystem::exists(path("run/checkpoint/step-4/manifest.json")));
   EXPECT_FALSE(std::filesystem::exists(path("run/checkpoint/step-8")));
   const Outcome again = run({"train", file});
@@ -270,8 +374,7 @@ TEST_F(ProgramTest, APortInUseIsNamed) {
                                                                                  {"MASTER_ADDR", "127.0.0.1"},
                                                                                  {"MASTER_PORT", port}}});
   ::close(listener);
-  EXPECT_EQ(outcome.status, 1) << outcome.err;
-  EXPECT_THAT(outcome.err, HasSubstr(port));
+  expect_one_error(outcome, 1, "cannot listen on 127.0.0.1:" + port + ": the port is in use by another program");
 }
 
 TEST_F(ProgramTest, LogLinesComeAtTheirStepsWithTheSpeedSinceTheLineBefore) {
@@ -316,28 +419,77 @@ TEST_F(ProgramTest, CtrlCSavesAndEndsWithStatus0) {
   EXPECT_EQ(count(stopped.err, "saved "), 1) << stopped.err;
 }
 
-/// The processes that have this word on their command line.
-std::vector<pid_t> processes_with(const std::string& word) {
-  std::vector<pid_t> found;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
-    const std::string name = entry.path().filename().string();
-    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
-    if (contents(entry.path() / "cmdline").find(word) != std::string::npos) found.push_back(std::stoi(name));
+TEST_F(ProgramTest, AClosedTerminalSavesAndEndsWithStatus0) {
+  for (const bool by_launcher : {false, true}) {
+    std::vector<std::string> command = {"train", config(), "--training.steps=100000"};
+    if (by_launcher) command.insert(command.end(), {"-n", "2"});
+    const Outcome closed = run(command, {.streams = RunOptions::Streams::terminal, .hang_up = [&] {
+                                           return count(contents(path("run/metrics.jsonl")), "\n") >= 2;
+                                         }});
+    EXPECT_EQ(closed.status, 0) << closed.out;
+    const auto description = nlohmann::json::parse(contents(path("run/run.json")));
+    EXPECT_EQ(description["status"], "stopped");
+    const std::string step = std::to_string(description["steps_done"].get<int>());
+    EXPECT_TRUE(std::filesystem::exists(path("run/checkpoint/step-" + step + "/manifest.json"))) << step;
+    std::filesystem::remove_all(path("run"));
   }
-  return found;
+}
+
+// On a terminal the bar is drawn by rank 0 alone; whatever else is said clears it first and stands on lines of its own.
+TEST_F(ProgramTest, TheScreenOfTwoRanksOnATerminal) {
+  const auto on_terminal = [&](const std::vector<std::string>& more, std::function<bool(pid_t)> meanwhile = {}) {
+    std::vector<std::string> command = {"train", "-n", "2", config()};
+    command.insert(command.end(), more.begin(), more.end());
+    return run(command, {.streams = RunOptions::Streams::terminal, .meanwhile = std::move(meanwhile)});
+  };
+  const std::string clear = "\r\x1b[K";
+  const Outcome good = on_terminal({});
+  EXPECT_EQ(good.status, 0) << good.out;
+  EXPECT_THAT(good.out, HasSubstr("\rtraining   0% ["));
+  EXPECT_EQ(count(good.out, clear + "training: 8 steps in "), 1) << good.out;
+  EXPECT_THAT(good.out, Not(HasSubstr("\n\r\n")));  // no empty line
+  std::istringstream lines(good.out);
+  std::map<std::string, int> seen;
+  for (std::string line; std::getline(lines, line);) {
+    if (const std::size_t at = line.find(" - "); at != std::string::npos) ++seen[line.substr(at)];
+  }
+  EXPECT_GT(seen.size(), 12U);
+  for (const auto& [line, times] : seen) EXPECT_EQ(times, 1) << line;
+
+  const Outcome bad = on_terminal({"--training.steps=100000"}, [&](pid_t) {
+    if (count(contents(path("run/metrics.jsonl")), "\n") < 10 || workers_of(path("run.toml")).size() < 2) return false;
+    ::kill(workers_of(path("run.toml")).back(), SIGKILL);
+    return true;
+  });
+  EXPECT_EQ(bad.status, 128 + SIGKILL);
+  EXPECT_EQ(count(bad.out, clear + "phalanx train: rank "), 1) << bad.out;
+}
+
+TEST_F(ProgramTest, UnderNohupAClosedTerminalEndsNothing) {
+  const std::vector<std::string> command = {"train", "-n", "2", config(), "--training.steps=30"};
+  const Outcome outcome = run(command, {.ignore_hang_up = true, .meanwhile = [&](pid_t launcher) {
+                                          if (count(contents(path("run/metrics.jsonl")), "\n") < 2) return false;
+                                          ::kill(launcher, SIGHUP);
+                                          for (const pid_t rank : workers_of(path("run.toml"))) ::kill(rank, SIGHUP);
+                                          return true;
+                                        }});
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_EQ(nlohmann::json::parse(contents(path("run/run.json")))["status"], "finished");
+}
+
+TEST_F(ProgramTest, TrainingGoesOnWhenNobodyReadsItsOutput) {
+  for (const bool by_launcher : {false, true}) {
+    std::vector<std::string> command = {"train", config()};
+    if (by_launcher) command.insert(command.end(), {"-n", "2"});
+    EXPECT_EQ(run(command, {.streams = RunOptions::Streams::unread}).status, 0);
+    EXPECT_TRUE(std::filesystem::exists(path("run/checkpoint/step-8/manifest.json")));
+    std::filesystem::remove_all(path("run"));
+  }
 }
 
 TEST_F(ProgramTest, AKilledRankIsNamedAndAKilledLauncherLeavesNoRankBehind) {
   const std::string file = config();
-  const auto ranks = [&] {
-    std::vector<pid_t> workers;
-    for (const pid_t process : processes_with(file)) {
-      if (contents("/proc/" + std::to_string(process) + "/cmdline").find("phalanx-worker") == std::string::npos)
-        continue;
-      workers.push_back(process);
-    }
-    return workers;
-  };
+  const auto ranks = [&] { return workers_of(file); };
   const auto training = [&] { return count(contents(path("run/metrics.jsonl")), "\n") >= 2; };
   const std::vector<std::string> command = {"train", "-n", "2", file, "--training.steps=100000"};
   const Outcome killed_rank = run(command, {.meanwhile = [&](pid_t) {
@@ -369,7 +521,8 @@ TEST_F(ProgramTest, WithoutSharedMemoryTwoRanksUseGlooOrSaySo) {
   const RunOptions without{.file_size_limit = 100'000};
   const Outcome chosen = run({"train", "-n", "2", config(), "--checkpoint.no-enable"}, without);
   EXPECT_EQ(chosen.status, 0) << chosen.err;
-  EXPECT_THAT(chosen.err, AllOf(HasSubstr("shared memory cannot be used, so gloo is"), HasSubstr("backend gloo")));
+  EXPECT_EQ(count(chosen.err, "shared memory cannot be used, so gloo is"), 1) << chosen.err;
+  EXPECT_THAT(chosen.err, HasSubstr("backend gloo"));
   expect_one_error(run({"train", "-n", "2", config(), "--checkpoint.no-enable", "--comm.backend=shm"}, without), 1,
                    "shared memory is not available");
 }

@@ -28,8 +28,9 @@ Trains a model as the configuration says; continues from the newest checkpoint i
   phalanx train -n 2 configs/demo.toml --training.steps 100        two ranks
   torchrun --no-python --nproc-per-node 2 phalanx train configs/demo.toml
 
-Ctrl-C or SIGTERM saves a checkpoint and ends with status 0; the same command then goes on where it stopped. A wrong
-command line or configuration ends with status 2, any other failure with status 1.
+Ctrl-C, SIGTERM or the end of the terminal (SIGHUP, unless nohup has it ignored) saves a checkpoint and ends with
+status 0; the same command then goes on where it stopped. A wrong command line or configuration ends with status 2, any
+other failure with status 1.
 )";
 
 int train_command(const Arguments& arguments) {

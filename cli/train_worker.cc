@@ -68,6 +68,8 @@ int train_worker(const Arguments& arguments) {
 
   // A file beyond the limit of `ulimit -f` is then an error that names the file, not the end of the process.
   std::signal(SIGXFSZ, SIG_IGN);
+  // Whoever reads the log may go first (`| tee` at Ctrl-C, a closed connection): no reason to lose the run.
+  std::signal(SIGPIPE, SIG_IGN);
   if (!config.metrics.sample_prompt.empty()) check_sample_tokenizer(config);
   // Kept until the process ends: a rank that fails at the same time as another must still end with its own status, not
   // by the signal with which the launcher then ends it.

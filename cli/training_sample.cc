@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <span>
+#include <system_error>
 
 #include "phalanx/base/error.h"
 #include "phalanx/data/bpe_tokenizer.h"
@@ -16,6 +17,13 @@ namespace {
 
 data::BpeTokenizer sample_tokenizer(const train::TrainConfig& config, std::int64_t vocab_size) {
   const std::filesystem::path path = std::filesystem::path(config.model.hf_assets_path) / "tokenizer.json";
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored)) {
+    throw DataError(
+        fmt::format("there is no '{}': [metrics] sample_prompt needs the tokenizer, and [model] hf_assets_path "
+                    "names its folder",
+                    path.string()));
+  }
   data::BpeTokenizer tokenizer = data::BpeTokenizer::load(path.string());
   if (tokenizer.vocab_size() > vocab_size) {
     throw DataError(fmt::format("'{}' has {} ids, the model only {}: is it another tokenizer than the data's?",

@@ -54,6 +54,9 @@ bool is_complete(const std::filesystem::path& directory) {
   }
 }
 
+constexpr const char* kAdvice =
+    "go on with the model and the optimizer that it was saved with, or keep this run's checkpoints in another folder";
+
 // Notes that ranks exchange: what became of a piece of work.
 constexpr char kDone = '+', kDamaged = '?', kFailed = '-';
 
@@ -86,11 +89,13 @@ CheckpointManager::CheckpointManager(std::filesystem::path folder, CheckpointOpt
 std::vector<std::string> CheckpointManager::together(const std::function<std::string()>& work) {
   if (world_size_ == 1) return {work()};
   auto notes = comm_->all_gather_bytes(run_and_note(work));
+  const bool is_shared = std::ranges::all_of(notes, [&](const auto& note) { return note == notes[0]; });
   // What is wrong with the request itself comes before what is wrong with the files.
   for (const char outcome : {kFailed, kDamaged}) {
     for (int rank = 0; rank < world_size_; ++rank) {
       if (notes[rank].front() != outcome) continue;
-      const auto message = fmt::format("rank {}: {}", rank, notes[rank].substr(1));
+      // Who it was says nothing where all say the same.
+      const auto message = is_shared ? notes[rank].substr(1) : fmt::format("rank {}: {}", rank, notes[rank].substr(1));
       if (outcome == kDamaged) throw DamagedError(message);
       throw CheckpointError(message);
     }
@@ -237,10 +242,10 @@ LoadedCheckpoint CheckpointManager::read(const std::filesystem::path& step_direc
   for (const auto& [name, value] : state.integers) {
     if (!integers.contains(name)) mismatches.other(fmt::format("the integer \"{}\" is missing", name));
   }
-  mismatches.throw_if_any(fmt::format("checkpoint {} does not fit this run", step_directory.string()));
+  mismatches.throw_if_any(fmt::format("checkpoint {} does not fit this run", step_directory.string()), kAdvice);
   LoadedCheckpoint loaded{
       .path = step_directory, .step = reader.manifest().step, .metadata = reader.manifest().metadata};
-  loaded.bytes = reader.read(state.tensors);
+  loaded.bytes = reader.read(state.tensors, {.advice = kAdvice});
   state.integers = integers;
   return loaded;
 }
@@ -276,12 +281,13 @@ std::optional<LoadedCheckpoint> CheckpointManager::load_latest(TrainState& state
       skipped.push_back(fmt::format("{}: {}", name.get<std::string>(), error.what()));
     }
   }
-  if (rank_ == 0) {
-    for (const auto& line : skipped) log::warn(fmt::format("checkpoint skipped: {}", line));
+  const bool is_hopeless = !loaded && (!found["complete"].empty() || found["damaged"].get<std::size_t>() > 0);
+  if (!is_hopeless) {  // else the error says all of it
+    for (const auto& line : skipped) log::warn_once(fmt::format("checkpoint skipped: {}", line));
   }
   if (loaded) {
     loaded->skipped = std::move(skipped);
-  } else if (!found["complete"].empty() || found["damaged"].get<std::size_t>() > 0) {
+  } else if (is_hopeless) {
     std::string reasons;
     for (const auto& line : skipped) reasons += "\n  " + line;
     throw CheckpointError(fmt::format(

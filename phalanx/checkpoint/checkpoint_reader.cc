@@ -100,7 +100,7 @@ std::uint64_t CheckpointReader::read(const std::vector<NamedTensor>& tensors, Re
                                    count_elements(info.shape)));
     }
   }
-  mismatches.throw_if_any(fmt::format("checkpoint {} does not fit this model", folder_.string()));
+  mismatches.throw_if_any(fmt::format("checkpoint {} does not fit this model", folder_.string()), options.advice);
 
   std::uint64_t bytes = 0;
   for (std::size_t f = 0; f < files.size(); ++f) {

@@ -19,6 +19,7 @@ namespace phalanx {
 struct ReadOptions {
   bool allow_unexpected = false;  // leave saved tensors alone that are not asked for
   bool convert_dtype = false;     // else a saved dtype that differs is an error: a resumed run must be exact
+  std::string advice = {};        // ends the error about tensors that do not fit: what the user may do
 };
 
 class CheckpointReader {

@@ -29,11 +29,12 @@ void Mismatches::differs(const safetensors::TensorInfo& wanted, const safetensor
                     describe_type(found)));
 }
 
-void Mismatches::throw_if_any(const std::string& headline) const {
+void Mismatches::throw_if_any(const std::string& headline, const std::string& advice) const {
   if (count_ == 0) return;
   std::string text = headline + ":";
   for (const auto& line : lines_) text += "\n  " + line;
   if (count_ > lines_.size()) text += fmt::format("\n  and {} more", count_ - lines_.size());
+  if (!advice.empty()) text += "\n" + advice;
   throw CheckpointError(text);
 }
 

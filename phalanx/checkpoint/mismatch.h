@@ -20,8 +20,8 @@ class Mismatches {
   void differs(const safetensors::TensorInfo& wanted, const safetensors::TensorInfo& found);
   void other(std::string line);
 
-  /// CheckpointError: the headline with the first few lines and the number of the rest.
-  void throw_if_any(const std::string& headline) const;
+  /// CheckpointError: the headline with the first few lines and the number of the rest; then what may be done about it.
+  void throw_if_any(const std::string& headline, const std::string& advice = "") const;
 
  private:
   std::vector<std::string> lines_;

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <vector>
 
@@ -31,6 +32,18 @@ T load_le(const std::byte* at) {
 bool is_file(const std::string& path) {
   struct stat status {};
   return ::stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode);
+}
+
+// What cannot be a token file, said in the words of one who names one.
+void require_file(const std::string& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) {
+    if (errno != ENOENT && errno != ENOTDIR) return;  // opening it will say what is wrong
+    throw DataError(fmt::format("{}: no such file: expected a token file; `phalanx tokenize` makes one", path));
+  }
+  if (S_ISDIR(status.st_mode)) {
+    throw DataError(fmt::format("{} is a directory: expected a token file; `phalanx tokenize` makes one", path));
+  }
 }
 
 bool ends_with(const std::string& text, std::string_view suffix) {
@@ -132,6 +145,7 @@ TokenFile::TokenFile(const std::string& path, TokenFileOptions options) : vocab_
                       "or llm.c's format name {0}.bin itself",
                       path));
     }
+    require_file(path);
     path_ = path;
     mapping_ = std::make_shared<const Mapping>(Mapping{MappedFile(path), {}});
     if (mapping_->ids.size() == 0) throw DataError(fmt::format("{}: the file is empty: expected token ids", path));

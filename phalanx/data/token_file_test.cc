@@ -234,7 +234,8 @@ TEST_F(TokenFileTest, MalformedFilesAreRefusedWithFileExpectedAndFound) {
   EXPECT_THAT(error_of(path("x.bin")), HasSubstr("tells of -2 uint32 tokens"));
   spit(path("x.bin"), llmc(20240522, 1, 2, "abcd"));
   EXPECT_THAT(error_of(path("x.bin")), HasSubstr("multiple-choice evaluation file"));
-  EXPECT_THAT(error_of(path("nowhere.bin")), AllOf(HasSubstr("nowhere.bin"), HasSubstr("No such file")));
+  EXPECT_THAT(error_of(path("nowhere.bin")), HasSubstr("nowhere.bin: no such file: expected a token file"));
+  EXPECT_THAT(error_of(path(".")), HasSubstr("is a directory: expected a token file"));
   EXPECT_THAT(error_of(directory_.path().string()), HasSubstr("irectory"));
 }
 

@@ -34,7 +34,10 @@ void write_fully(int fd, std::string_view text) {
 
 }  // namespace
 
-OutputRelay::OutputRelay(std::string prefix, int target_fd) : prefix_(std::move(prefix)), target_fd_(target_fd) {
+OutputRelay::OutputRelay(std::string prefix, int target_fd)
+    : prefix_(std::move(prefix)),
+      target_fd_(target_fd),
+      clear_(target_fd >= 0 && isatty(target_fd) != 0 ? "\r\x1b[K" : "") {
   int fds[2];
   if (pipe2(fds, O_CLOEXEC) != 0) throw Error(fmt::format("cannot make a pipe: {}", std::strerror(errno)));
   read_end_.reset(fds[0]);
@@ -75,7 +78,7 @@ void OutputRelay::write_lines(bool also_unfinished) {
   std::string text, chosen;
   const auto take_line = [&](std::size_t begin, std::size_t size) {
     const std::string_view line = std::string_view(pending_).substr(begin, size);
-    text.append(prefix_).append(line).push_back('\n');
+    text.append(clear_).append(prefix_).append(line).push_back('\n');
     if (filter_ && std::any_of(filter_->needles.begin(), filter_->needles.end(),
                                [&](const auto& needle) { return line.find(needle) != std::string_view::npos; }))
       chosen.append(prefix_).append(line).push_back('\n');

@@ -1,9 +1,11 @@
 // Copies what a rank writes, line by line, with a prefix such as "[rank] " in front, so that the ranks' lines do not
-// mix; on request also, as it is, into a log file.
+// mix; on request also, as it is, into a log file. On a terminal a line first clears what a progress bar has left
+// there.
 #pragma once
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "phalanx/comm/tcp_store_socket.h"
@@ -36,6 +38,7 @@ class OutputRelay {
   void write_lines(bool also_unfinished);
   std::string prefix_;
   int target_fd_;
+  std::string_view clear_;
   UniqueFd read_end_, write_end_, log_;
   std::shared_ptr<LineFilter> filter_;
   std::string pending_;

@@ -494,10 +494,10 @@ std::vector<std::pair<std::string, std::string>> Trainer::description() const {
                                       ? "bfloat16 matrix products (autocast), float32 weights"
                                       : "float32");
   lines.emplace_back("data", batches_->tokens().description());
-  lines.emplace_back("batch",
-                     fmt::format("{} sequences x {} tokens x {} rank(s) x {} accumulated = {} tokens a step",
-                                 plan_.local_batch_size, training.seq_len, plan_.world_size, plan_.accumulation_steps,
-                                 with_commas(plan_.global_batch_size * training.seq_len)));
+  lines.emplace_back(
+      "batch", fmt::format("{} sequences x {} tokens x {} rank{} x {} accumulated = {} tokens a step",
+                           plan_.local_batch_size, training.seq_len, plan_.world_size, plan_.world_size == 1 ? "" : "s",
+                           plan_.accumulation_steps, with_commas(plan_.global_batch_size * training.seq_len)));
   const double epochs =
       static_cast<double>(training.steps * plan_.global_batch_size) / static_cast<double>(batches_->sample_count());
   lines.emplace_back(
@@ -571,6 +571,7 @@ TrainResult Trainer::run() {
     bar.set_note(fmt::format("loss {:.4f}", outcome.loss));
     bar.advance();
   }
+  bar.finish();
   trace_.close();  // a stop may have come in the middle of what one file was to hold
   if (result_.stopped) {
     say(checkpoints_
