@@ -253,7 +253,7 @@ INSTANTIATE_TEST_SUITE_P(Failures, KilledAt,
                                            Scene{Kind::shm, 5, true}, Scene{Kind::shm, 300'000, true},
                                            Scene{Kind::gloo, 5, false}, Scene{Kind::gloo, 300'000, false},
                                            Scene{Kind::gloo, 5, true}, Scene{Kind::gloo, 300'000, true},
-                                           Scene{Kind::two_level, 5, false}, Scene{Kind::two_level, 300'000, false},
+                                           Scene{Kind::two_level, 300'000, false},
                                            Scene{Kind::two_level, 300'000, true}),
                          [](const auto& info) { return name_of(info.param); });
 
@@ -267,7 +267,6 @@ INSTANTIATE_TEST_SUITE_P(Failures, StoppedAt,
                          ::testing::Values(Scene{Kind::shm, 5, false}, Scene{Kind::shm, 300'000, true},
                                            Scene{Kind::gloo, 5, false}, Scene{Kind::gloo, 300'000, true},
                                            Scene{Kind::gloo_strangers, 300'000, false},
-                                           Scene{Kind::two_level, 300'000, false},
                                            Scene{Kind::two_level, 300'000, true}),
                          [](const auto& info) { return name_of(info.param); });
 

@@ -20,7 +20,7 @@ namespace phalanx {
 namespace {
 
 constexpr std::uint64_t kProofMagic = 0x31464f4f5250ULL;  // "PROOF1"
-constexpr std::size_t kProofBytes = 4096;
+constexpr std::size_t kProofPageBytes = 4096;
 constexpr const char* kNothing = "-";  // a token, or an address, that is not there
 
 struct ProofPage {
@@ -41,7 +41,7 @@ class OwnPage {
     if (getrandom(page_.token.data(), sizeof page_.token, 0) != static_cast<ssize_t>(sizeof page_.token)) return;
     descriptor_ = memfd_create("phalanx-proof", MFD_CLOEXEC);
     if (descriptor_ < 0) return;
-    std::array<std::byte, kProofBytes> bytes{};
+    std::array<std::byte, kProofPageBytes> bytes{};
     std::memcpy(bytes.data(), &page_, sizeof page_);
     if (fchmod(descriptor_, 0600) == 0 &&
         write(descriptor_, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()))
@@ -73,13 +73,13 @@ std::optional<std::string> read_token(const std::string& address, int rank) {
   struct stat status {};
   void* memory = MAP_FAILED;
   // A file of that number may be anything, where the process is another than was meant.
-  if (fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode) && status.st_size == kProofBytes)
-    memory = mmap(nullptr, kProofBytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  if (fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode) && status.st_size == kProofPageBytes)
+    memory = mmap(nullptr, kProofPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
   close(descriptor);
   if (memory == MAP_FAILED) return std::nullopt;
   ProofPage page;
   std::memcpy(&page, memory, sizeof page);
-  munmap(memory, kProofBytes);
+  munmap(memory, kProofPageBytes);
   if (page.magic != kProofMagic || page.rank != rank) return std::nullopt;
   return token_text(page);
 }

@@ -23,10 +23,12 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/comm/backend.h"
 #include "phalanx/comm/backend_suite.h"
 #include "phalanx/comm/mpi.h"
 #include "phalanx/comm/peer_processes.h"
 #include "phalanx/comm/tcp_store.h"
+#include "phalanx/comm/two_level.h"
 
 #ifdef PHALANX_HAVE_MPI
 #include <mpi.h>
@@ -262,12 +264,56 @@ void body_own_mpi_without_threads(MpiRank& self) {
 }
 #endif
 
+// Shared memory between ranks 0 and 1, MPI between them and rank 2.
+void body_two_levels(MpiRank& self) {
+  const auto make = [&](MpiOptions options) {
+    const CommunicatorOptions communicator = options.communicator;
+    return make_two_level_communicator(self.make(std::move(options)), {.communicator = communicator,
+                                                                       .machines = {0, 0, 1},
+                                                                       .hint = std::nullopt,
+                                                                       .smallest_bytes = 1,
+                                                                       .by_estimate = false,
+                                                                       .piece_bytes = 100'000});
+  };
+  for (const bool deterministic : {false, true}) {
+    const auto comm = make({.deterministic = deterministic});
+    expect(comm->backend_name() == "shm+mpi", comm->backend_name());
+    expect(comm->backend()->traits().rank_order_reduction == deterministic, "what the traits say");
+    for (const SuiteCase& test : backend_suite()) {
+      if (deterministic) break;  // which concerns what MPI does by itself
+      try {
+        test.run(*comm);  // in rank order all the same, as they go from machine to machine
+      } catch (const std::exception& e) {
+        throw std::runtime_error(fmt::format("{}: {}", test.name, e.what()));
+      }
+    }
+    const TransportBytes before = *transport_bytes(*comm->backend());
+    comm->broadcast(at::full({1000}, 1.0F));
+    const TransportBytes after = *transport_bytes(*comm->backend());
+    const std::uint64_t expected = self.rank == 0 ? 4000 : 0;
+    expect(after.between - before.between == expected && after.inside - before.inside == expected,
+           fmt::format("{} bytes inside, {} between", after.inside - before.inside, after.between - before.between));
+  }
+  for (const SuiteCase& test : backend_failure_suite()) {
+    const std::string name = test.name;  // of each kind one
+    if (name == "type" || name == "size" || name == "root" || name == "op" || name == "type_elsewhere") continue;
+    try {
+      const auto comm = make({.communicator = {.first_timeout = seconds(test.needs_time_out ? 1 : 60)}});
+      test.run(*comm);
+      self.meet();
+    } catch (const std::exception& e) {
+      throw std::runtime_error(fmt::format("{}: {}", test.name, e.what()));
+    }
+  }
+}
+
 const std::map<std::string, void (*)(MpiRank&)> kBodies{
-    {"suite", body_suite},         {"death", body_death},
-    {"stopped", body_stopped},     {"others", body_others},
-    {"heartbeat", body_heartbeat}, {"stopped_amidst_data", body_stopped_amidst_data},
+    {"suite", body_suite},           {"death", body_death},
+    {"stopped", body_stopped},       {"others", body_others},
+    {"heartbeat", body_heartbeat},   {"stopped_amidst_data", body_stopped_amidst_data},
+    {"two_levels", body_two_levels},
 #ifdef PHALANX_HAVE_MPI
-    {"own_mpi", body_own_mpi},     {"own_mpi_without_threads", body_own_mpi_without_threads},
+    {"own_mpi", body_own_mpi},       {"own_mpi_without_threads", body_own_mpi_without_threads},
 #endif
 };
 
@@ -373,6 +419,12 @@ TEST(MpiBackend, KeepsTheContractInDetail) {
   const MpiJob job = run_under_mpirun(3, "others");
   EXPECT_EQ(job.passed(), 3) << job.output;
   EXPECT_EQ(job.status, 0) << job.output;  // MPI was finalised everywhere
+}
+
+TEST(MpiBackend, CarriesTwoLevels) {
+  PHALANX_NEEDS_MPIRUN();
+  const MpiJob job = run_under_mpirun(3, "two_levels");
+  EXPECT_EQ(job.passed(), 3) << job.output;
 }
 
 TEST(MpiBackend, ADeadRankIsNamedWithinASecondAndEndsTheJob) {

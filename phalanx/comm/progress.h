@@ -53,7 +53,7 @@ class WorkState {
   // For the progress thread.
   Progress advance() noexcept;  // starts it if need be; a failure is recorded, and done once no peer uses the buffers
   bool add_doorbells(std::vector<Doorbell>& bells);  // false: to be polled
-  void look_after() noexcept;  // about every 100 ms while blocked: time-outs, dead peers
+  void look_after() noexcept;                        // about every 100 ms while blocked: time-outs, dead peers
   bool is_peer_operation() const noexcept { return !issued_.description.transfers.empty(); }
   void release() noexcept;  // lets go of operation, buffers and backend: the communicator shall be who ends that
   void finish() noexcept;   // then makes is_done() true and wakes whoever waits
