@@ -191,6 +191,7 @@ class ReductionSteps {
       got = steps_.receive(sum, mine.size() * acc_width_, rank_at(machine_ - 1),
                            {before(t, &Chunk::added), before(t, &Chunk::sent_up)});
     std::vector<const std::byte*> inputs;
+    inputs.reserve(static_cast<std::size_t>(here_));
     for (int place = 0; place < here_; ++place)
       inputs.push_back(here_ > 1 ? inputs_[t % kPiecesInMemory] + static_cast<std::size_t>(place) * mine.size() * width_
                                  : source() + (chunk.begin + mine.begin) * width_);

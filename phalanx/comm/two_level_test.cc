@@ -9,6 +9,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -47,14 +48,18 @@ TwoLevelOptions eager(std::vector<int> machines, CommunicatorOptions options = {
           .piece_bytes = 100'000};
 }
 
-std::string run_two_level_ranks(const TwoLevelOptions& options, const std::function<void(Communicator&)>& body) {
+std::string run_two_level_ranks(const TwoLevelOptions& options, const std::function<void(Communicator&)>& body,
+                                int killed_rank = -1) {
   const int world = static_cast<int>(options.machines.size());
   TcpStoreServer server;
-  return run_forked_ranks(world, [&](int rank) {
-    auto flat = make_gloo_communicator(std::make_shared<TcpStore>(server.address()), rank, world,
-                                       {.communicator = options.communicator});
-    body(*make_two_level_communicator(std::move(flat), options));
-  });
+  return run_forked_ranks(
+      world,
+      [&](int rank) {
+        auto flat = make_gloo_communicator(std::make_shared<TcpStore>(server.address()), rank, world,
+                                           {.communicator = options.communicator});
+        body(*make_two_level_communicator(std::move(flat), options));
+      },
+      killed_rank);
 }
 
 // --- the proof
@@ -415,6 +420,38 @@ TEST(TwoLevelGloo, ATagIsReserved) {
                                               text.find("aborted") != std::string::npos,
                                           text);
                                 }),
+            "");
+}
+
+// Inside a machine, too: there rank 2 is the second, and of the group below rank 3 is.
+TEST(TwoLevelGloo, ErrorsCallTheRanksAsTheGroupDoes) {
+  const auto require_error = [](const std::function<void()>& body, const std::string& part) {
+    try {
+      body();
+    } catch (const CommError& error) {
+      return require(std::string(error.what()).find(part) != std::string::npos, error.what());
+    }
+    throw std::runtime_error("no error: " + part);
+  };
+  EXPECT_EQ(run_two_level_ranks(
+                eager({0, 1, 0, 1}),
+                [&](Communicator& comm) {
+                  const auto reversed = comm.split(0, -comm.rank());
+                  at::Tensor x = at::full({comm.rank() == 0 ? 5 : 6}, 1.0F);
+                  if (reversed->rank() == 3)
+                    require_error([&] { reversed->send(x, 1); }, "rank 3 sends float32[5]; rank 1 receives float32[6]");
+                  if (reversed->rank() == 1)
+                    require_error([&] { reversed->recv(x, 3); }, "rank 3 sends float32[5]; rank 1 receives float32[6]");
+                  comm.barrier();
+                  if (comm.rank() == 2) kill(getpid(), SIGKILL);
+                  at::Tensor y = at::full({100'000}, 1.0F);
+                  require_error(
+                      [&] {
+                        for (;;) comm.all_reduce(y);
+                      },
+                      "rank 2 has died");
+                },
+                2),
             "");
 }
 
