@@ -25,6 +25,7 @@
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/comm/backend.h"
 #include "phalanx/comm/backend_suite.h"
+#include "phalanx/comm/local_store.h"
 #include "phalanx/comm/mpi.h"
 #include "phalanx/comm/peer_processes.h"
 #include "phalanx/comm/tcp_store.h"
@@ -172,8 +173,15 @@ void body_stopped_amidst_data(MpiRank& self) {
   const std::string folder = std::getenv("PHALANX_TEST_FOLDER");
   expect(std::freopen((folder + "/said").c_str(), "a", stderr) != nullptr, "a file for the error");
   comm->barrier();
-  if (self.rank != 1) {
+  if (self.rank == 0) {
     for (;;) comm->broadcast(x);
+  }
+  if (self.rank == 2) {
+    // It may have all its data. Then it gets an error, and must not end the job before rank 0 does.
+    mpi_error_of<CommError>([&] {
+      for (;;) comm->broadcast(x);
+    });
+    for (;;) pause();
   }
   Work work = comm->broadcast(x, {.async = true});
   const volatile float* first = x.const_data_ptr<float>();
@@ -484,6 +492,16 @@ TEST(MpiBackend, AProgramsOwnMpiIsUsedAndNotFinalised) {
   job = run_under_mpirun(1, "own_mpi_without_threads");
   EXPECT_EQ(job.passed(), 1) << job.output;
 }
+
+#ifdef PHALANX_HAVE_MPI
+TEST(MpiBackend, ARankThatSrunStartsWithoutPmixIsToldWhatToDo) {
+  const std::map<std::string, std::string> variables{{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}};
+  for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
+  expect_in(mpi_error_of<ConfigError>([] { make_mpi_communicator(std::make_shared<LocalStore>(), 0, 1); }),
+            {"srun --mpi=pmix", "mpirun"});
+  for (const auto& [name, value] : variables) unsetenv(name.c_str());
+}
+#endif
 
 #ifndef PHALANX_HAVE_MPI
 TEST(MpiBackend, ABuildWithoutMpiSaysSo) {

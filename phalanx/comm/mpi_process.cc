@@ -6,9 +6,23 @@
 #include <array>
 #include <cstdlib>
 
+#include "phalanx/base/env.h"
 #include "phalanx/base/error.h"
 
 namespace phalanx {
+namespace {
+
+// Open MPI answers this with a page about how it was built, and ends the process.
+void throw_if_srun_gave_no_pmi() {
+  if (!env_string("SLURM_PROCID") || !env_string("SLURM_STEP_NUM_TASKS")) return;  // no task of srun's
+  for (const char* given : {"PMIX_NAMESPACE", "PMI_FD", "PMI_RANK", "OMPI_COMM_WORLD_RANK"})
+    if (env_string(given)) return;
+  throw ConfigError(
+      "backend mpi: srun has started this rank without PMIx, by which the ranks of Open MPI find each other: use `srun "
+      "--mpi=pmix` (`srun --mpi=list` says whether this Slurm has it), or mpirun, or another backend");
+}
+
+}  // namespace
 
 void check_mpi(int status, const char* call) {
   if (status == MPI_SUCCESS) return;
@@ -36,6 +50,7 @@ MpiProcess::MpiProcess() {
   if (is_initialised != 0) {
     check_mpi(MPI_Query_thread(&provided), "MPI_Query_thread");
   } else {
+    throw_if_srun_gave_no_pmi();
     check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
     check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     std::atexit(&MpiProcess::finalise_at_exit);

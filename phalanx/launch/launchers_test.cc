@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "phalanx/comm/job_secret.h"
+#include "phalanx/comm/mpi.h"
 #include "phalanx/comm/tcp_store.h"
 #include "phalanx/launch/rendezvous_file.h"
 #include "phalanx/launch/testing/collected_process.h"
@@ -200,6 +201,12 @@ TEST(OpenMpi, MpirunStartsEveryRank) {
   expect_sum_of_ranks(process.output(), 4);
   EXPECT_THAT(process.output(), AllOf(HasSubstr("rank 0 of 4, from Open MPI (job "), HasSubstr("local 3 of 4, shm"),
                                       HasSubstr("(from the rendezvous file)")));
+  if (!mpi_library()) return;
+  CollectedProcess by_mpi({mpirun, "--oversubscribe", "-np", "4", worker(), "--backend", "mpi"}, environment);
+  EXPECT_EQ(by_mpi.wait(), 0) << by_mpi.output();
+  expect_sum_of_ranks(by_mpi.output(), 4);
+  EXPECT_THAT(by_mpi.output(),
+              AllOf(HasSubstr("backend: mpi, 4 ranks on this machine"), HasSubstr("local 3 of 4, mpi")));
 }
 
 TEST(Torchrun, StartsEveryRank) {
