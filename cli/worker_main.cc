@@ -12,9 +12,11 @@
 #if __has_include("cli/generate_command.h")
 #include "cli/generate_command.h"
 #endif
+#include "phalanx/base/quick_exit.h"
 #include "phalanx/launch/worker_report.h"
 
 int main(int argc, char** argv) {
+  phalanx::skip_earlier_static_destructors();
   using namespace phalanx::cli;
   const std::vector<Command> commands = {
     {"train", "", "", train_worker},

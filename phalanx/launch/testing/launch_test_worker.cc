@@ -9,11 +9,13 @@
 #include <string>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/quick_exit.h"
 #include "phalanx/launch/process_context.h"
 #include "phalanx/launch/spawn.h"
 #include "phalanx/launch/worker_report.h"
 
 int main(int argc, char** argv) {
+  phalanx::skip_earlier_static_destructors();
   try {
     phalanx::InitOptions options;
     int spawned = 0;
