@@ -87,6 +87,29 @@ else
 fi
 rm -f .phalanx-*
 
+# The mpi backend needs srun's PMIx. Nodes that are one machine share /tmp, where Slurm's PMIx wants a folder for each.
+if ! ldd "$worker" | grep -q libmpi; then
+  echo "skipped mpi: this build has none"
+elif ! srun --mpi=list 2>&1 | grep -qw pmix; then
+  echo "skipped mpi: this Slurm has no PMIx"
+else
+  run srun --mpi=pmix -N1 -n4 --overcommit "$worker" --backend mpi
+  check "mpi, 4 tasks on one node" 4 "from Slurm (job " "backend: mpi" "rank 3 of 4, local 3 of 4"
+  hosts=$(scontrol show nodes | sed -n 's/.*NodeHostName=\([^ ]*\).*/\1/p' | sort -u | wc -l)
+  if [[ "$hosts" -gt 1 ]]; then
+    run srun --mpi=pmix -N2 -n4 --ntasks-per-node=2 "$worker" --backend mpi
+    check "mpi, 2 nodes x 2, every rank by srun" 4 "from Slurm (job " "backend: mpi" "rank 3 of 4, local 1 of 2"
+  else
+    echo "skipped mpi on 2 nodes: they are one machine"
+  fi
+  run srun --mpi=none -N1 -n1 "$worker" --backend mpi
+  if grep -qF "srun --mpi=pmix" output && ! grep -q MPI_ERRORS_ARE_FATAL output; then
+    echo "passed  mpi without PMIx is told what to do"
+  else
+    fail "mpi without PMIx is told what to do" "not told"
+  fi
+fi
+
 # job NAME RANKS SCRIPT [OPTION...] -- TEXT...: a job script, as a user submits it, on a cluster without GPUs.
 job() {
   local name=$1 ranks=$2 script=$3
