@@ -455,6 +455,34 @@ TEST(TwoLevelGloo, ErrorsCallTheRanksAsTheGroupDoes) {
             "");
 }
 
+// Its neighbour, for whose message rank 0 waits, does nothing that could tell it.
+TEST(TwoLevelGloo, AnAbortOnAnotherMachineIsHeardOf) {
+  TcpStoreServer server;
+  EXPECT_EQ(run_forked_ranks(3,
+                             [&](int rank) {
+                               auto store = std::make_shared<TcpStore>(server.address());
+                               const CommunicatorOptions options{.first_timeout = seconds(20)};
+                               const auto comm = make_two_level_communicator(
+                                   make_gloo_communicator(store, rank, 3, {.communicator = options}),
+                                   eager({0, 0, 1}, options));
+                               if (rank == 1) return store->wait({"heard"}, seconds(60));
+                               if (rank == 2) {
+                                 comm->abort("had enough");
+                                 return store->wait({"heard"}, seconds(60));
+                               }
+                               std::string text;
+                               at::Tensor x = at::full({7}, 1.0F);
+                               try {
+                                 comm->recv(x, 1);
+                               } catch (const CommError& error) {
+                                 text = error.what();
+                               }
+                               store->set("heard", "");
+                               require(text.find("had enough") != std::string::npos, text);
+                             }),
+            "");
+}
+
 // A rank that has finished and gone is not dead to those who still read what it left.
 TEST(TwoLevelGloo, RanksMayLeaveEarly) {
   EXPECT_EQ(run_two_level_ranks(eager({0, 0, 1, 1}),
