@@ -10,7 +10,7 @@
 namespace phalanx {
 namespace {
 
-constexpr std::chrono::milliseconds kLookWhileMaking{100};
+constexpr std::chrono::milliseconds kLookWhileMeeting{100};
 
 }  // namespace
 
@@ -38,7 +38,7 @@ std::vector<std::string> GroupPeers::meet(const std::string& name, const std::st
   for (;;) {
     const auto begin = Clock::now();
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - begin);
-    const auto slice = std::clamp(left, std::chrono::milliseconds(0), kLookWhileMaking);
+    const auto slice = std::clamp(left, std::chrono::milliseconds(0), kLookWhileMeeting);
     try {
       return store.get_all(keys, slice);
     } catch (const CommError&) {

@@ -19,7 +19,7 @@ using MpiClock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kLeaveToLowest{300};
 // How long an operation that is given up may still come to its end by itself.
 constexpr std::chrono::milliseconds kLastChance{1000};
-constexpr std::chrono::milliseconds kLookWhileMaking{100};
+constexpr std::chrono::milliseconds kLookWhileMpiMakes{100};
 constexpr std::chrono::milliseconds kShortestJoining{30'000};
 
 // Of a process's identity the part before its process and namespace: ranks with equal ones compete for the same cores.
@@ -93,7 +93,7 @@ void MpiBackend::make_comm() {
   const auto patience = std::max(setup_.peers.connect_timeout, kShortestJoining);
   const auto deadline = MpiClock::now() + patience;
   std::unique_lock lock(making->mutex);
-  while (!making->ended.wait_for(lock, kLookWhileMaking, [&] { return making->has_ended; })) {
+  while (!making->ended.wait_for(lock, kLookWhileMpiMakes, [&] { return making->has_ended; })) {
     peers_.throw_trouble_in_making();
     if (MpiClock::now() > deadline)
       throw CommError(fmt::format("mpi: of the {} ranks of group '{}' not all have joined it within {} s", size(),
