@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "phalanx/base/cpu.h"
 #include "phalanx/comm/job_secret.h"
 #include "phalanx/comm/mpi.h"
 #include "phalanx/comm/tcp_store.h"
@@ -74,6 +75,21 @@ TEST_F(ByFile, RanksMeetAndLeaveNoFile) {
   EXPECT_THAT(output, AllOf(HasSubstr("lets in only who knows the job secret (from the rendezvous file)"),
                             HasSubstr("local 2 of 3"), HasSubstr("nothing is encrypted")));
   EXPECT_EQ(files_in(folder_.path()), 0);
+}
+
+// Nobody has said how many threads: the ranks share the cores that they all may use.
+TEST_F(ByFile, RanksShareTheCores) {
+  auto environment = clean_environment();
+  environment.erase("OMP_NUM_THREADS");
+  Processes processes;
+  for (int rank = 0; rank < 2; ++rank)
+    processes.push_back(std::make_unique<CollectedProcess>(
+        std::vector<std::string>{worker(), "--method", fmt::format("file://{}?rank={}&world_size=2", path(), rank)},
+        environment));
+  for (auto& process : processes) EXPECT_EQ(process->wait(), 0) << process->output();
+  const int threads = std::max(1, usable_cores() / 2);
+  EXPECT_THAT(processes.front()->output(),
+              HasSubstr(fmt::format(", {} thread{} a rank", threads, threads == 1 ? "" : "s")));
 }
 
 TEST_F(ByFile, RankZeroThatDoesNotComeIsNamed) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <set>
 
+#include "phalanx/base/cpu.h"
 #include "phalanx/base/env.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/log.h"
@@ -129,6 +130,10 @@ ProcessContext init_from_environment(InitOptions options) {
   context.host = meeting.host;
   context.store = meeting.store;
   auto rendezvous = std::make_shared<PrefixStore>(meeting.store, "init");
+  // srun and mpirun leave each rank the threads of all the cores that it shares with others.
+  if (const int share = std::max(1, usable_cores() / meeting.ranks_on_these_cpus);
+      !env_string("OMP_NUM_THREADS") && at::get_num_threads() > share)
+    at::set_num_threads(share);
   const auto& places = meeting.places;
   const bool one_machine = std::equal(places.begin() + 1, places.end(), places.begin());
   context.local_rank = environment.local_rank;

@@ -1,9 +1,12 @@
 #include "phalanx/launch/rank_meeting.h"
 
 #include <fmt/format.h>
+#include <sched.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "phalanx/base/error.h"
@@ -20,6 +23,17 @@ namespace {
 
 using std::chrono::milliseconds;
 using Rendezvous = WorkerEnvironment::Rendezvous;
+
+// The CPUs that this process may use, which a launcher may have bound it to.
+std::string cpus_of_process() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  std::string text;
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return text;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
+    if (CPU_ISSET(cpu, &set)) text += fmt::format("{},", cpu);
+  return text;
+}
 
 // The store that this rank can reach, and the server if this rank hosts it.
 struct ReachedStore {
@@ -199,6 +213,8 @@ class StoreHost {
   throw CommError(store.get("trouble"));
 }
 
+constexpr std::string_view kCpusAfter = " cpus:";
+
 // Every rank says who and where it is; all learn where all are. Ranks that come twice or not at all are named.
 std::vector<std::string> roll_call(Store& store, const WorkerEnvironment& environment, milliseconds timeout) {
   const std::string size = std::to_string(environment.world_size);
@@ -213,7 +229,7 @@ std::vector<std::string> roll_call(Store& store, const WorkerEnvironment& enviro
     if (store.compare_and_set(claim_key(environment.rank), std::nullopt, claim) != claim)
       call_off(store, fmt::format("rank {} was started twice: another process has it already ({})", environment.rank,
                                   store.describe()));
-    store.set(fmt::format("place/{}", environment.rank), place);
+    store.set(fmt::format("place/{}", environment.rank), fmt::format("{}{}{}", place, kCpusAfter, cpus_of_process()));
     if (store.add("arrived", 1) == environment.world_size) store.set("complete", "");
   }
   std::string first;
@@ -260,6 +276,9 @@ Meeting meet_ranks(const WorkerEnvironment& environment, milliseconds timeout) {
   auto host = std::make_shared<StoreHost>(std::move(reached), keys, environment.rank, environment.world_size);
   result.host = host;
   result.places = roll_call(*keys, environment, timeout);
+  const std::string& own = result.places[static_cast<std::size_t>(environment.rank)];
+  result.ranks_on_these_cpus = static_cast<int>(std::count(result.places.begin(), result.places.end(), own));
+  for (auto& place : result.places) place.erase(place.rfind(kCpusAfter));
   host->all_came();
   return result;
 }

@@ -26,6 +26,7 @@ struct Meeting {
   HostPort server;                  // the store's address
   std::string secret_source;        // where the secret came from; empty: there is none
   std::vector<std::string> places;  // of each rank: equal ones may share a machine (machine_hint(); not proved yet)
+  int ranks_on_these_cpus = 1;      // those whose place and CPUs are this rank's, with it
 };
 
 /// For environments whose rendezvous is not `none`. Throws CommError and ConfigError.
