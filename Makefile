@@ -8,12 +8,13 @@ PYTHON = $(firstword $(wildcard .venv/bin/python) python3)
 CONFIGURE_FLAGS = $(if $(wildcard .deps/lib/cmake),-DCMAKE_PREFIX_PATH=$(CURDIR)/.deps)
 
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap configure build test test-all soak demo format check cuda-check clean
+.PHONY: help bootstrap configure build all test test-all soak demo format check cuda-check clean
 
 help:
 	@echo 'make demo      set up, build, train a small Llama on 2 ranks, resume it, generate text'
 	@echo 'make test      set up, build, run every test'
-	@echo 'make build     set up, build (into $(BUILD), $(JOBS) jobs; make build JOBS=4)'
+	@echo 'make build     set up, build the programs and libraries (into $(BUILD), $(JOBS) jobs; make build JOBS=4)'
+	@echo 'make all       the same with tests, recipes and benchmarks'
 	@echo 'make test-all  the soak, and the tests again under AddressSanitizer (into $(SANITIZED))'
 	@echo 'make soak      200 random kills, stops and restarts of communicating ranks; about 5 minutes (make soak FAULTS=40)'
 	@echo 'make check     formatting, layering and lint checks'
@@ -28,13 +29,16 @@ configure: bootstrap
 	@cmake --preset release -B $(BUILD) $(CONFIGURE_FLAGS)
 
 build: configure
+	cmake --build $(BUILD) --parallel $(JOBS) --target product
+
+all: configure
 	cmake --build $(BUILD) --parallel $(JOBS)
 
-test: build
+test: all
 	ctest --test-dir $(BUILD) --output-on-failure --no-tests=error
 
 FAULTS ?= 200
-soak: build
+soak: all
 	OMP_NUM_THREADS=1 PHALANX_SOAK_FAULTS=$(FAULTS) $(BUILD)/bin/comm_test --gtest_filter='FaultSoak.*'
 
 test-all: test soak

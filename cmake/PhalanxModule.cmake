@@ -1,5 +1,7 @@
-# phalanx_library(<folder> SOURCES ... [DEPENDS folder...] [TORCH] [LINK lib...] [NO_UNITY file...])
+# phalanx_library(<folder> SOURCES ... [DEPENDS folder...] [TORCH] [PRECOMPILED] [COLD] [LINK lib...] [NO_UNITY file...])
 #   the static library phalanx_<folder>. DEPENDS are folders above it. TORCH: its sources may include torch.
+#   PRECOMPILED: nearly all of them include torch's modules or autograd. COLD: no loop of it is ever waited for; compiled
+#   in two thirds of the time.
 # phalanx_test(<folder> SOURCES ... [LINK lib...])
 #   one test binary a folder, <folder>_test, with every case of its *_test.cc files; each start costs 0.2 s
 #   where torch is linked, so cases are registered with ctest one binary at a time.
@@ -8,12 +10,16 @@ define_property(GLOBAL PROPERTY PHALANX_LIBRARIES BRIEF_DOCS "folders built" FUL
 
 function(phalanx_unity target)
   if(PHALANX_UNITY)
-    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 16)
   endif()
 endfunction()
 
+function(phalanx_compile_sooner target)
+  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
+endfunction()
+
 function(phalanx_library folder)
-  cmake_parse_arguments(ARG "TORCH" "" "SOURCES;DEPENDS;LINK;NO_UNITY" ${ARGN})
+  cmake_parse_arguments(ARG "TORCH;PRECOMPILED;COLD" "" "SOURCES;DEPENDS;LINK;NO_UNITY" ${ARGN})
   set(target phalanx_${folder})
   add_library(${target} STATIC ${ARG_SOURCES})
   add_library(Phalanx::${folder} ALIAS ${target})
@@ -29,10 +35,17 @@ function(phalanx_library folder)
   if(ARG_TORCH)
     target_link_libraries(${target} PUBLIC phalanx_torch)
   endif()
+  if(ARG_PRECOMPILED)
+    phalanx_precompile(${target})
+  endif()
+  if(ARG_COLD)
+    phalanx_compile_sooner(${target})
+  endif()
   phalanx_unity(${target})
   if(ARG_NO_UNITY)
     set_source_files_properties(${ARG_NO_UNITY} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   endif()
+  set_target_properties(${target} PROPERTIES PHALANX_PRECOMPILED ${ARG_PRECOMPILED})
   set_property(GLOBAL APPEND PROPERTY PHALANX_LIBRARIES ${target})
 endfunction()
 
@@ -45,8 +58,11 @@ function(phalanx_test folder)
   add_executable(${target} ${ARG_SOURCES})
   target_link_libraries(${target} PRIVATE phalanx_${folder} ${ARG_LINK} GTest::gtest_main GTest::gmock phalanx_warnings)
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
-  # A test's own code need not be fast, and compiles a quarter sooner.
-  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
+  phalanx_compile_sooner(${target})
+  get_target_property(precompiled phalanx_${folder} PHALANX_PRECOMPILED)
+  if(precompiled)
+    phalanx_precompile(${target})
+  endif()
   phalanx_unity(${target})
   add_test(NAME ${folder} COMMAND ${target} --gtest_brief=1)
   # One intra-op thread a rank: many tests run several ranks as threads.

@@ -2,7 +2,8 @@
 
 find_program(PHALANX_CCACHE ccache)
 if(PHALANX_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${PHALANX_CCACHE})
+  # By default ccache steps aside where a source has precompiled headers.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${PHALANX_CCACHE})
   set(CMAKE_C_COMPILER_LAUNCHER ${PHALANX_CCACHE})
 endif()
 

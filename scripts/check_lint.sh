@@ -8,7 +8,7 @@ readonly build=build/lint
 prefix=()
 if [[ -d .deps/lib/cmake ]]; then prefix=("-DCMAKE_PREFIX_PATH=$PWD/.deps"); fi
 # One compile command per file, where the real build puts several files into one; nothing is compiled here.
-cmake -S . -B "$build" -G Ninja -DPHALANX_UNITY=OFF -DPHALANX_BENCHMARKS=OFF "${prefix[@]}" >/dev/null
+cmake -S . -B "$build" -G Ninja -DPHALANX_UNITY=OFF -DPHALANX_PCH=OFF -DPHALANX_BENCHMARKS=OFF "${prefix[@]}" >/dev/null
 
 files=("$@")
 if [[ ${#files[@]} -eq 0 ]]; then

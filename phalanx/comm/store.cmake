@@ -1,7 +1,7 @@
 # The store is a library of its own, without torch: the launcher, which starts in milliseconds, hosts one.
 # libcrypto is for the HMAC of its greeting.
 find_package(OpenSSL REQUIRED COMPONENTS Crypto)
-phalanx_library(store
+phalanx_library(store COLD
   SOURCES job_secret.cc store.cc store_greeting.cc store_proof.cc local_store.cc tcp_store.cc
           tcp_store_server.cc tcp_store_socket.cc
   DEPENDS base

@@ -1,7 +1,8 @@
 #include "phalanx/kernels/causal_attention.h"
 
-#include <ATen/Functions.h>
 #include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>

@@ -1,7 +1,12 @@
 #include "phalanx/kernels/linear_cross_entropy.h"
 
-#include <ATen/Functions.h>
 #include <ATen/Parallel.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/mm.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 

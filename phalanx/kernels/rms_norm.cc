@@ -1,7 +1,9 @@
 #include "phalanx/kernels/rms_norm.h"
 
-#include <ATen/Functions.h>
 #include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "phalanx/kernels/fusible.h"

@@ -1,7 +1,8 @@
 #include "phalanx/kernels/rotary.h"
 
-#include <ATen/Functions.h>
 #include <ATen/Parallel.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "phalanx/kernels/fusible.h"

@@ -1,7 +1,11 @@
 #include "phalanx/kernels/swiglu_feed_forward.h"
 
-#include <ATen/Functions.h>
 #include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/silu.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
