@@ -82,6 +82,11 @@ TEST(StoreProofTest, DependsOnSecretRoleAndBothNonces) {
   EXPECT_FALSE(equal_secrets(proof, store_proof(kSecret, ProofOf::client, b, b)));
   EXPECT_FALSE(equal_secrets(proof, store_proof(kSecret, ProofOf::client, a, a)));
   EXPECT_FALSE(equal_secrets(proof, proof.substr(1)));
+  for (const std::size_t at : {std::size_t{0}, proof.size() - 1}) {  // every byte counts
+    std::string other = proof;
+    other[at] = static_cast<char>(other[at] ^ 1);
+    EXPECT_FALSE(equal_secrets(proof, other)) << at;
+  }
   EXPECT_NE(random_bytes(kNonceBytes), random_bytes(kNonceBytes));
 }
 
