@@ -31,6 +31,9 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
   # False alarms of gcc 12: -Wrestrict on std::string concatenation; -Wsubobject-linkage in unity builds, where a source
   # file is an included one.
   target_compile_options(phalanx_warnings INTERFACE -Wno-restrict -Wno-subobject-linkage)
+  if(PHALANX_SANITIZE)  # sees std::regex through the sanitizer's checks
+    target_compile_options(phalanx_warnings INTERFACE -Wno-maybe-uninitialized)
+  endif()
 endif()
 if(PHALANX_WERROR)
   target_compile_options(phalanx_warnings INTERFACE -Werror)
