@@ -34,7 +34,7 @@ using c10::ScalarType;
 using std::chrono::seconds;
 using testing::ElementsAre;
 
-void require(bool condition, const std::string& what) {
+void expect_here(bool condition, const std::string& what) {
   if (!condition) throw std::runtime_error(what);
 }
 
@@ -135,34 +135,34 @@ TEST(MachineProof, WhatIsNoMemoryOfARankIsNotRead) {
 
 TEST(MachineProof, NetworkNamespacesAreMachines) {
   // Forked twice, so that this process stays where it is.
-  if (run_forked_ranks(1, [](int) { require(unshare(CLONE_NEWNET) == 0, "no"); }) != "")
+  if (run_forked_ranks(1, [](int) { expect_here(unshare(CLONE_NEWNET) == 0, "no"); }) != "")
     GTEST_SKIP() << "network namespaces cannot be made here (that needs root)";
   TcpStoreServer server;
-  EXPECT_EQ(run_forked_ranks(4,
-                             [&](int rank) {
-                               // Its connection stays in the network where it was made.
-                               TcpStore store(server.address());
-                               store.set(fmt::format("pid/{}", rank), std::to_string(getpid()));
-                               if (rank == 2) {
-                                 require(unshare(CLONE_NEWNET) == 0, "unshare");
-                                 store.set("moved", "");
-                               } else if (rank == 3) {
-                                 store.wait({"moved"});
-                                 const int other =
-                                     open(fmt::format("/proc/{}/ns/net", store.get("pid/2")).c_str(), O_RDONLY);
-                                 require(setns(other, CLONE_NEWNET) == 0, "setns");
-                               }
-                               int call = 0;
-                               const auto found = prove_machines(rank, 4, [&](const std::string& value) {
-                                 std::vector<std::string> keys;
-                                 for (int r = 0; r < 4; ++r) keys.push_back(fmt::format("{}/{}", call, r));
-                                 store.set(keys[static_cast<std::size_t>(rank)], value);
-                                 ++call;
-                                 return store.get_all(keys, seconds(60));
-                               });
-                               require(found == std::vector<int>{0, 0, 1, 1}, fmt::format("{}", fmt::join(found, " ")));
-                             }),
-            "");
+  EXPECT_EQ(
+      run_forked_ranks(4,
+                       [&](int rank) {
+                         // Its connection stays in the network where it was made.
+                         TcpStore store(server.address());
+                         store.set(fmt::format("pid/{}", rank), std::to_string(getpid()));
+                         if (rank == 2) {
+                           expect_here(unshare(CLONE_NEWNET) == 0, "unshare");
+                           store.set("moved", "");
+                         } else if (rank == 3) {
+                           store.wait({"moved"});
+                           const int other = open(fmt::format("/proc/{}/ns/net", store.get("pid/2")).c_str(), O_RDONLY);
+                           expect_here(setns(other, CLONE_NEWNET) == 0, "setns");
+                         }
+                         int call = 0;
+                         const auto found = prove_machines(rank, 4, [&](const std::string& value) {
+                           std::vector<std::string> keys;
+                           for (int r = 0; r < 4; ++r) keys.push_back(fmt::format("{}/{}", call, r));
+                           store.set(keys[static_cast<std::size_t>(rank)], value);
+                           ++call;
+                           return store.get_all(keys, seconds(60));
+                         });
+                         expect_here(found == std::vector<int>{0, 0, 1, 1}, fmt::format("{}", fmt::join(found, " ")));
+                       }),
+      "");
 }
 
 // --- the layout
@@ -202,7 +202,7 @@ TEST_P(TwoLevelSuite, Passes) {
   options.machines = GetParam().machines;
   EXPECT_EQ(run_two_level_ranks(GetParam().is_eager ? eager(GetParam().machines) : options,
                                 [](Communicator& comm) {
-                                  require(comm.backend_name() == "shm+gloo", comm.backend_name());
+                                  expect_here(comm.backend_name() == "shm+gloo", comm.backend_name());
                                   for (const SuiteCase& test : backend_suite()) {
                                     const std::string name = test.name;
                                     // With many ranks what is new: the verbs over more machines.
@@ -301,17 +301,17 @@ void same_bits(Communicator& comm, bool in_every_type) {
       reduce_kernel(dtype, op)(bytes_of(expected), sources.data(), comm.size(), static_cast<std::size_t>(count));
       at::Tensor x = mine.clone();
       comm.all_reduce(x, {.op = op});
-      require(std::memcmp(bytes_of(x), bytes_of(expected), x.nbytes()) == 0, "all_reduce " + what);
+      expect_here(std::memcmp(bytes_of(x), bytes_of(expected), x.nbytes()) == 0, "all_reduce " + what);
       const int root = comm.size() - 2;
       x = mine.clone();
       comm.reduce(x, {.root = root, .op = op});
       const at::Tensor& wanted = comm.rank() == root ? expected : mine;
-      require(std::memcmp(bytes_of(x), bytes_of(wanted), x.nbytes()) == 0, "reduce " + what);
+      expect_here(std::memcmp(bytes_of(x), bytes_of(wanted), x.nbytes()) == 0, "reduce " + what);
       const std::int64_t part = count / comm.size();
       at::Tensor own = at::empty({part}, mine.options());
       comm.reduce_scatter(own, mine.clone(), {.op = op});
       const at::Tensor slice = expected.narrow(0, comm.rank() * part, part);
-      require(std::memcmp(bytes_of(own), slice.const_data_ptr(), own.nbytes()) == 0, "reduce_scatter " + what);
+      expect_here(std::memcmp(bytes_of(own), slice.const_data_ptr(), own.nbytes()) == 0, "reduce_scatter " + what);
     }
   }
 }
@@ -344,9 +344,9 @@ Moved moved_by(Communicator& comm, Communicator& counter, Body body) {
 }
 
 void require_moved(const Moved& moved, std::int64_t inside, std::int64_t between, const std::string& what) {
-  require(moved.inside == inside && moved.between == between,
-          fmt::format("{}: {} bytes inside, {} between; expected {} and {}", what, moved.inside, moved.between, inside,
-                      between));
+  expect_here(moved.inside == inside && moved.between == between,
+              fmt::format("{}: {} bytes inside, {} between; expected {} and {}", what, moved.inside, moved.between,
+                          inside, between));
 }
 
 TEST(TwoLevelGloo, EachByteCrossesTheWireOnce) {
@@ -416,9 +416,9 @@ TEST(TwoLevelGloo, ATagIsReserved) {
                                   } catch (const CommError& e) {
                                     text = e.what();
                                   }
-                                  require(text.find("tag 2000000 is reserved") != std::string::npos ||
-                                              text.find("aborted") != std::string::npos,
-                                          text);
+                                  expect_here(text.find("tag 2000000 is reserved") != std::string::npos ||
+                                                  text.find("aborted") != std::string::npos,
+                                              text);
                                 }),
             "");
 }
@@ -429,7 +429,7 @@ TEST(TwoLevelGloo, ErrorsCallTheRanksAsTheGroupDoes) {
     try {
       body();
     } catch (const CommError& error) {
-      return require(std::string(error.what()).find(part) != std::string::npos, error.what());
+      return expect_here(std::string(error.what()).find(part) != std::string::npos, error.what());
     }
     throw std::runtime_error("no error: " + part);
   };
@@ -478,7 +478,7 @@ TEST(TwoLevelGloo, AnAbortOnAnotherMachineIsHeardOf) {
                                  text = error.what();
                                }
                                store->set("heard", "");
-                               require(text.find("had enough") != std::string::npos, text);
+                               expect_here(text.find("had enough") != std::string::npos, text);
                              }),
             "");
 }
@@ -496,47 +496,47 @@ TEST(TwoLevelGloo, RanksMayLeaveEarly) {
 // --- groups
 
 TEST(TwoLevelGloo, EveryGroupGetsTheTransportsThatItCanHave) {
-  EXPECT_EQ(
-      run_two_level_ranks(eager({0, 0, 1, 1, 2}),
-                          [](Communicator& comm) {
-                            const auto check = [&](int color, int key, const std::string& expected) {
-                              const auto group = comm.split(color, key);
-                              if (expected.empty()) return require(group == nullptr, "a negative colour");
-                              require(group->backend_name() == expected,
-                                      fmt::format("rank {}, colour {}: {} instead of {}", comm.rank(), color,
-                                                  group->backend_name(), expected));
-                              at::Tensor x = at::full({20'000}, 1.0F);
-                              group->all_reduce(x);
-                              require(x.const_data_ptr<float>()[19'999] == static_cast<float>(group->size()), "sum");
-                              // A group of a group, whose ranks are in reverse order.
-                              const auto nested = group->split(0, -group->rank());
-                              nested->all_reduce(x);
-                              require(x.const_data_ptr<float>()[0] == static_cast<float>(group->size() * group->size()),
-                                      "nested");
-                              require(nested->backend_name() == expected, nested->backend_name());
-                            };
-                            const int r = comm.rank();
-                            check(0, r, "shm+gloo");                               // all
-                            check(0, -r, "shm+gloo");                              // in reverse order
-                            check(r / 2, r, r == 4 ? "gloo" : "shm");              // by machine; one is alone
-                            check(r == 4 ? 0 : r % 2, r, "gloo");                  // one of each machine
-                            check(r < 3 ? 0 : 1, r, r < 3 ? "shm+gloo" : "gloo");  // two and one; one and one
-                            check(r == 2 ? -1 : 0, r, r == 2 ? "" : "shm+gloo");   // not all
-                            check(r % 2 == 0 && r < 4 ? -1 : 1, r % 3, r % 2 == 0 && r < 4 ? "" : "gloo");
-                          }),
-      "");
+  EXPECT_EQ(run_two_level_ranks(
+                eager({0, 0, 1, 1, 2}),
+                [](Communicator& comm) {
+                  const auto check = [&](int color, int key, const std::string& expected) {
+                    const auto group = comm.split(color, key);
+                    if (expected.empty()) return expect_here(group == nullptr, "a negative colour");
+                    expect_here(group->backend_name() == expected,
+                                fmt::format("rank {}, colour {}: {} instead of {}", comm.rank(), color,
+                                            group->backend_name(), expected));
+                    at::Tensor x = at::full({20'000}, 1.0F);
+                    group->all_reduce(x);
+                    expect_here(x.const_data_ptr<float>()[19'999] == static_cast<float>(group->size()), "sum");
+                    // A group of a group, whose ranks are in reverse order.
+                    const auto nested = group->split(0, -group->rank());
+                    nested->all_reduce(x);
+                    expect_here(x.const_data_ptr<float>()[0] == static_cast<float>(group->size() * group->size()),
+                                "nested");
+                    expect_here(nested->backend_name() == expected, nested->backend_name());
+                  };
+                  const int r = comm.rank();
+                  check(0, r, "shm+gloo");                               // all
+                  check(0, -r, "shm+gloo");                              // in reverse order
+                  check(r / 2, r, r == 4 ? "gloo" : "shm");              // by machine; one is alone
+                  check(r == 4 ? 0 : r % 2, r, "gloo");                  // one of each machine
+                  check(r < 3 ? 0 : 1, r, r < 3 ? "shm+gloo" : "gloo");  // two and one; one and one
+                  check(r == 2 ? -1 : 0, r, r == 2 ? "" : "shm+gloo");   // not all
+                  check(r % 2 == 0 && r < 4 ? -1 : 1, r % 3, r % 2 == 0 && r < 4 ? "" : "gloo");
+                }),
+            "");
 }
 
 TEST(TwoLevelGloo, WhatIsOnOneLevelHasOne) {
   EXPECT_EQ(run_two_level_ranks({.communicator = {}, .machines = {5, 5, 5}, .hint = std::nullopt},
                                 [](Communicator& comm) {
-                                  require(comm.backend_name() == "shm", comm.backend_name());
+                                  expect_here(comm.backend_name() == "shm", comm.backend_name());
                                   comm.barrier();
                                 }),
             "");
   EXPECT_EQ(run_two_level_ranks({.communicator = {}, .machines = {1, 2, 0}, .hint = std::nullopt},
                                 [](Communicator& comm) {
-                                  require(comm.backend_name() == "gloo", comm.backend_name());
+                                  expect_here(comm.backend_name() == "gloo", comm.backend_name());
                                   comm.barrier();
                                 }),
             "");
@@ -545,18 +545,18 @@ TEST(TwoLevelGloo, WhatIsOnOneLevelHasOne) {
 // With the real proof: these processes do share a machine, unless their hints differ.
 TEST(TwoLevelGloo, TheProofDecides) {
   TcpStoreServer server;
-  EXPECT_EQ(run_forked_ranks(3,
-                             [&](int rank) {
-                               for (const bool apart : {false, true}) {
-                                 auto store = std::make_shared<TcpStore>(server.address());
-                                 TwoLevelOptions options;
-                                 if (apart) options.hint = fmt::format("machine {}", rank / 2);
-                                 const auto comm =
-                                     make_two_level_communicator(make_gloo_communicator(store, rank, 3), options);
-                                 require(comm->backend_name() == (apart ? "shm+gloo" : "shm"), comm->backend_name());
-                                 comm->barrier();
-                               }
-                             }),
+  EXPECT_EQ(run_forked_ranks(
+                3,
+                [&](int rank) {
+                  for (const bool apart : {false, true}) {
+                    auto store = std::make_shared<TcpStore>(server.address());
+                    TwoLevelOptions options;
+                    if (apart) options.hint = fmt::format("machine {}", rank / 2);
+                    const auto comm = make_two_level_communicator(make_gloo_communicator(store, rank, 3), options);
+                    expect_here(comm->backend_name() == (apart ? "shm+gloo" : "shm"), comm->backend_name());
+                    comm->barrier();
+                  }
+                }),
             "");
 }
 
