@@ -12,7 +12,9 @@
 
 #include <array>
 #include <filesystem>
+#include <iostream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <stdexcept>
 
 #include "phalanx/base/error.h"
@@ -244,10 +246,25 @@ class EveryVerb : public FolderTest, public ::testing::WithParamInterface<Scene>
       if (rank != kVictim || signal != SIGKILL) expect_recorded(rank, what);
     return failures;
   }
+
+  // A virtual machine may stand still at the wrong moment without a trace that LoadedTime could find. What is late only
+  // for that reason is not so twice in a row.
+  std::string run_again_if_late(int signal, std::chrono::milliseconds bound, const std::string& what,
+                                std::chrono::milliseconds limit) {
+    const std::string failures = run(signal, bound, what, limit);
+    std::istringstream lines(failures);
+    bool is_late = !failures.empty();
+    for (std::string line; std::getline(lines, line);) is_late &= line.find(": late: ") != std::string::npos;
+    if (!is_late) return failures;
+    std::cerr << "tried again, since this was late:\n" << failures;
+    std::filesystem::remove_all(folder_);
+    std::filesystem::create_directory(folder_);
+    return run(signal, bound, what, limit);
+  }
 };
 
 class KilledAt : public EveryVerb {};
-TEST_P(KilledAt, EveryVerb) { EXPECT_EQ(run(SIGKILL, 1s, "rank 1 has died", 5s), ""); }
+TEST_P(KilledAt, EveryVerb) { EXPECT_EQ(run_again_if_late(SIGKILL, 1s, "rank 1 has died", 5s), ""); }
 INSTANTIATE_TEST_SUITE_P(Failures, KilledAt,
                          ::testing::Values(Scene{Kind::shm, 5, false}, Scene{Kind::shm, 300'000, false},
                                            Scene{Kind::shm, 5, true}, Scene{Kind::shm, 300'000, true},
@@ -260,8 +277,8 @@ INSTANTIATE_TEST_SUITE_P(Failures, KilledAt,
 class StoppedAt : public EveryVerb {};
 TEST_P(StoppedAt, EveryVerb) {
   const bool seen = GetParam().kind != Kind::gloo_strangers;
-  EXPECT_EQ(run(SIGSTOP, 1500ms, seen ? "rank 1 is stopped (SIGSTOP)" : "rank 1 has given no sign of life", 1500ms),
-            "");
+  const char* const what = seen ? "rank 1 is stopped (SIGSTOP)" : "rank 1 has given no sign of life";
+  EXPECT_EQ(run_again_if_late(SIGSTOP, 1500ms, what, 1500ms), "");
 }
 INSTANTIATE_TEST_SUITE_P(Failures, StoppedAt,
                          ::testing::Values(Scene{Kind::shm, 5, false}, Scene{Kind::shm, 300'000, true},
