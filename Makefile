@@ -16,7 +16,7 @@ help:
 	@echo 'make build     set up, build the programs and libraries (into $(BUILD), $(JOBS) jobs; make build JOBS=4)'
 	@echo 'make all       the same with tests, recipes and benchmarks'
 	@echo 'make test-all  the soak, and the tests again under AddressSanitizer (into $(SANITIZED))'
-	@echo 'make soak      200 random kills, stops and restarts of communicating ranks; about 5 minutes (make soak FAULTS=40)'
+	@echo 'make soak      200 random kills, stops and restarts of communicating ranks; about 2 minutes (make soak FAULTS=40)'
 	@echo 'make check     formatting, layering and lint checks'
 	@echo 'make cuda-check  build the CUDA flavour, without a GPU (downloads 750 MB once)'
 	@echo 'make format    rewrite the sources with clang-format'

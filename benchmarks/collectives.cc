@@ -339,10 +339,18 @@ std::int64_t parse_size(const std::string& text) {
   throw std::runtime_error(fmt::format("size '{}': a number of bytes, or with K or M", text));
 }
 
+constexpr const char* kUsage =
+    "usage: collectives [--ranks N] [--rounds N] [--budget-s SECONDS] [--backends shm,gloo,mpi,c10d,openmpi]\n"
+    "                   [--ops VERB,...] [--sizes 4K,1M,...] [--pin 1] [--json FILE]";
+
 Options parse(int argc, char** argv) {
   Options options;
   for (int i = 1; i < argc; i += 2) {
     const std::string flag = argv[i];
+    if (flag == "--help" || flag == "-h") {
+      fmt::print("{}\n", kUsage);
+      std::exit(0);
+    }
     if (i + 1 == argc) throw std::runtime_error(fmt::format("{} needs a value", flag));
     const std::string value = argv[i + 1];
     if (flag == "--ranks") {
@@ -363,8 +371,7 @@ Options parse(int argc, char** argv) {
     } else if (flag == "--json") {
       options.json = value;
     } else {
-      throw std::runtime_error(fmt::format(
-          "unknown flag {}: --ranks, --rounds, --budget-s, --backends, --ops, --sizes, --pin, --json", flag));
+      throw std::runtime_error(fmt::format("unknown flag {}\n{}", flag, kUsage));
     }
   }
   return options;

@@ -2,7 +2,7 @@
 #
 #   phalanx_precompile(<target>)    the target's sources find the headers of cmake/precompiled.h parsed already
 #
-# A source still names every header that it uses: PHALANX_PCH=OFF builds without, and so does the lint check.
+# A source still names every header that it uses: PHALANX_PCH=OFF builds without.
 
 option(PHALANX_PCH "Precompile torch's headers" ON)
 if(PHALANX_PCH AND NOT CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang")

@@ -82,6 +82,20 @@ def run_phalanx(args, ranks, work):
             "pss_mib": max(described["pss_mib"]), "first_step_s": steps[0]["time"] - begin}
 
 
+def compare_ranks(args, work):
+    """Prints, round by round, our tokens/s on each number of ranks, and its share of that many times the first's."""
+    shares = {ranks: [] for ranks in args.ranks[1:]}
+    for number in range(args.rounds):
+        speeds = {ranks: run_phalanx(args, ranks, work)["tokens_per_s"] for ranks in args.ranks}
+        text = ", ".join(f"{ranks} rank(s) {speed:.0f} tokens/s" for ranks, speed in speeds.items())
+        for ranks, values in shares.items():
+            values.append(speeds[ranks] * args.ranks[0] / ranks / speeds[args.ranks[0]])
+            text += f", share {values[-1]:.2f}"
+        print(f"round {number + 1}: {text}", flush=True)
+    for ranks, values in shares.items():
+        print(f"{ranks} ranks: share {min(values):.2f} to {max(values):.2f}, median {statistics.median(values):.2f}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=pathlib.Path, required=True, help="folder of the PyTorch program train.py")
@@ -91,6 +105,8 @@ def main():
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--threads", type=int, default=1, help="of each rank")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--ours-alone", action="store_true",
+                        help="torch makes weights and tokens only: prints our tokens/s and the share of one rank's")
     parser.add_argument("--json", type=pathlib.Path, help="write all figures to this file")
     args = parser.parse_args()
 
@@ -98,6 +114,8 @@ def main():
     with tempfile.TemporaryDirectory(prefix="phalanx-compare-") as folder:
         work = pathlib.Path(folder)
         run_torch(args, 1, work, first=True)  # makes weights and tokens; not counted
+        if args.ours_alone:
+            return compare_ranks(args, work)
         for number in range(args.rounds):
             for ranks in args.ranks:
                 for name, runner in (("torch", lambda: run_torch(args, ranks, work, first=False)),
