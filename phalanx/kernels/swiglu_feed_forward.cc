@@ -12,6 +12,7 @@
 
 #include "phalanx/kernels/fusible.h"
 #include "phalanx/kernels/row_kernels.h"
+#include "phalanx/tensor/weight_gradient.h"
 
 namespace phalanx::kernels {
 namespace {
@@ -57,10 +58,9 @@ struct FeedForwardFunction : torch::autograd::Function<FeedForwardFunction> {
     const at::Tensor dproduct = at::empty({chunk, hidden}, x.options()), product = at::empty_like(dproduct);
     const at::Tensor dgates = at::empty_like(dproduct), dups = at::empty_like(dproduct);
     at::Tensor dx = at::empty_like(x);
-    at::Tensor dw1 = at::empty_like(w1), dw2 = at::empty_like(w2), dw3 = at::empty_like(w3);
+    WeightGradient dw1 = weight_gradient(w1), dw2 = weight_gradient(w2), dw3 = weight_gradient(w3);
     for (std::int64_t from = 0; from < rows; from += chunk) {
       const std::int64_t n = std::min(chunk, rows - from);
-      const double add = from == 0 ? 0.0 : 1.0;  // the first chunk writes, the others add
       at::Tensor dh = dproduct.narrow(0, 0, n), h = product.narrow(0, 0, n);
       const at::Tensor dgate = dgates.narrow(0, 0, n), dup = dups.narrow(0, 0, n);
       const at::Tensor x_rows = x.narrow(0, from, n), dy_rows = dy.narrow(0, from, n);
@@ -74,15 +74,16 @@ struct FeedForwardFunction : torch::autograd::Function<FeedForwardFunction> {
         row_kernels().swiglu_backward(end - begin, g + begin, u + begin, d + begin, dg + begin, du + begin,
                                       out + begin);
       });
-      dw2.addmm_(dy_rows.t(), h, add);
-      dw1.addmm_(dgate.t(), x_rows, add);
-      dw3.addmm_(dup.t(), x_rows, add);
+      dw2.out.addmm_(dy_rows.t(), h, dw2.beta);
+      dw1.out.addmm_(dgate.t(), x_rows, dw1.beta);
+      dw3.out.addmm_(dup.t(), x_rows, dw3.beta);
+      dw1.beta = dw2.beta = dw3.beta = 1.0;  // the other chunks add
       at::mm_out(dx_rows, dgate, w1);
       dx_rows.addmm_(dup, w3);
     }
     std::vector<std::int64_t> shape = grads[0].sizes().vec();
     shape.back() = x.size(1);
-    return {dx.view(shape), dw1, dw2, dw3, at::Tensor()};
+    return {dx.view(shape), dw1.returned, dw2.returned, dw3.returned, at::Tensor()};
   }
 };
 

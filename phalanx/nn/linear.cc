@@ -1,6 +1,6 @@
 #include "phalanx/nn/linear.h"
 
-#include <ATen/ops/linear.h>
+#include "phalanx/kernels/linear.h"
 
 namespace phalanx::nn {
 
@@ -9,6 +9,6 @@ Linear::Linear(const LinearOptions& options, TensorOptionsOfModule tensor) : Mod
   if (options.bias) bias = make_parameter("bias", {options.out_features}, tensor, Init::constant(0.0));
 }
 
-at::Tensor Linear::forward(const at::Tensor& x) { return at::linear(x, weight, bias); }
+at::Tensor Linear::forward(const at::Tensor& x) { return kernels::linear(x, weight, bias); }
 
 }  // namespace phalanx::nn

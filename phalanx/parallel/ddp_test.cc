@@ -9,8 +9,8 @@
 #include <optional>
 #include <set>
 
-#include "phalanx/nn/grad_ready.h"
 #include "phalanx/parallel/ddp_test_support.h"
+#include "phalanx/tensor/grad_ready.h"
 
 namespace phalanx {
 namespace {
@@ -109,6 +109,21 @@ TEST(Ddp, GradientsRemainViewsOfTheBuckets) {
       }
     });
   }
+}
+
+TEST(Ddp, OffersItsBucketsToTheLayers) {
+  run_local_ranks(2, [](const std::shared_ptr<Communicator>& comm) {
+    Mlp model;
+    const at::Tensor x = waves({4, 8}, comm->rank()), y = waves({4, 1}, 1.0 + comm->rank());
+    {
+      DistributedDataParallel ddp(model, comm);
+      for (int step = 0; step < 2; ++step) {  // the buckets are laid out anew after the first
+        model.loss(x, y).backward();
+        for (const auto& p : model.parameters()) EXPECT_TRUE(grad_buffer(p).is_same(p.grad()));
+      }
+    }
+    for (const auto& p : model.parameters()) EXPECT_FALSE(grad_buffer(p).defined());
+  });
 }
 
 TEST(Ddp, AddsToWhatIsThereAsASingleProcessDoes) {

@@ -61,15 +61,13 @@ struct GradientReducer::EndOfPass {
 
 std::shared_ptr<GradientReducer> GradientReducer::attach(std::vector<NamedTensor> parameters,
                                                          std::shared_ptr<Communicator> comm, DdpOptions options) {
-  std::shared_ptr<GradientReducer> reducer(new GradientReducer(std::move(parameters), std::move(comm), options));
-  for (std::size_t i = 0; i < reducer->parameters_.size(); ++i) {
-    reducer->subscriptions_.push_back(on_grad_ready(
-        reducer->parameters_[i].tensor, [self = reducer.get(), i](const at::Tensor&) { self->on_ready(i); }));
-  }
-  return reducer;
+  return std::shared_ptr<GradientReducer>(new GradientReducer(std::move(parameters), std::move(comm), options));
 }
 
-void GradientReducer::detach() { subscriptions_.clear(); }
+void GradientReducer::detach() {
+  for (const auto& [name, parameter] : parameters_) set_grad_buffer(parameter, at::Tensor());
+  subscriptions_.clear();
+}
 
 GradientReducer::GradientReducer(std::vector<NamedTensor> parameters, std::shared_ptr<Communicator> comm,
                                  DdpOptions options)
@@ -86,6 +84,9 @@ GradientReducer::GradientReducer(std::vector<NamedTensor> parameters, std::share
     }
   }
   fingerprint_ = fingerprint_of(parameters_);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    subscriptions_.push_back(on_grad_ready(parameters_[i].tensor, [this, i](const at::Tensor&) { on_ready(i); }));
+  }
   slots_.resize(parameters_.size());
   order_state_ = at::empty({static_cast<std::int64_t>(2 + 2 * parameters_.size())}, at::kLong);
   std::vector<std::size_t> order(parameters_.size());
@@ -123,6 +124,7 @@ void GradientReducer::lay_out(BucketPlan plan) {
         view.copy_(grad);
         grad = view;
       }
+      set_grad_buffer(parameter, view);  // our own layers add their part there themselves
       slots_[i].view = std::move(view);
       offset += padded_elements(parameter);
     }

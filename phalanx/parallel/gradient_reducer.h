@@ -21,9 +21,9 @@
 #include <vector>
 
 #include "phalanx/comm/communicator.h"
-#include "phalanx/nn/grad_ready.h"
 #include "phalanx/parallel/bucket_plan.h"
 #include "phalanx/parallel/ddp.h"
+#include "phalanx/tensor/grad_ready.h"
 
 namespace phalanx {
 

@@ -1,7 +1,9 @@
-#include "phalanx/nn/grad_ready.h"
+#include "phalanx/tensor/grad_ready.h"
 
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
+
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <utility>
@@ -13,6 +15,8 @@ namespace phalanx {
 
 struct GradReadySubscription::Registry {
   std::vector<std::shared_ptr<GradReadyListener>> listeners;
+  at::Tensor buffer;
+  bool added = false;    // the backward pass under way: a layer has added to the gradient itself
   bool arrived = false;  // the backward pass under way brought a gradient
 
   void fire(const at::Tensor& parameter) {
@@ -43,7 +47,7 @@ struct ArrivalHook final : torch::autograd::FunctionPreHook {
   std::shared_ptr<GradReadySubscription::Registry> registry;
 
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
-    registry->arrived = grads[0].defined();
+    registry->arrived = std::exchange(registry->added, false) || grads[0].defined();
     return grads;
   }
 };
@@ -100,6 +104,29 @@ GradReadySubscription on_grad_ready(const at::Tensor& parameter, GradReadyListen
 
 void fire_grad_ready(const at::Tensor& parameter) {
   if (const GradReadyHook* hook = grad_ready_hook_of(parameter)) hook->registry->fire(parameter);
+}
+
+void set_grad_buffer(const at::Tensor& parameter, at::Tensor buffer) {
+  GradReadyHook* hook = grad_ready_hook_of(parameter);
+  if (hook == nullptr) {
+    if (!buffer.defined()) return;
+    throw Error("set_grad_buffer: nobody listens to the parameter's grad_ready; subscribe first");
+  }
+  if (buffer.defined() && (buffer.sizes() != parameter.sizes() || buffer.scalar_type() != parameter.scalar_type() ||
+                           buffer.device() != parameter.device())) {
+    throw Error(fmt::format("set_grad_buffer: the buffer is {}, the parameter {}; expected the same", buffer.toString(),
+                            parameter.toString()));
+  }
+  hook->registry->buffer = std::move(buffer);
+}
+
+at::Tensor grad_buffer(const at::Tensor& parameter) {
+  const GradReadyHook* hook = parameter.defined() ? grad_ready_hook_of(parameter) : nullptr;
+  return hook == nullptr ? at::Tensor() : hook->registry->buffer;
+}
+
+void mark_grad_arrived(const at::Tensor& parameter) {
+  if (const GradReadyHook* hook = grad_ready_hook_of(parameter)) hook->registry->added = true;
 }
 
 }  // namespace phalanx

@@ -1,4 +1,4 @@
-#include "phalanx/nn/grad_ready.h"
+#include "phalanx/tensor/grad_ready.h"
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>

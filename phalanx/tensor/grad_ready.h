@@ -5,6 +5,9 @@
 // - by autograd, once per backward pass and parameter, after all uses of the parameter have been added up;
 // - by fire_grad_ready(), from whoever computes a weight gradient outside autograd (a queue of deferred gradients).
 //
+// Who listens may also say where the gradient shall lie (set_grad_buffer): our own layers then add their part there
+// themselves (weight_gradient.h), which saves a tensor and a pass over it; what autograd brings, the listener moves.
+//
 // Contract
 // - Any number of listeners may subscribe to one parameter; they are called in the order of subscription. A hook that
 //   somebody else put on the tensor before is kept and runs first.
@@ -12,8 +15,8 @@
 //   grad mode as in the backward pass. It may replace parameter.mutable_grad(). What it throws ends the backward pass
 //   and reaches the caller of backward(). It must carry its state in captures: thread-locals are not set there.
 // - torch::autograd::grad() does not accumulate and so does not fire the event. Neither does a backward pass that
-// reaches
-//   the parameter with an undefined gradient (a layer that defers its weight gradient): it brought nothing.
+//   reaches the parameter with an undefined gradient (a layer that defers its weight gradient): it brought nothing,
+//   unless mark_grad_arrived() has said otherwise.
 // - Every backward pass fires, also the early micro-batches of an accumulation: it is the listener who knows which one
 //   is the last (see DistributedDataParallel::no_sync).
 // - Subscribing and unsubscribing must not run beside a backward pass; a listener may end its own subscription.
@@ -52,5 +55,15 @@ GradReadySubscription on_grad_ready(const at::Tensor& parameter, GradReadyListen
 
 /// Calls the parameter's listeners now; nothing if there are none.
 void fire_grad_ready(const at::Tensor& parameter);
+
+/// Where the gradient of a parameter with listeners is to lie: a tensor of its shape, dtype and device, whose contents
+/// count only while parameter.grad() is this very tensor. An undefined tensor takes the offer back.
+void set_grad_buffer(const at::Tensor& parameter, at::Tensor buffer);
+/// Undefined if there is none.
+at::Tensor grad_buffer(const at::Tensor& parameter);
+
+/// For a backward function that has added to parameter.grad() itself and returns an undefined gradient: the event fires
+/// all the same, when autograd is through with the parameter.
+void mark_grad_arrived(const at::Tensor& parameter);
 
 }  // namespace phalanx
