@@ -246,12 +246,12 @@ class TcpStoreServer::Impl {
 
   bool greet(std::uint64_t id, StoreConnection& connection, std::string_view bytes) {
     std::string answer = connection.greeting->take(bytes);
+    // Logged before it is told: whoever has been refused can point to the line.
+    const bool is_refused = connection.greeting->state() == StoreGreeting::State::refused;
+    if (is_refused) log_refusal(connection.peer, connection.greeting->refusal());
     // The few bytes of a refusal fit any socket's buffer, so closing right after it loses nothing.
     if (!answer.empty() && !reply(id, connection, std::move(answer))) return false;
-    if (connection.greeting->state() == StoreGreeting::State::refused) {
-      log_refusal(connection.peer, connection.greeting->refusal());
-      return false;
-    }
+    if (is_refused) return false;
     if (connection.greeting->state() == StoreGreeting::State::welcome) {
       connection.greeting.reset();
       connection.peer = {};
