@@ -193,6 +193,7 @@ class Communicator::Impl {
     if (!async && !launches_now && queue_->is_empty()) {
       WorkState work(std::move(issued));
       work.run();
+      queue_->await_finished();  // operations are done in the order of issue
       return {};
     }
     if (!tensors.empty()) issued.buffers = std::make_shared<std::vector<at::Tensor>>(std::move(tensors));

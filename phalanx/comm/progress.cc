@@ -253,8 +253,10 @@ bool ProgressEngine::advance_queue(OperationQueue& queue) {
     --active;
     work->release();
     // From now on the issuing thread may drive an operation of this communicator itself.
+    queue.finishing_.fetch_add(1, std::memory_order_relaxed);
     queue.pending_.fetch_sub(1, std::memory_order_acq_rel);
     work->finish();
+    queue.finishing_.fetch_sub(1, std::memory_order_release);
   }
   return moved;
 }

@@ -89,10 +89,15 @@ class OperationQueue {
  public:
   /// True if the thread that issues may drive an operation itself.
   bool is_empty() const noexcept { return pending_.load(std::memory_order_acquire) == 0; }
+  /// Until is_done() is true of all that made the queue empty: a moment, in which they are over already.
+  void await_finished() const noexcept {
+    while (finishing_.load(std::memory_order_acquire) != 0) std::this_thread::yield();
+  }
 
  private:
   friend class ProgressEngine;
   std::atomic<std::uint32_t> pending_{0};
+  std::atomic<std::uint32_t> finishing_{0};            // counted as no longer pending, and not yet as done
   std::deque<std::shared_ptr<WorkState>> operations_;  // progress thread only
 };
 
