@@ -13,6 +13,8 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <iostream>
+#include <sstream>
 #include <stdexcept>
 
 #include "phalanx/base/error.h"
@@ -651,7 +653,7 @@ void fail_missing(Communicator& comm) {
   comm.all_reduce(x);
   const auto begin = std::chrono::steady_clock::now();
   if (comm.rank() == 0) {
-    // Stays away until the others have given up: any operation then fails at once.
+    // Stays away, and has more patience than the others, until they have given up: any operation then fails at once.
     const std::string text = error_of<CommError>(
         [&] {
           for (;;) comm.recv(x, comm.rank(), {.tag = 99});
@@ -660,6 +662,7 @@ void fail_missing(Communicator& comm) {
     require(!text.empty(), "an error");
     return;
   }
+  comm.mark_started();
   const std::string text = error_of<CommError>([&] { comm.all_reduce(x); }, "missing rank");
   require_mentions(text, {"all_reduce(float32[7], sum)", "timed out", "rank 0"});
   require(std::chrono::steady_clock::now() - begin < std::chrono::seconds(20), "the time-out came late");
@@ -667,10 +670,15 @@ void fail_missing(Communicator& comm) {
 void fail_abort(Communicator& comm) {
   at::Tensor x = at::full({7}, 1.0F);
   if (comm.rank() == comm.size() - 1) {
+    comm.barrier();  // the others' groups are made
     comm.abort("had enough");
     return;
   }
-  require_mentions(error_of<CommError>([&] { comm.all_reduce(x); }, "aborted"), {"had enough"});
+  const auto body = [&] {
+    comm.barrier();
+    comm.all_reduce(x);
+  };
+  require_mentions(error_of<CommError>(body, "aborted"), {"had enough"});
 }
 
 // One rank sends a message to another that is in a collective.
@@ -730,6 +738,23 @@ constexpr std::array kFailureSuite{SuiteCase{"verb", fail_verb},
 
 std::span<const SuiteCase> backend_suite() { return kSuite; }
 std::span<const SuiteCase> backend_failure_suite() { return kFailureSuite; }
+
+CommunicatorOptions failure_options(const SuiteCase& test) {
+  using namespace std::chrono_literals;
+  return {.first_timeout = 60s, .timeout = test.needs_time_out ? 500ms : 60'000ms};
+}
+
+std::string again_if_late(const std::function<std::string()>& run) {
+  constexpr int kTries = 3;
+  for (int tries = 1;; ++tries) {
+    std::string failures = run();
+    std::istringstream lines(failures);
+    bool is_late = !failures.empty();
+    for (std::string line; std::getline(lines, line);) is_late &= line.find("late: ") != std::string::npos;
+    if (!is_late || tries == kTries) return failures;
+    std::cerr << "tried again, since this was late:\n" << failures << "\n";
+  }
+}
 
 void suite_async_soak(Communicator& comm) {
   constexpr int kOperations = 10'000;

@@ -23,9 +23,16 @@ struct SuiteCase {
 /// Everything that must work, with closed forms; for any world size.
 std::span<const SuiteCase> backend_suite();
 
-/// Misuse and failure: each ends with every rank having checked its error. Worlds of two and more. The communicator
-/// must have been made with a short time-out where the case is about that, and is of no use afterwards.
+/// Misuse and failure: each ends with every rank having checked its error. Worlds of two and more. The communicator is
+/// made with failure_options(), and is of no use afterwards.
 std::span<const SuiteCase> backend_failure_suite();
+/// Time enough to meet, and a short time-out from Communicator::mark_started() on where the case is about that.
+CommunicatorOptions failure_options(const SuiteCase& test);
+
+/// What run() says is wrong; if that is lateness alone ("late: " in every line), it runs again, up to three times. A
+/// virtual machine may stand still at the wrong moment without a trace that LoadedTime could find, but what is late
+/// only for that reason is not so time after time.
+std::string again_if_late(const std::function<std::string()>& run);
 
 /// 10,000 small asynchronous operations over two communicators, in opposite order on even and odd ranks.
 void suite_async_soak(Communicator& comm);

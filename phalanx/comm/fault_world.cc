@@ -212,6 +212,20 @@ std::string FaultWorld::finish() {
   return failures;
 }
 
+std::string kill_one_of(int size, int victim, const std::function<std::function<void()>(FaultRank&)>& prepare) {
+  FaultWorld world(size, [&](FaultRank& self) {
+    const std::function<void()> survive = prepare(self);
+    self.arrive();
+    while (self.rank() == victim) pause();
+    survive();
+  });
+  std::string failures;
+  for (int rank = 0; rank < size; ++rank)
+    if (!world.await(rank, 1)) failures += fmt::format("rank {} did not come\n", rank);
+  world.strike(victim, SIGKILL);
+  return failures + world.finish();
+}
+
 std::chrono::milliseconds FaultWorld::worst() const { return std::chrono::milliseconds(page_->worst_us.load() / 1000); }
 
 }  // namespace phalanx

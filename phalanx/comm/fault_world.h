@@ -95,6 +95,10 @@ class FaultWorld {
   std::vector<bool> killed_;
 };
 
+/// A world of which one rank is killed when all have come to the same point: prepare(rank) brings them there, and
+/// returns what the survivors do then. What was wrong with any rank.
+std::string kill_one_of(int size, int victim, const std::function<std::function<void()>(FaultRank&)>& prepare);
+
 // ---------------------------------------------------------------------------------------------------------------------
 
 namespace fault_detail {

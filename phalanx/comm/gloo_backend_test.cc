@@ -11,6 +11,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/comm/backend_suite.h"
+#include "phalanx/comm/fault_world.h"
 #include "phalanx/comm/gloo.h"
 #include "phalanx/comm/tcp_store.h"
 
@@ -52,8 +53,11 @@ TEST_P(GlooSuite, FailsClearly) {
   if (GetParam() < 2) return;
   for (const SuiteCase& test : backend_failure_suite()) {
     SCOPED_TRACE(test.name);
-    const seconds timeout{test.needs_time_out ? 1 : 60};
-    EXPECT_EQ(run_gloo_ranks(GetParam(), [&](Communicator& comm) { test.run(comm); }, {.first_timeout = timeout}), "");
+    EXPECT_EQ(again_if_late([&] {
+                return run_gloo_ranks(
+                    GetParam(), [&](Communicator& comm) { test.run(comm); }, failure_options(test));
+              }),
+              "");
   }
 }
 
@@ -70,55 +74,49 @@ TEST(GlooBackend, AWriteToADeadPeerEndsNoProcess) {
             "");
 }
 
+void require_words(const std::string& text, std::initializer_list<const char*> words) {
+  for (const char* word : words)
+    if (text.find(word) == std::string::npos) throw std::runtime_error("wrong error: " + text);
+}
+
 TEST(GlooBackend, SurvivorsNameTheRankThatWasKilledWithinASecond) {
-  constexpr int kVictim = 1;
-  EXPECT_EQ(run_gloo_ranks(
-                3,
-                [](Communicator& comm) {
+  EXPECT_EQ(again_if_late([] {
+              TcpStoreServer server;
+              return kill_one_of(3, 1, [&](FaultRank& self) -> std::function<void()> {
+                const auto comm = make_gloo_communicator(std::make_shared<TcpStore>(server.address()), self.rank(), 3);
+                comm->barrier();
+                return [comm, &self] {
                   at::Tensor x = at::full({300'000}, 1.0F);
-                  comm.barrier();
-                  if (comm.rank() == kVictim) kill(getpid(), SIGKILL);
-                  const auto begin = std::chrono::steady_clock::now();
-                  try {
-                    for (;;) comm.all_reduce(x);
-                  } catch (const CommError& e) {
-                    const std::string text = e.what();
-                    for (const char* part : {"rank 1 has died", "all_reduce(float32[300000], sum)", "group 'world'"})
-                      if (text.find(part) == std::string::npos) throw std::runtime_error("wrong error: " + text);
-                    if (std::chrono::steady_clock::now() - begin > seconds(1))
-                      throw std::runtime_error("the error came late");
-                  }
-                },
-                {}, kVictim),
+                  const std::string text = self.error_within(seconds(1), [&] {
+                    for (;;) comm->all_reduce(x);
+                  });
+                  require_words(text, {"rank 1 has died", "all_reduce(float32[300000], sum)", "group 'world'"});
+                };
+              });
+            }),
             "");
 }
 
 TEST(GlooBackend, AKilledRankIsSeenInASplitAndByWhoeverSendsToIt) {
-  EXPECT_EQ(run_gloo_ranks(
-                4,
-                [](Communicator& comm) {
-                  // Old ranks 3, 1 and 2, 0: the victim is rank 1 of its pair.
-                  auto pair = comm.split(comm.rank() % 2, -comm.rank());
+  EXPECT_EQ(again_if_late([] {
+              TcpStoreServer server;
+              return kill_one_of(4, 1, [&](FaultRank& self) -> std::function<void()> {
+                const auto comm = make_gloo_communicator(std::make_shared<TcpStore>(server.address()), self.rank(), 4);
+                // Old ranks 3, 1 and 2, 0: the victim is rank 1 of its pair.
+                const std::shared_ptr<Communicator> pair = comm->split(comm->rank() % 2, -comm->rank());
+                comm->barrier();
+                return [comm, pair, &self] {
                   at::Tensor x = at::full({5}, 1.0F);
-                  comm.barrier();
-                  if (comm.rank() == 1) kill(getpid(), SIGKILL);
-                  if (comm.rank() % 2 == 0) {
-                    for (int k = 0; k < 20; ++k) pair->all_reduce(x);  // nobody of this group has died
-                    try {
-                      comm.recv(x, 1);
-                    } catch (const CommError& e) {
-                      if (std::string(e.what()).find("rank 1 has died") == std::string::npos) throw;
-                      return;
-                    }
-                    throw std::runtime_error("no error");
-                  }
-                  try {
+                  const bool is_with_victim = comm->rank() % 2 == 1;
+                  for (int k = 0; k < 20 && !is_with_victim; ++k) pair->all_reduce(x);  // nobody of this group has died
+                  const std::string text = self.error_within(seconds(2), [&] {
+                    if (!is_with_victim) comm->recv(x, 1);
                     for (;;) pair->all_reduce(x);
-                  } catch (const CommError& e) {
-                    if (std::string(e.what()).find("rank 1 has died") == std::string::npos) throw;
-                  }
-                },
-                {}, 1),
+                  });
+                  require_words(text, {"rank 1 has died"});
+                };
+              });
+            }),
             "");
 }
 

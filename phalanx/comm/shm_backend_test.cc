@@ -13,6 +13,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/comm/backend_suite.h"
+#include "phalanx/comm/fault_world.h"
 #include "phalanx/comm/local_store.h"
 #include "phalanx/comm/shm.h"
 #include "phalanx/comm/tcp_store.h"
@@ -55,8 +56,10 @@ TEST_P(ShmSuite, FailsClearly) {
   if (GetParam() < 2) return;
   for (const SuiteCase& test : backend_failure_suite()) {
     SCOPED_TRACE(test.name);
-    EXPECT_EQ(run_shm_ranks(GetParam(), [&](Communicator& comm) { test.run(comm); },
-                            {.first_timeout = test.needs_time_out ? 1s : 60s}),
+    EXPECT_EQ(again_if_late([&] {
+                return run_shm_ranks(
+                    GetParam(), [&](Communicator& comm) { test.run(comm); }, failure_options(test));
+              }),
               "");
   }
 }
@@ -70,55 +73,57 @@ INSTANTIATE_TEST_SUITE_P(Worlds, ShmSuite, ::testing::Values(1, 2, 3, 4, 8));
 TEST(ShmBackend, SurvivorsNameTheRankThatWasKilledWithinASecond) {
   constexpr int kWorld = 4;
   constexpr int kVictim = 2;
-  EXPECT_EQ(run_shm_ranks(
-                kWorld,
-                [](Communicator& comm) {
-                  // In the middle of an operation: its signature has been seen, its data have not all been moved.
-                  at::Tensor x = at::full({3'000'000}, 1.0F);
-                  if (comm.rank() == kVictim) {
-                    Work work = comm.all_reduce(x, {.async = true});
-                    while (true) {
-                      if (x.const_data_ptr<float>()[0] != 1.0F) kill(getpid(), SIGKILL);
-                      if (work.is_done()) kill(getpid(), SIGKILL);
+  EXPECT_EQ(again_if_late([] {
+              return run_shm_ranks(
+                  kWorld,
+                  [](Communicator& comm) {
+                    // In the middle of an operation: its signature has been seen, its data have not all been moved.
+                    at::Tensor x = at::full({3'000'000}, 1.0F);
+                    if (comm.rank() == kVictim) {
+                      Work work = comm.all_reduce(x, {.async = true});
+                      while (true) {
+                        if (x.const_data_ptr<float>()[0] != 1.0F) kill(getpid(), SIGKILL);
+                        if (work.is_done()) kill(getpid(), SIGKILL);
+                      }
                     }
-                  }
-                  std::chrono::steady_clock::time_point begin;
-                  try {
-                    for (;;) {
-                      begin = std::chrono::steady_clock::now();
-                      comm.all_reduce(x);
+                    LoadedTime begin;
+                    try {
+                      for (;;) {
+                        begin = LoadedTime::now();
+                        comm.all_reduce(x);
+                      }
+                    } catch (const CommError& e) {
+                      const std::string how_late = late(begin, 1s);
+                      const std::string text = e.what();
+                      for (const char* part : {"rank 2 has died", "all_reduce(float32[3000000], sum)", "group 'world'"})
+                        if (text.find(part) == std::string::npos) throw std::runtime_error("wrong error: " + text);
+                      if (!how_late.empty()) throw std::runtime_error("late: " + how_late);
                     }
-                  } catch (const CommError& e) {
-                    const auto took = std::chrono::steady_clock::now() - begin;
-                    const std::string text = e.what();
-                    for (const char* part : {"rank 2 has died", "all_reduce(float32[3000000], sum)", "group 'world'"})
-                      if (text.find(part) == std::string::npos) throw std::runtime_error("wrong error: " + text);
-                    if (took > 1s) throw std::runtime_error("the error came late");
-                  }
-                },
-                {}, kVictim),
+                  },
+                  {}, kVictim);
+            }),
             "");
 }
 
 TEST(ShmBackend, AKilledRankIsSeenByThoseWhoSendToItAndByAsynchronousWork) {
-  EXPECT_EQ(run_shm_ranks(
-                3,
-                [](Communicator& comm) {
+  EXPECT_EQ(again_if_late([] {
+              TcpStoreServer server;
+              return kill_one_of(3, 1, [&](FaultRank& self) -> std::function<void()> {
+                TcpStore store(server.address());
+                const auto comm = make_shm_communicator(store, self.rank(), 3);
+                comm->barrier();
+                return [comm, &self] {
                   at::Tensor x = at::full({5}, 1.0F);
-                  comm.barrier();
-                  if (comm.rank() == 1) kill(getpid(), SIGKILL);
-                  try {
-                    if (comm.rank() == 0)
-                      comm.send(x, 1);
+                  const std::string text = self.error_within(2s, [&] {
+                    if (comm->rank() == 0)
+                      for (;;) comm->send(x, 1);
                     else
-                      comm.all_reduce(x, {.async = true}).wait();
-                  } catch (const CommError& e) {
-                    if (std::string(e.what()).find("rank 1 has died") == std::string::npos) throw;
-                    return;
-                  }
-                  throw std::runtime_error("no error");
-                },
-                {}, 1),
+                      comm->all_reduce(x, {.async = true}).wait();
+                  });
+                  if (text.find("rank 1 has died") == std::string::npos) throw std::runtime_error(text);
+                };
+              });
+            }),
             "");
 }
 

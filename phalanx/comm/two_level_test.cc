@@ -17,6 +17,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/comm/backend_suite.h"
+#include "phalanx/comm/fault_world.h"
 #include "phalanx/comm/gloo.h"
 #include "phalanx/comm/local.h"
 #include "phalanx/comm/machine_proof.h"
@@ -234,9 +235,10 @@ TEST_P(TwoLevelFailures, AreClear) {
     if (std::string(GetParam().name) == "InTurns" && (name == "root" || name == "op" || name == "type_elsewhere" ||
                                                       name == "size" || name == "type" || name == "counts"))
       continue;
-    const seconds timeout{test.needs_time_out ? 1 : 60};
-    EXPECT_EQ(run_two_level_ranks(eager(GetParam().machines, {.first_timeout = timeout}),
-                                  [&](Communicator& comm) { test.run(comm); }),
+    EXPECT_EQ(again_if_late([&] {
+                return run_two_level_ranks(eager(GetParam().machines, failure_options(test)),
+                                           [&](Communicator& comm) { test.run(comm); });
+              }),
               "");
   }
 }
@@ -433,25 +435,29 @@ TEST(TwoLevelGloo, ErrorsCallTheRanksAsTheGroupDoes) {
     }
     throw std::runtime_error("no error: " + part);
   };
-  EXPECT_EQ(run_two_level_ranks(
-                eager({0, 1, 0, 1}),
-                [&](Communicator& comm) {
-                  const auto reversed = comm.split(0, -comm.rank());
-                  at::Tensor x = at::full({comm.rank() == 0 ? 5 : 6}, 1.0F);
+  TcpStoreServer server;
+  EXPECT_EQ(kill_one_of(
+                4, 2,
+                [&](FaultRank& self) -> std::function<void()> {
+                  auto flat = make_gloo_communicator(std::make_shared<TcpStore>(server.address()), self.rank(), 4);
+                  const std::shared_ptr<Communicator> comm =
+                      make_two_level_communicator(std::move(flat), eager({0, 1, 0, 1}));
+                  const auto reversed = comm->split(0, -comm->rank());
+                  at::Tensor x = at::full({comm->rank() == 0 ? 5 : 6}, 1.0F);
                   if (reversed->rank() == 3)
                     require_error([&] { reversed->send(x, 1); }, "rank 3 sends float32[5]; rank 1 receives float32[6]");
                   if (reversed->rank() == 1)
                     require_error([&] { reversed->recv(x, 3); }, "rank 3 sends float32[5]; rank 1 receives float32[6]");
-                  comm.barrier();
-                  if (comm.rank() == 2) kill(getpid(), SIGKILL);
-                  at::Tensor y = at::full({100'000}, 1.0F);
-                  require_error(
-                      [&] {
-                        for (;;) comm.all_reduce(y);
-                      },
-                      "rank 2 has died");
-                },
-                2),
+                  comm->barrier();
+                  return [comm, &require_error] {
+                    at::Tensor y = at::full({100'000}, 1.0F);
+                    require_error(
+                        [&] {
+                          for (;;) comm->all_reduce(y);
+                        },
+                        "rank 2 has died");
+                  };
+                }),
             "");
 }
 
@@ -466,7 +472,9 @@ TEST(TwoLevelGloo, AnAbortOnAnotherMachineIsHeardOf) {
                                    make_gloo_communicator(store, rank, 3, {.communicator = options}),
                                    eager({0, 0, 1}, options));
                                if (rank == 1) return store->wait({"heard"}, seconds(60));
+                               if (rank == 0) store->set("made", "");
                                if (rank == 2) {
+                                 store->wait({"made"}, seconds(60));
                                  comm->abort("had enough");
                                  return store->wait({"heard"}, seconds(60));
                                }
