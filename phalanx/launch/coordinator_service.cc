@@ -71,6 +71,7 @@ class CoordinatorService::Impl {
     int next_message = 1;
     std::optional<std::string> beat;
     Clock::time_point seen;
+    int missed = 0;  // looks since then: time in which the host itself stood still is no silence of the others
   };
 
   void run() {
@@ -146,7 +147,8 @@ class CoordinatorService::Impl {
       if (beat != member.beat) {
         member.beat = std::move(beat);
         member.seen = now;
-      } else if (now - member.seen > keep_alive_.interval * keep_alive_.missed) {
+        member.missed = 0;
+      } else if (++member.missed > keep_alive_.missed) {
         silent.push_back(number);
       }
     }

@@ -7,7 +7,6 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -47,6 +46,7 @@ void start_child(const std::string& directory, int rank) {
 phalanx::SupervisorOptions supervisor_options(const std::vector<std::string>& arguments) {
   using std::chrono::milliseconds;
   phalanx::SupervisorOptions options;
+  options.blame_grace = std::chrono::seconds(30);  // the cause comes, however long it takes
   options.ranks = std::stoi(arguments.at(1));
   std::size_t i = 2;
   for (; i < arguments.size() && arguments[i].starts_with("--"); ++i) {
@@ -105,9 +105,14 @@ int run(const std::vector<std::string>& arguments) {
     return 0;
   }
   const int chosen = arguments.size() > 1 ? std::atoi(arguments[1].c_str()) : -1;  // 0 where it is a folder
+  const auto in_this_attempt = [&](const std::string& key) {
+    return fmt::format("{}/{}", key, environment.restart_count);
+  };
   const auto wait_for_failure = [&] {
-    TcpStore store(environment.store, {.secret = job_secret_from_environment().value});
-    store.get("failed");
+    // Kept until the process ends, so that the store tells of that.
+    static TcpStore store(environment.store, {.secret = job_secret_from_environment().value});
+    store.set_when_lost(in_this_attempt(fmt::format("ended/{}", rank)), "");
+    store.get(in_this_attempt("failed"));
   };
   if (mode == "exit") {  // RANK STATUS: that rank exits so, the others hang
     if (rank == chosen) return std::stoi(arguments.at(2));
@@ -121,7 +126,7 @@ int run(const std::vector<std::string>& arguments) {
     if (rank == chosen) {
       report_error_to_launcher(ConfigError("[training] steps is -1"));
       TcpStore store(environment.store, {.secret = job_secret_from_environment().value});
-      store.set("failed", "");
+      store.set(in_this_attempt("failed"), "");
       sleep_for_ever();
     }
     wait_for_failure();
@@ -136,9 +141,11 @@ int run(const std::vector<std::string>& arguments) {
       throw CommError(fmt::format("rank {} lost its peer", rank));
     }
     TcpStore store(environment.store, {.secret = job_secret_from_environment().value});
-    store.set("failed", "");
+    store.set(in_this_attempt("failed"), "");
     // The other ranks' reports come first, as they do when an exception unwinds slowly.
-    store.get("never", std::chrono::milliseconds(200));
+    for (int other = 0; other < environment.world_size; ++other)
+      if (other != rank) store.wait({in_this_attempt(fmt::format("ended/{}", other))}, std::chrono::seconds(30));
+    throw ConfigError("[training] steps is -1");
   }
   const std::string& directory = arguments.at(1);
   if (mode == "environment") {  // DIRECTORY NAMES...: what the rank's variables are, its arguments, where it may run
@@ -200,10 +207,14 @@ int run(const std::vector<std::string>& arguments) {
     int got = 0;
     sigwait(&awaited, &got);
     note(directory, fmt::format("asked.{}", rank), got);
-    const timespec time_to_end{2, 0};
     std::string others;
-    for (int number; (number = sigtimedwait(&awaited, nullptr, &time_to_end)) > 0;)
-      others += fmt::format("{} ", number);
+    // In slices, so that a machine that stands still for a while takes next to nothing of the 2 s.
+    const timespec slice{0, 50'000'000};
+    for (int slices = 0; slices < 40; ++slices)
+      if (const int number = sigtimedwait(&awaited, nullptr, &slice); number > 0) {
+        others += fmt::format("{} ", number);
+        slices = 0;
+      }
     note(directory, fmt::format("saved.{}", rank), others);
     return 0;
   }
@@ -215,14 +226,6 @@ int run(const std::vector<std::string>& arguments) {
 int main(int argc, char** argv) {
   try {
     return run({argv + 1, argv + argc});
-  } catch (const phalanx::CommError& error) {
-    // The cause of `throw` is a ConfigError that follows a CommError of the store.
-    const bool cause = argc > 2 && std::strcmp(argv[1], "throw") == 0 && std::getenv("RANK") != nullptr &&
-                       std::strcmp(argv[2], std::getenv("RANK")) == 0;
-    const phalanx::ConfigError config("[training] steps is -1");
-    const phalanx::Error& shown = cause ? static_cast<const phalanx::Error&>(config) : error;
-    if (!phalanx::report_error_to_launcher(shown)) fmt::print(stderr, "{}\n", shown.what());
-    return shown.exit_status();
   } catch (const phalanx::Error& error) {
     if (!phalanx::report_error_to_launcher(error)) fmt::print(stderr, "{}\n", error.what());
     return error.exit_status();
