@@ -274,12 +274,18 @@ TEST_F(ProgramTest, StoppedBySigtermTwoRanksSaveAndContinueWithTheSameBits) {
   ASSERT_EQ(whole.status, 0) << whole.err;
 
   const std::vector<std::string> command = {"train", "-n", "2", file, "--training.steps=30"};
-  const Outcome stopped = run(command, {.meanwhile = [&](pid_t launcher) {
-                                if (count(contents(path("run/metrics.jsonl")), "\n") < 3) return false;
-                                ::kill(launcher, SIGTERM);
-                                return true;
-                              }});
-  ASSERT_EQ(stopped.status, 0) << stopped.err;
+  Outcome stopped;
+  // Where this test gets no processor for a while, the ranks are through with their steps before the signal: once more.
+  for (int tries = 0; tries < 5; ++tries) {
+    std::filesystem::remove_all(path("run"));
+    stopped = run(command, {.meanwhile = [&](pid_t launcher) {
+                    if (count(contents(path("run/metrics.jsonl")), "\n") < 3) return false;
+                    ::kill(launcher, SIGTERM);
+                    return true;
+                  }});
+    ASSERT_EQ(stopped.status, 0) << stopped.err;
+    if (nlohmann::json::parse(contents(path("run/run.json")))["status"] != "finished") break;
+  }
   EXPECT_THAT(stopped.err, HasSubstr("stopped on request after step"));
   EXPECT_EQ(nlohmann::json::parse(contents(path("run/run.json")))["status"], "stopped");
 
@@ -603,7 +609,7 @@ TEST_F(TraceAnalyzeTest, ARankThatNeverComesIsNamedAfterATimeOut) {
   EXPECT_THAT(stuck.err, HasSubstr("not arrived: rank 1"));
   const Outcome found = analyze();
   EXPECT_THAT(found.out, ::testing::ContainsRegex("^Rank 0 is at op [0-9]+ of group 'world', all_reduce.float32.8., "
-                                                  "sum., which failed after 1.[0-9]+ s, and rank 1 is missing: its "
+                                                  "sum., which failed after [0-9.]+ s, and rank 1 is missing: its "
                                                   "last there is op [0-9]+"));
   // The launcher's SIGTERM had the rank that never came write its file, too.
   EXPECT_THAT(found.out, HasSubstr("\n  rank 1: SIGTERM\n"));
