@@ -13,6 +13,7 @@ AdamW, learning rate 1e-3 constant, betas 0.9 and 0.95, decay 0.1 on every param
 """
 
 import argparse
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -59,21 +60,28 @@ def run_torch(args, ranks, work, first):
             "first_step_s": result["startup_from_launch_s"] or result["startup_s"]}
 
 
-def run_phalanx(args, ranks, work):
-    folder = work / f"run{ranks}"
+def phalanx_command(args, ranks, work, folder, local_batch):
     keys = {"job.dump_folder": folder, "model.flavor": "5M", "training.dataset_path": work / "data.tokens",
-            "training.seq_len": SEQ, "training.local_batch_size": BATCH // ranks, "training.steps": args.steps,
+            "training.seq_len": SEQ, "training.local_batch_size": local_batch, "training.steps": args.steps,
             "training.shuffle": "false", "training.max_norm": 1.0, "optimizer.lr": 1e-3, "optimizer.eps": 1e-8,
             "lr_scheduler.warmup_steps": 0, "lr_scheduler.decay_ratio": 0, "checkpoint.enable": "false",
             "checkpoint.initial_load_path": work / "init.safetensors", "checkpoint.initial_load_in_hf": "true",
             "metrics.enable_tensorboard": "false", "metrics.enable_report": "false"}
-    config = work / "run.toml"
+    config = work / f"{folder.name}.toml"
     config.write_text("")
     command = [args.program, "train", *(["-n", ranks] if ranks > 1 else []), config]
-    command += [f"--{key}={value}" for key, value in keys.items()]
+    return command + [f"--{key}={value}" for key, value in keys.items()]
+
+
+def steps_of(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def run_phalanx(args, ranks, work):
+    folder = work / f"run{ranks}"
     begin = time.time()
-    run(command, environment(args.threads))
-    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    run(phalanx_command(args, ranks, work, folder, BATCH // ranks), environment(args.threads))
+    steps = steps_of(folder)
     described = json.loads((folder / "run.json").read_text())
     timed = steps[SKIP:]
     return {"losses": [s["loss"] for s in steps],
@@ -82,18 +90,35 @@ def run_phalanx(args, ranks, work):
             "pss_mib": max(described["pss_mib"]), "first_step_s": steps[0]["time"] - begin}
 
 
+def run_side_by_side(args, jobs, work):
+    """Jobs of one rank each, at once and with nothing to tell each other: what the machine leaves to that many ranks.
+    Returns tokens/s of all, and the same if every step lasted as long as the slowest job's step of that number."""
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        folders = [work / f"alone{job}" for job in range(jobs)]
+        list(pool.map(lambda folder: run(phalanx_command(args, 1, work, folder, BATCH // jobs),
+                                         environment(args.threads)), folders))
+    seconds = [[s["seconds"] for s in steps_of(folder)[SKIP:]] for folder in folders]
+    return (BATCH * SEQ / statistics.median(s for job in seconds for s in job),
+            BATCH * SEQ / statistics.median(max(step) for step in zip(*seconds)))
+
+
 def compare_ranks(args, work):
-    """Prints, round by round, our tokens/s on each number of ranks, and its share of that many times the first's."""
-    shares = {ranks: [] for ranks in args.ranks[1:]}
+    """Prints, round by round, our tokens/s on each number of ranks and its share of that many times the first's; and the
+    shares of as many jobs of one rank, which bound what any communication, however fast, leaves possible here."""
+    first, shares = args.ranks[0], {}
     for number in range(args.rounds):
-        speeds = {ranks: run_phalanx(args, ranks, work)["tokens_per_s"] for ranks in args.ranks}
-        text = ", ".join(f"{ranks} rank(s) {speed:.0f} tokens/s" for ranks, speed in speeds.items())
-        for ranks, values in shares.items():
-            values.append(speeds[ranks] * args.ranks[0] / ranks / speeds[args.ranks[0]])
-            text += f", share {values[-1]:.2f}"
-        print(f"round {number + 1}: {text}", flush=True)
+        base = run_phalanx(args, first, work)["tokens_per_s"] / first
+        print(f"round {number + 1}: {first} rank(s) {base * first:.0f} tokens/s", flush=True)
+        for ranks in args.ranks[1:]:
+            speed = run_phalanx(args, ranks, work)["tokens_per_s"]
+            alone, in_step = run_side_by_side(args, ranks, work)
+            values = [x / (ranks * base) for x in (speed, alone, in_step)]
+            shares.setdefault(ranks, []).append(values)
+            print(f"  {ranks} ranks {speed:.0f} tokens/s: share {values[0]:.3f}; {ranks} jobs of one rank: {values[1]:.3f}, "
+                  f"in step with the slowest {values[2]:.3f}", flush=True)
     for ranks, values in shares.items():
-        print(f"{ranks} ranks: share {min(values):.2f} to {max(values):.2f}, median {statistics.median(values):.2f}")
+        for name, column in zip(("share", "of jobs of one rank", "of these, in step with the slowest"), zip(*values)):
+            print(f"{ranks} ranks: {name}: {min(column):.3f} to {max(column):.3f}, median {statistics.median(column):.3f}")
 
 
 def main():
@@ -106,7 +131,8 @@ def main():
     parser.add_argument("--threads", type=int, default=1, help="of each rank")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--ours-alone", action="store_true",
-                        help="torch makes weights and tokens only: prints our tokens/s and the share of one rank's")
+                        help="torch makes weights and tokens only: prints our tokens/s, the share of one rank's, "
+                             "and the shares of as many jobs of one rank at once")
     parser.add_argument("--json", type=pathlib.Path, help="write all figures to this file")
     args = parser.parse_args()
 
