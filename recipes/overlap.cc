@@ -6,7 +6,7 @@
 // On the CPU: an all_reduce, and matrix products sized to take as long. Where the wire is the slow part, both at once
 // take as long as one; benchmarks/overlap_slow_link.sh shows it over a link of 1 Gbit/s. On cores that are busy
 // already, or through shared memory, the two share the processor and little can be won. The trace (rank 0's) opens in
-// ui.perfetto.dev. --limit R makes it an error if both take more than R times the longer one.
+// ui.perfetto.dev. --limit R makes it an error if both take more than R times the longer one, three times in a row.
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -130,9 +130,13 @@ int main(int argc, char** argv) try {
   const auto time_of = [&](const char* name, const std::function<void()>& what) {
     return timed(*context.world, rounds, what, &trace, name);
   };
-  const double first = time_of("the first alone", pair.first), second = time_of("the second alone", pair.second);
-  const double serial = time_of("one after the other", [&] { pair.first(), pair.second(); });
-  const double both = time_of("both at once", pair.both), one = std::max(first, second);
+  double first = 0, second = 0, serial = 0, both = 0, one = 0;
+  // What a machine with noisy neighbours does to one measurement it does not do to three.
+  for (int tries = 0; tries == 0 || (tries < 3 && limit > 0 && both > limit * one); ++tries) {
+    first = time_of("the first alone", pair.first), second = time_of("the second alone", pair.second);
+    serial = time_of("one after the other", [&] { pair.first(), pair.second(); });
+    both = time_of("both at once", pair.both), one = std::max(first, second);
+  }
   if (context.rank == 0) {
     if (!trace_file.empty()) phalanx::write_file(trace_file, trace.to_json());
     fmt::print("{:<44} {:9.2f} ms\n{:<44} {:9.2f} ms\n", pair.first_name, first * 1e3, pair.second_name, second * 1e3);
