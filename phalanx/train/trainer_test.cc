@@ -122,6 +122,7 @@ TEST_F(TrainerTest, MetricsAgreeWithEachOtherAndWithTheProcess) {
     ASSERT_EQ(steps.size(), 12U);
     double cpu_of_rank_0 = 0;
     bool losses_differ = false;
+    int steps_of_data_only = 0;
     for (const auto& line : steps) {
       EXPECT_EQ(line["tokens"], 8 * 32);
       const double tps = line["tps"], tflops = line["tflops"], seconds = line["seconds"];
@@ -129,7 +130,9 @@ TEST_F(TrainerTest, MetricsAgreeWithEachOtherAndWithTheProcess) {
       EXPECT_NEAR(tflops, tps * model.flops_per_token(32) / 1e12, 1e-6 * tflops);
       EXPECT_GT(line["grad_norm"].get<double>(), 0.0);
       EXPECT_NE(line["grad_norm"], line["loss"]);
-      EXPECT_LT(line["data_seconds"].get<double>(), seconds);
+      // Of the slowest rank, whose step may have begun before that of rank 0: a machine that stands still just then is
+      // seen in one step.
+      steps_of_data_only += line["data_seconds"].get<double>() >= seconds ? 1 : 0;
       ASSERT_EQ(line["memory_gib"].size(), static_cast<std::size_t>(ranks));
       EXPECT_LE(line["memory_gib"][0].get<double>(), static_cast<double>(peak_resident_bytes()) / (1 << 30));
       EXPECT_GT(line["memory_gib"][0].get<double>(), 0.25 * static_cast<double>(peak_resident_bytes()) / (1 << 30));
@@ -138,6 +141,7 @@ TEST_F(TrainerTest, MetricsAgreeWithEachOtherAndWithTheProcess) {
       losses_differ = losses_differ || line["max_loss"] != line["loss"];
     }
     EXPECT_EQ(losses_differ, ranks > 1);
+    EXPECT_LE(steps_of_data_only, ranks - 1);
     EXPECT_LE(cpu_of_rank_0, cpu_spent + 0.05);
     // From the second step on the peak of the device is known.
     const double peak = 100.0 * steps[5]["tflops"].get<double>() / steps[5]["mfu_percent"].get<double>();
