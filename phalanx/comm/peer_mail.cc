@@ -7,6 +7,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/comm/futex.h"
+#include "phalanx/comm/stream_copy.h"
 
 namespace phalanx {
 
@@ -158,7 +159,11 @@ bool PeerMail::move_receives(int source) {
     const std::byte* data =
         memory_.chunk_bytes == 0 ? static_cast<const std::byte*>(entry.data) : slot(source, board_.rank(), box.taken);
     if (Part* part = box.current) {
-      if (entry.bytes > 0) std::memcpy(static_cast<std::byte*>(part->transfer->data) + part->moved, data, entry.bytes);
+      std::byte* to = static_cast<std::byte*>(part->transfer->data) + part->moved;
+      if (part->bytes >= kStreamBytes)
+        stream_copy(to, data, entry.bytes);
+      else if (entry.bytes > 0)
+        std::memcpy(to, data, entry.bytes);
       part->moved += entry.bytes;
       if (part->moved == part->bytes) {
         part->is_done = true;

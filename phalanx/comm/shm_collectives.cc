@@ -6,6 +6,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/comm/reduce.h"
 #include "phalanx/comm/slices.h"
+#include "phalanx/comm/stream_copy.h"
 
 namespace phalanx {
 namespace {
@@ -14,6 +15,7 @@ constexpr std::size_t kOneShotBytes = 16U << 10;
 // Of a message that leaves the caches, smaller chunks are still in the second-level cache when they are copied out; a
 // smaller message is better off with fewer waits. A function of the size alone: all ranks must agree.
 constexpr std::size_t kLargeBytes = 8U << 20;
+constexpr std::size_t kLargePart = 2U << 20;  // the same for what is not reduced
 constexpr std::size_t kLargeChunk = 256U << 10;
 constexpr std::size_t kReduceTile = 16U << 10;  // bytes; reduced, then copied to the slot while in the first cache
 
@@ -24,7 +26,10 @@ void copy_bytes(void* to, const void* from, std::size_t bytes) {
 class ShmOperation : public RoundOperation {
  public:
   ShmOperation(Board& board, const ShmSegment& segment, const OperationDescription& description)
-      : RoundOperation(board, description), segment_(segment), width_(element_size(description.dtype)) {}
+      : RoundOperation(board, description),
+        segment_(segment),
+        width_(element_size(description.dtype)),
+        streams_(static_cast<std::size_t>(description.output_count) * width_ >= kStreamBytes) {}
 
  protected:
   int rank() const { return board_.rank(); }
@@ -32,6 +37,14 @@ class ShmOperation : public RoundOperation {
   std::byte* output() const { return static_cast<std::byte*>(description_.output); }
   const std::byte* input() const { return static_cast<const std::byte*>(description_.input); }
   std::byte* slot(int of, std::size_t stage) const { return segment_.slot(of, first_round_ + stage); }
+  // Into the output. Of a large one whoever reads it next finds little in the caches either way.
+  void deliver(std::byte* to, const std::byte* from, std::size_t bytes) const {
+    if (to == from || bytes == 0) return;
+    if (streams_)
+      stream_copy(to, from, bytes);
+    else
+      std::memcpy(to, from, bytes);
+  }
   // Starts with the next rank, so that not all read the same one at once.
   template <class Body>
   void for_each_peer(Body body) const {
@@ -40,6 +53,7 @@ class ShmOperation : public RoundOperation {
 
   const ShmSegment& segment_;
   const std::size_t width_;
+  const bool streams_;
 };
 
 class ShmBarrier final : public ShmOperation {
@@ -60,6 +74,8 @@ class ShmExchange : public ShmOperation {
  protected:
   virtual void write_piece(std::size_t piece) = 0;
   virtual void read_piece(std::size_t piece) = 0;
+  // Right after it was written and published, while it is in the cache: what of it belongs to this rank's result.
+  virtual void keep_piece(std::size_t) {}
 
   // Set by the constructors.
   std::size_t pieces_ = 1;
@@ -78,6 +94,7 @@ class ShmExchange : public ShmOperation {
   }
 
   Progress step() override {
+    if (kept_ < next_) keep_piece(kept_++);
     if (next_ < pieces_) {
       // A writer must not overtake any rank by more than the buffers allow; a reader needs only its source.
       if (!(writes_ || only_source_ < 0 ? await_all(first_round_ + next_ - 1)
@@ -103,13 +120,13 @@ class ShmExchange : public ShmOperation {
   }
 
   std::size_t next_ = 1;
+  std::size_t kept_ = 0;
 };
 
 // broadcast, all_gather, gather: what a rank writes is read by all the others, or by the root.
 class ShmGather final : public ShmExchange {
  public:
   ShmGather(Board& board, const ShmSegment& segment, const OperationDescription& d) : ShmExchange(board, segment, d) {
-    piece_bytes_ = segment.layout().slot_bytes;
     std::size_t longest = 0;
     if (d.verb == Verb::broadcast) {
       only_source_ = d.root;
@@ -124,6 +141,8 @@ class ShmGather final : public ShmExchange {
         reads_ = !writes_;
       }
     }
+    const std::size_t slot_bytes = segment.layout().slot_bytes;
+    piece_bytes_ = longest * width_ >= kLargePart ? std::min(slot_bytes, kLargeChunk) : slot_bytes;
     pieces_ = pieces_for(longest * width_, piece_bytes_);
   }
 
@@ -138,17 +157,23 @@ class ShmGather final : public ShmExchange {
   void read_piece(std::size_t piece) override {
     if (description_.verb == Verb::broadcast) {
       const Range range = piece_range(piece, static_cast<std::size_t>(description_.output_count) * width_);
-      copy_bytes(output() + range.begin, slot(description_.root, piece), range.size());
+      deliver(output() + range.begin, slot(description_.root, piece), range.size());
       return;
     }
-    const auto read = [&](int source) {
-      const Range part = part_of(description_.counts, description_.input_count, source);
-      const Range range = piece_range(piece, part.size() * width_);
-      copy_bytes(output() + part.begin * width_ + range.begin,
-                 source == rank() ? input() + range.begin : slot(source, piece), range.size());
-    };
-    for_each_peer(read);
-    read(rank());
+    for_each_peer([&](int source) { read_part(source, piece, slot(source, piece)); });
+    if (!writes_) keep_own(piece);
+  }
+
+  void keep_piece(std::size_t piece) override {
+    if (description_.verb == Verb::all_gather) keep_own(piece);
+  }
+  void keep_own(std::size_t piece) { read_part(rank(), piece, nullptr); }
+
+  void read_part(int source, std::size_t piece, const std::byte* slot) {
+    const Range part = part_of(description_.counts, description_.input_count, source);
+    const Range range = piece_range(piece, part.size() * width_);
+    deliver(output() + part.begin * width_ + range.begin, source == rank() ? input() + range.begin : slot,
+            range.size());
   }
 };
 
@@ -165,6 +190,9 @@ class ShmScatter final : public ShmExchange {
       for (std::int64_t count : d.counts) longest = std::max(longest, static_cast<std::size_t>(count));
       kernel_ = reduce_kernel(d.dtype, d.op);
       sources_.resize(static_cast<std::size_t>(size()));
+      // In place, the lines of the result are in the cache: this rank's input lies there.
+      const std::byte* own = input() + part_of(d.counts, d.output_count, rank()).begin * width_;
+      if (streams_ && output() != own) tile_.resize(kReduceTile);
     } else {
       longest /= static_cast<std::size_t>(size());
       counts_in_first_piece_ = !d.input_counts.empty();
@@ -229,28 +257,40 @@ class ShmScatter final : public ShmExchange {
       for (int r = 0; r < size(); ++r)
         sources_[static_cast<std::size_t>(r)] =
             r == rank() ? input() + own_out.begin * width_ + range.begin : slot(r, stage) + own_place;
-      kernel_(output() + range.begin, sources_.data(), size(), range.size() / width_);
+      reduce_piece(output() + range.begin, range.size());
     } else if (description_.verb == Verb::scatter) {
       const Range range = piece_range(piece, static_cast<std::size_t>(description_.output_count) * width_);
-      copy_bytes(output() + range.begin,
-                 rank() == description_.root ? input() + own_out.begin * width_ + range.begin
-                                             : slot(description_.root, stage) + own_place,
-                 range.size());
+      deliver(output() + range.begin,
+              rank() == description_.root ? input() + own_out.begin * width_ + range.begin
+                                          : slot(description_.root, stage) + own_place,
+              range.size());
     } else {
       const auto read = [&](int source) {
         const Range part = part_of(description_.output_counts, even_part(), source);
         const Range range = piece_range(piece, part.size() * width_);
-        copy_bytes(output() + part.begin * width_ + range.begin,
-                   source == rank() ? input() + own_out.begin * width_ + range.begin : slot(source, stage) + own_place,
-                   range.size());
+        deliver(output() + part.begin * width_ + range.begin,
+                source == rank() ? input() + own_out.begin * width_ + range.begin : slot(source, stage) + own_place,
+                range.size());
       };
       for_each_peer(read);
       read(rank());
     }
   }
 
+  // From sources_, by way of a tile in the first cache where the result is streamed.
+  void reduce_piece(std::byte* to, std::size_t bytes) {
+    if (tile_.empty()) return kernel_(to, sources_.data(), size(), bytes / width_);
+    for (std::size_t at = 0; at < bytes; at += tile_.size()) {
+      const std::size_t part = std::min(tile_.size(), bytes - at);
+      kernel_(tile_.data(), sources_.data(), size(), part / width_);
+      stream_copy(to + at, tile_.data(), part);
+      for (const void*& source : sources_) source = static_cast<const std::byte*>(source) + part;
+    }
+  }
+
   ReduceKernel kernel_ = nullptr;
   std::vector<const void*> sources_;
+  std::vector<std::byte> tile_;  // empty: reduced straight to where it belongs
   bool counts_in_first_piece_ = false;
   bool counts_are_read_ = false;
 };
