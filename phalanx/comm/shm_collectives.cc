@@ -15,7 +15,6 @@ constexpr std::size_t kOneShotBytes = 16U << 10;
 // Of a message that leaves the caches, smaller chunks are still in the second-level cache when they are copied out; a
 // smaller message is better off with fewer waits. A function of the size alone: all ranks must agree.
 constexpr std::size_t kLargeBytes = 8U << 20;
-constexpr std::size_t kLargePart = 2U << 20;  // the same for what is not reduced
 constexpr std::size_t kLargeChunk = 256U << 10;
 constexpr std::size_t kReduceTile = 16U << 10;  // bytes; reduced, then copied to the slot while in the first cache
 
@@ -127,6 +126,8 @@ class ShmExchange : public ShmOperation {
 class ShmGather final : public ShmExchange {
  public:
   ShmGather(Board& board, const ShmSegment& segment, const OperationDescription& d) : ShmExchange(board, segment, d) {
+    // Smaller pieces are no faster on idle cores (docs/benchmarks.md), and cost more waits on busy ones.
+    piece_bytes_ = segment.layout().slot_bytes;
     std::size_t longest = 0;
     if (d.verb == Verb::broadcast) {
       only_source_ = d.root;
@@ -141,8 +142,6 @@ class ShmGather final : public ShmExchange {
         reads_ = !writes_;
       }
     }
-    const std::size_t slot_bytes = segment.layout().slot_bytes;
-    piece_bytes_ = longest * width_ >= kLargePart ? std::min(slot_bytes, kLargeChunk) : slot_bytes;
     pieces_ = pieces_for(longest * width_, piece_bytes_);
   }
 
