@@ -49,6 +49,7 @@ class HostWaits final : public DeviceStreams {
  public:
   explicit HostWaits(std::shared_ptr<DeviceStreams> cuda) : cuda_(std::move(cuda)) {}
   std::shared_ptr<void> enter() const override { return cuda_->enter(); }
+  std::shared_ptr<void> enter_stream(DeviceStream stream) override { return cuda_->enter_stream(stream); }
   DeviceStream make_stream() override { return cuda_->make_stream(); }
   std::shared_ptr<DeviceEvent> record(DeviceStream stream) override { return cuda_->record(stream); }
   std::shared_ptr<DeviceEvent> record_current() override { return cuda_->record_current(); }

@@ -71,6 +71,10 @@ class CudaStreams final : public DeviceStreams {
   std::shared_ptr<void> enter() const override {
     return std::make_shared<c10::cuda::CUDAGuard>(static_cast<c10::DeviceIndex>(device_));
   }
+  std::shared_ptr<void> enter_stream(DeviceStream stream) override {
+    return std::make_shared<c10::cuda::CUDAStreamGuard>(
+        c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream), static_cast<c10::DeviceIndex>(device_)));
+  }
   DeviceStream make_stream() override {
     return c10::cuda::getStreamFromPool(/*isHighPriority=*/true, static_cast<c10::DeviceIndex>(device_)).stream();
   }

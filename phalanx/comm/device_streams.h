@@ -34,6 +34,8 @@ class DeviceStreams {
   virtual ~DeviceStreams() = default;
   /// Makes this device the calling thread's until the returned handle goes.
   virtual std::shared_ptr<void> enter() const = 0;
+  /// Makes it the calling thread's current stream until the returned handle goes.
+  virtual std::shared_ptr<void> enter_stream(DeviceStream stream) = 0;
   /// A stream for communication, ahead of compute streams where the device knows priorities. Lives as long as this.
   virtual DeviceStream make_stream() = 0;
   virtual std::shared_ptr<DeviceEvent> record(DeviceStream stream) = 0;

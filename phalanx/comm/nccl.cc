@@ -43,6 +43,7 @@ std::shared_ptr<Communicator> make_over_nccl(std::shared_ptr<Backend> control, i
   setup.control = std::move(control);
   setup.cuda_device = cuda_device;
   setup.strict = options.strict;
+  setup.names = std::move(options.names);
   return std::make_shared<Communicator>(std::make_shared<NcclBackend>(std::move(setup)),
                                         std::move(options.communicator));
 }

@@ -17,6 +17,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "phalanx/base/error.h"
 #include "phalanx/comm/backend.h"
@@ -34,6 +35,7 @@ class NcclUnavailable : public CommError {
 struct NcclOptions {
   bool strict = false;
   CommunicatorOptions communicator;
+  std::vector<int> names;  // what error texts call the ranks, where these are a part of a group; empty: 0, 1, ...
 };
 
 /// Collective over the ranks of `control`, which nobody else may use from then on. Throws NcclUnavailable, or CommError

@@ -30,6 +30,7 @@ std::shared_ptr<Backend> NcclBackend::split(const SplitRequest& request) {
   throw_if_aborted();
   Setup setup = setup_;
   setup.control = setup_.control->split(request);
+  setup.names = request.names;
   const auto give_up = [this] { setup_.control->check_ranks(); };
   // A group is known by its least rank; ncclCommSplit orders by key.
   const int color =

@@ -21,6 +21,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "phalanx/comm/backend.h"
 #include "phalanx/comm/device_completion.h"
@@ -39,6 +40,7 @@ class NcclBackend final : public Backend {
     std::shared_ptr<NcclGroup> group;
     int cuda_device = -1;
     bool strict = false;
+    std::vector<int> names;  // for error texts; empty: 0, 1, ...
   };
   explicit NcclBackend(Setup setup);
   ~NcclBackend() override;
@@ -67,6 +69,7 @@ class NcclBackend final : public Backend {
   SignatureWindow& window() { return window_; }
   bool strict() const { return setup_.strict; }
   void throw_if_aborted() const;
+  int name_of(int rank) const { return setup_.names.empty() ? rank : setup_.names[static_cast<std::size_t>(rank)]; }
 
   struct SelfMessage {  // a rank's message to itself: kept until it is asked for
     int tag = 0;

@@ -124,8 +124,9 @@ class NcclMessages final : public NcclOperation {
         std::find_if(messages.begin(), messages.end(), [&](const auto& message) { return message.tag == one.tag; });
     if (found == messages.end()) return false;
     if (found->dtype != one.dtype || found->count != one.count)
-      throw CommError(fmt::format("rank {} sends itself {} under tag {} and receives {}", backend_.rank(),
-                                  text_of(found->dtype, found->count), one.tag, text_of(one.dtype, one.count)));
+      throw CommError(fmt::format("rank {} sends itself {} under tag {} and receives {}",
+                                  backend_.name_of(backend_.rank()), text_of(found->dtype, found->count), one.tag,
+                                  text_of(one.dtype, one.count)));
     in_stream([&] {
       backend_.streams().wait(backend_.stream(), *found->ready);
       backend_.streams().copy(backend_.stream(), one.data, found->data,
@@ -155,9 +156,9 @@ class NcclMessages final : public NcclOperation {
       const Header& theirs = headers_[i];
       if (mine.is_send || (theirs.count == mine.count && theirs.dtype == mine.dtype && theirs.tag == mine.tag))
         continue;
-      std::string text = fmt::format("rank {} sends {} under tag {} and rank {} receives {}", mine.peer,
-                                     text_of(theirs.dtype, theirs.count), theirs.tag, backend_.rank(),
-                                     text_of(mine.dtype, mine.count));
+      std::string text = fmt::format("rank {} sends {} under tag {} and rank {} receives {}",
+                                     backend_.name_of(mine.peer), text_of(theirs.dtype, theirs.count), theirs.tag,
+                                     backend_.name_of(backend_.rank()), text_of(mine.dtype, mine.count));
       if (theirs.tag != mine.tag)
         text +=
             fmt::format(" under tag {}: nccl matches the messages between two ranks in the order of issue", mine.tag);

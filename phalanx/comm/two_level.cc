@@ -7,6 +7,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/log.h"
 #include "phalanx/comm/machine_proof.h"
+#include "phalanx/comm/nccl_two_level_backend.h"
 #include "phalanx/comm/shm_backend.h"
 #include "phalanx/comm/two_level_backend.h"
 
@@ -57,8 +58,10 @@ std::shared_ptr<Communicator> make_two_level_communicator(std::shared_ptr<Commun
 
 std::optional<TransportBytes> transport_bytes(const Backend& backend) {
   const auto* two_level = dynamic_cast<const TwoLevelBackend*>(&backend);
-  if (two_level == nullptr) return std::nullopt;
-  return two_level->bytes();
+  if (two_level != nullptr) return two_level->bytes();
+  const auto* over_nccl = dynamic_cast<const NcclTwoLevelBackend*>(&backend);
+  if (over_nccl != nullptr) return over_nccl->bytes();
+  return std::nullopt;
 }
 
 }  // namespace phalanx

@@ -9,8 +9,8 @@
 //   not in the order of their machines, are in MPI's order unless it is made deterministic; traits() says so.)
 // - Each byte crosses the wire between two machines once, and none between ranks of one machine. How, and when the flat
 //   backend does the whole operation instead: two_level_layout.h, two_level_collectives.cc, two_level_reduce.cc.
-// - CUDA tensors are staged over it as over any backend for host memory (staged_backend.h). NCCL finds the machines
-//   by itself; NCCL inside a machine with gloo between them is not built.
+// - CUDA tensors are staged over it as over any backend for host memory (staged_backend.h). NCCL finds the machines by
+//   itself; NCCL inside a machine with another backend between machines: nccl_two_level.h.
 //
 //   auto flat = make_gloo_communicator(store, rank, world_size, {.host = address});
 //   auto world = make_two_level_communicator(std::move(flat), {.communicator = options});
@@ -42,7 +42,7 @@ struct TwoLevelOptions {
 
 /// Bytes of the caller's data that this rank has given each transport to carry to others; signatures are not counted.
 struct TransportBytes {
-  std::uint64_t inside = 0;   // shared memory
+  std::uint64_t inside = 0;   // shared memory; of nccl_two_level.h: NCCL
   std::uint64_t between = 0;  // the flat backend
 };
 

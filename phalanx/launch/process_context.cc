@@ -17,6 +17,7 @@
 #include "phalanx/comm/local_backend.h"
 #include "phalanx/comm/local_store.h"
 #include "phalanx/comm/mpi.h"
+#include "phalanx/comm/nccl_two_level.h"
 #include "phalanx/comm/shm.h"
 #include "phalanx/comm/two_level.h"
 #include "phalanx/launch/init_method.h"
@@ -48,10 +49,10 @@ c10::Device choose_device(const InitOptions& options, int local_rank) {
 }
 
 void check_backend_name(const InitOptions& options, int world_size) {
-  const std::vector<std::string> known{"auto", "shm", "gloo", "mpi", "nccl", "local"};
+  const std::vector<std::string> known{"auto", "shm", "gloo", "mpi", "nccl", "nccl+gloo", "nccl+mpi", "local"};
   if (std::find(known.begin(), known.end(), options.backend) == known.end())
-    throw ConfigError(fmt::format("backend '{}'{}: expected auto, shm, gloo, mpi, nccl or local", options.backend,
-                                  did_you_mean(options.backend, known)));
+    throw ConfigError(fmt::format("backend '{}'{}: expected auto, shm, gloo, mpi, nccl, nccl+gloo, nccl+mpi or local",
+                                  options.backend, did_you_mean(options.backend, known)));
   if (options.backend == "local" && world_size > 1)
     throw ConfigError(
         fmt::format("backend local joins threads of one process, and there are {} processes: choose auto, "
@@ -85,9 +86,14 @@ std::string security_line(const Meeting& meeting, const std::string& backend) {
 
 // CUDA tensors go through NCCL or, where another backend is asked for, through that one by way of host memory.
 void put_on_device(ProcessContext& context, const std::string& asked, const CommunicatorOptions& options) {
-  if (asked == "nccl" && !context.device.is_cuda())
-    throw ConfigError(
-        "backend nccl moves CUDA tensors, and the device is cpu: choose the device cuda or the backend auto");
+  if (asked.starts_with("nccl") && !context.device.is_cuda())
+    throw ConfigError(fmt::format(
+        "backend {} moves CUDA tensors, and the device is cpu: choose the device cuda or the backend auto", asked));
+  if (asked.starts_with("nccl+")) {
+    context.world =
+        make_nccl_two_level_communicator(std::move(context.world), context.device.index(), {.communicator = options});
+    return;
+  }
   const DevicePath path = asked == "nccl"   ? DevicePath::nccl
                           : asked == "auto" ? DevicePath::automatic
                                             : DevicePath::staged;
@@ -103,6 +109,7 @@ ProcessContext init_from_environment(InitOptions options) {
   // What a world for CUDA tensors does on the host goes where "auto" would.
   const std::string asked = options.backend;
   if (asked == "nccl") options.backend = "auto";
+  if (asked.starts_with("nccl+")) options.backend = asked.substr(asked.find('+') + 1);  // between machines
   log::set_process_rank(environment.rank, environment.world_size);
   ProcessContext context;
   context.rank = environment.rank;

@@ -9,7 +9,8 @@
 //   backend. Rank 0 logs the launcher, who may join, device, backend and rendezvous.
 // - device "auto": cuda:LOCAL_RANK where libtorch has CUDA and this machine a GPU, else cpu.
 // - On a GPU, "auto" is nccl (with a warning, host memory, where a rank cannot load NCCL) beside what the ranks would
-//   use without; "nccl" insists; any other backend moves CUDA tensors by way of host memory (device_communicator.h).
+//   use without; "nccl" insists; "nccl+gloo" and "nccl+mpi" use it inside a machine only (nccl_two_level.h); any other
+//   backend moves CUDA tensors by way of host memory (device_communicator.h).
 // - Collective; the context outlives whatever uses its communicators. When it goes, the rank that hosts the store waits
 //   a few seconds for the others to be done with it.
 //
@@ -28,7 +29,7 @@
 namespace phalanx {
 
 struct InitOptions {
-  std::string backend = "auto";      // auto, shm, gloo, mpi, nccl, local (a single process only)
+  std::string backend = "auto";      // auto, shm, gloo, mpi, nccl, nccl+gloo, nccl+mpi, local (a single process)
   std::string device = "auto";       // auto, cpu, cuda
   std::string method = "env://";     // or tcp://HOST:PORT, file:///PATH; see init_method.h
   int rank = -1;                     // of tcp:// and file://, where neither the method nor the environment says

@@ -47,19 +47,22 @@ TEST(ProcessContextTest, AWrongBackendIsTold) {
   CollectedProcess process({built_program("launch_test_program"), "supervise", "2", built_program("launch_test_worker"),
                             "--backend", "gluu"});
   EXPECT_EQ(process.wait(), 2);
-  EXPECT_THAT(process.output(),
-              HasSubstr("backend 'gluu' (did you mean 'gloo'?): expected auto, shm, gloo, mpi, nccl or local\n"));
+  EXPECT_THAT(process.output(), HasSubstr("backend 'gluu' (did you mean 'gloo'?): expected auto, shm, gloo, mpi, nccl, "
+                                          "nccl+gloo, nccl+mpi or local\n"));
   EXPECT_EQ(times_in(process.output(), "gluu"), 1) << process.output();
 }
 
 // Without a GPU: nothing is quietly done on the CPU instead.
 TEST(ProcessContextTest, NcclWantsAGpu) {
   if (access("/dev/nvidiactl", F_OK) == 0) GTEST_SKIP() << "this machine has a GPU";
-  CollectedProcess process({built_program("launch_test_program"), "supervise", "2", built_program("launch_test_worker"),
-                            "--backend", "nccl"});
-  EXPECT_EQ(process.wait(), 2);
-  EXPECT_EQ(times_in(process.output(), "backend nccl moves CUDA tensors, and the device is cpu"), 1)
-      << process.output();
+  for (const std::string backend : {"nccl", "nccl+gloo"}) {
+    CollectedProcess process({built_program("launch_test_program"), "supervise", "2",
+                              built_program("launch_test_worker"), "--backend", backend});
+    EXPECT_EQ(process.wait(), 2);
+    EXPECT_EQ(times_in(process.output(), "backend " + backend + " moves CUDA tensors, and the device is cpu: choose"),
+              1)
+        << process.output();
+  }
 }
 
 // As torch's env:// by hand: rank 0 hosts the store at MASTER_ADDR:MASTER_PORT.

@@ -78,6 +78,12 @@ void FakeStreams::enqueue(DeviceStream stream, std::function<void()> work) {
 }
 void FakeStreams::use(DeviceStream stream) { current_fake_stream = stream; }
 
+std::shared_ptr<void> FakeStreams::enter_stream(DeviceStream stream) {
+  DeviceStream before = current_fake_stream;
+  current_fake_stream = stream;
+  return {stream, [before](void*) { current_fake_stream = before; }};
+}
+
 DeviceStream FakeStreams::make_stream() {
   const std::lock_guard lock(mutex_);
   streams_.push_back(std::make_unique<Stream>());

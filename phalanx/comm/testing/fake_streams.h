@@ -25,6 +25,7 @@ class FakeStreams final : public DeviceStreams {
   static void use(DeviceStream stream);
 
   std::shared_ptr<void> enter() const override { return nullptr; }
+  std::shared_ptr<void> enter_stream(DeviceStream stream) override;
   DeviceStream make_stream() override;
   std::shared_ptr<DeviceEvent> record(DeviceStream stream) override;
   std::shared_ptr<DeviceEvent> record_current() override;
