@@ -18,8 +18,6 @@
 #include <atomic>
 #include <cstring>
 #include <functional>
-#include <iostream>
-#include <sstream>
 #include <stdexcept>
 
 #include "phalanx/base/error.h"
@@ -40,17 +38,6 @@ constexpr auto kTold = 2000ms;  // after the fault; a second is what it takes wh
 void require_words(const std::string& text, const std::string& words) {
   if (text.find(words) == std::string::npos)
     throw std::runtime_error(fmt::format("'{}' is not in the error: {}", words, text));
-}
-
-// What was late once may be the machine's fault; late twice, or anything else, is ours.
-std::string run_twice_if_late(const std::function<std::string()>& run) {
-  const std::string failures = run();
-  std::istringstream lines(failures);
-  bool is_late = !failures.empty();
-  for (std::string line; std::getline(lines, line);) is_late &= line.find(": late: ") != std::string::npos;
-  if (!is_late) return failures;
-  std::cerr << "tried again, since this was late:\n" << failures;
-  return run();
 }
 
 // A backend whose operations the test is told of: as one starts, by the thread that drives it, which may be kept there;
@@ -146,7 +133,7 @@ TEST(TwoLevelGlooFaults, ARankThatDiesWhileTheGroupIsMadeIsNamed) {
   // Rank 1 shares a machine with rank 0; rank 2 is alone.
   for (int operation = 0; operation < kOperationsOfMaking; ++operation) {
     const int victim = operation % 3 == 0 ? 2 : 1;
-    EXPECT_EQ(run_twice_if_late([&] { return dies_in_making(victim, operation); }), "")
+    EXPECT_EQ(again_if_late([&] { return dies_in_making(victim, operation); }), "")
         << "rank " << victim << ", operation " << operation;
   }
 }
@@ -197,7 +184,7 @@ std::string dies_in_split(int victim, int operation) {
 TEST(TwoLevelGlooFaults, ARankThatDiesWhileAGroupIsSplitIsNamed) {
   for (int operation = 0; operation < 8; ++operation) {
     const int victim = operation % 3 == 1 ? 2 : 1;
-    EXPECT_EQ(run_twice_if_late([&] { return dies_in_split(victim, operation); }), "")
+    EXPECT_EQ(again_if_late([&] { return dies_in_split(victim, operation); }), "")
         << "rank " << victim << ", operation " << operation;
   }
 }
@@ -239,7 +226,7 @@ TEST(TwoLevelGlooFaults, ARankInTheInnerStepHearsOfADeathOnAnotherMachine) {
     world.go(1);
     return world.finish();
   };
-  EXPECT_EQ(run_twice_if_late(run), "");
+  EXPECT_EQ(again_if_late(run), "");
 }
 
 // --- ranks that cannot see each other's processes
@@ -411,12 +398,12 @@ class StrangersTest : public ::testing::Test {
 using TwoLevelGlooStrangers = StrangersTest;
 
 TEST_F(TwoLevelGlooStrangers, ADeathIsNamed) {
-  EXPECT_EQ(run_twice_if_late([&] { return run({2}, SIGKILL, 5s, kTold, "rank 2 has died"); }), "");
+  EXPECT_EQ(again_if_late([&] { return run({2}, SIGKILL, 5s, kTold, "rank 2 has died"); }), "");
 }
 
 // Nobody is left on the other machine who could see it.
 TEST_F(TwoLevelGlooStrangers, ASilentMachineIsNamed) {
-  EXPECT_EQ(run_twice_if_late([&] { return run({2, 3}, SIGSTOP, 2s, 4s, " has given no sign of life"); }), "");
+  EXPECT_EQ(again_if_late([&] { return run({2, 3}, SIGSTOP, 2s, 4s, " has given no sign of life"); }), "");
 }
 
 }  // namespace

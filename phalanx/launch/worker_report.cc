@@ -52,20 +52,24 @@ bool report_error_to_launcher(const std::exception& error) noexcept {
   try {
     const auto* ours = dynamic_cast<const Error*>(&error);
     const char* rank = std::getenv("RANK");
+    // First what says most: where a peer has failed before, this process may be ended at any moment.
+    const char* directory = std::getenv("PHALANX_REPORT_DIR");
+    bool is_told = false;
+    if (directory != nullptr && *directory != '\0') {
+      const nlohmann::json report{{"rank", rank != nullptr ? std::atoi(rank) : -1},
+                                  {"kind", ours != nullptr ? ours->kind() : "std::exception"},
+                                  {"message", error.what()},
+                                  {"time_s", seconds_since_epoch()},
+                                  {"exit_status", ours != nullptr ? ours->exit_status() : 1}};
+      is_told = write_report_file(std::string(directory) + kErrorFile,
+                                  report.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    }
     if (const char* file = std::getenv("TORCHELASTIC_ERROR_FILE"); file != nullptr && *file != '\0') {
       const nlohmann::json extra{{"timestamp", std::to_string(static_cast<std::int64_t>(seconds_since_epoch()))}};
       const nlohmann::json torch{{"message", {{"message", error.what()}, {"extraInfo", extra}}}};
       write_report_file(file, torch.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
     }
-    const char* directory = std::getenv("PHALANX_REPORT_DIR");
-    if (directory == nullptr || *directory == '\0') return false;
-    const nlohmann::json report{{"rank", rank != nullptr ? std::atoi(rank) : -1},
-                                {"kind", ours != nullptr ? ours->kind() : "std::exception"},
-                                {"message", error.what()},
-                                {"time_s", seconds_since_epoch()},
-                                {"exit_status", ours != nullptr ? ours->exit_status() : 1}};
-    return write_report_file(std::string(directory) + kErrorFile,
-                             report.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    return is_told;
   } catch (...) {
     return false;
   }
