@@ -23,7 +23,8 @@ struct WeightGradient {
   at::Tensor returned;  // what backward() returns for the weight: `out`, or undefined if that is weight.grad() already
 };
 
-/// Only inside a backward function, once for each contribution, right before it is written.
+/// Only inside a backward function, once for each contribution, right before it is written: from then on the buffer is
+/// weight.grad(), and worthless if the function throws before it has written all of it. Does not wait for anything.
 WeightGradient weight_gradient(const at::Tensor& weight);
 
 }  // namespace phalanx
