@@ -20,31 +20,15 @@ struct DeviceMesh::Shared {
 
 namespace {
 
-std::string axes_text(const std::vector<MeshAxis>& axes) {
-  std::string text;
-  for (const auto& axis : axes) text += fmt::format("{}{}={}", text.empty() ? "" : ", ", axis.name, axis.size);
-  return "(" + text + ")";
-}
-
-void check_axes(const std::vector<MeshAxis>& axes, int world_size) {
+MeshShape checked(std::vector<MeshAxis> axes, int world_size) {
   if (axes.empty()) throw ConfigError("a device mesh needs at least one axis");
-  std::int64_t product = 1;
-  for (std::size_t i = 0; i < axes.size(); ++i) {
-    const auto& axis = axes[i];
-    if (axis.name.empty()) throw ConfigError(fmt::format("device mesh {}: an axis has no name", axes_text(axes)));
-    if (axis.size < 1)
-      throw ConfigError(fmt::format("device mesh {}: axis '{}' has size {}: expected at least 1", axes_text(axes),
-                                    axis.name, axis.size));
-    for (std::size_t j = 0; j < i; ++j)
-      if (axes[j].name == axis.name)
-        throw ConfigError(fmt::format("device mesh {}: two axes are named '{}'", axes_text(axes), axis.name));
-    product = std::min<std::int64_t>(product * axis.size, 1LL << 40);
-  }
-  if (product != world_size)
+  MeshShape shape(std::move(axes));
+  if (shape.size() != world_size)
     throw ConfigError(
         fmt::format("device mesh {} has {} ranks and the world {}: the sizes of the axes must multiply to "
                     "the number of ranks",
-                    axes_text(axes), product, world_size));
+                    shape.text(), shape.size(), world_size));
+  return shape;
 }
 
 // Row-major position along the chosen axes.
@@ -60,11 +44,8 @@ int position_along(const std::vector<MeshAxis>& axes, const std::vector<int>& co
 
 DeviceMesh::DeviceMesh(std::shared_ptr<Communicator> world, std::vector<MeshAxis> axes, std::string device_type)
     : axes_(axes) {
-  check_axes(axes, world->size());
   auto shared = std::make_shared<Shared>();
-  shared->coordinates.resize(axes.size());
-  int rest = world->rank();
-  for (std::size_t i = axes.size(); i-- > 0; rest /= axes[i].size) shared->coordinates[i] = rest % axes[i].size;
+  shared->coordinates = checked(axes, world->size()).coordinates_of(world->rank());
   for (std::size_t i = 0; i < axes.size(); ++i) {
     if (axes[i].size == world->size()) {
       shared->communicators.push_back(world);
@@ -119,6 +100,14 @@ int DeviceMesh::size() const noexcept {
   return product;
 }
 
+int DeviceMesh::rank() const {
+  int rank = 0;
+  for (const auto& axis : axes_) rank = rank * axis.size + coordinate(axis.name);
+  return rank;
+}
+
+MeshShape DeviceMesh::shape() const { return MeshShape(axes_); }
+
 const std::shared_ptr<Communicator>& DeviceMesh::world() const noexcept { return shared_->world; }
 const std::string& DeviceMesh::device_type() const noexcept { return shared_->device_type; }
 
@@ -143,7 +132,7 @@ std::shared_ptr<Communicator> DeviceMesh::flatten(const std::vector<std::string>
 }
 
 std::string DeviceMesh::text() const {
-  return fmt::format("DeviceMesh({}, device: '{}')", axes_text(axes_), shared_->device_type);
+  return fmt::format("DeviceMesh({}, device: '{}')", shape().text(), shared_->device_type);
 }
 
 }  // namespace phalanx

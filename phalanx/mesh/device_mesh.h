@@ -18,13 +18,9 @@
 #include <vector>
 
 #include "phalanx/comm/communicator.h"
+#include "phalanx/mesh/mesh_shape.h"
 
 namespace phalanx {
-
-struct MeshAxis {
-  std::string name;
-  int size = 1;
-};
 
 class DeviceMesh {
  public:
@@ -38,6 +34,8 @@ class DeviceMesh {
 
   const std::vector<MeshAxis>& axes() const noexcept { return axes_; }
   int size() const noexcept;  // the product of the axes: of the ranks that this mesh, or sub-mesh, spans
+  int rank() const;           // this rank's place among them, row-major; of a sub-mesh: not its rank in the world
+  MeshShape shape() const;
   const std::shared_ptr<Communicator>& world() const noexcept;
   const std::string& device_type() const noexcept;
 

@@ -82,6 +82,10 @@ TEST(DeviceMeshTest, SubMeshesAndFlattenedAxes) {
     const DeviceMesh inner = mesh.sub_mesh({"tp", "dp"});
     EXPECT_EQ(inner.text(), "DeviceMesh((dp=2, tp=2), device: 'cpu')");
     EXPECT_EQ(inner.size(), 4);
+    EXPECT_EQ(inner.rank(), rank % 4);
+    EXPECT_EQ(inner.shape(), MeshShape({{"dp", 2}, {"tp", 2}}));
+    EXPECT_EQ(mesh.rank(), rank);
+    EXPECT_EQ(mesh.shape().coordinates_of(rank), (std::vector<int>{rank / 4, rank / 2 % 2, rank % 2}));
     EXPECT_EQ(inner.communicator("dp"), mesh.communicator("dp"));
     EXPECT_FALSE(inner.has("pp"));
     EXPECT_THAT(mesh_error([&] { inner.coordinate("pp"); }), HasSubstr("no axis 'pp'"));
