@@ -5,16 +5,19 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 #include "phalanx/base/error.h"
 #include "phalanx/kernels/fusible.h"
+#include "phalanx/kernels/linear.h"
 #include "phalanx/kernels/row_kernels.h"
+#include "phalanx/tensor/weight_gradient.h"
 
 namespace phalanx::kernels {
 namespace {
@@ -31,6 +34,13 @@ void check_labels(const at::Tensor& labels, std::int64_t vocab) {
   }
 }
 
+// What backward has left to hand on. Not in save_for_backward(): for autograd to take dx over instead of copying it,
+// nobody else may refer to it.
+struct Gradients : torch::CustomClassHolder {
+  at::Tensor dx;  // undefined if nobody wants it
+  std::optional<EarlyWeightGradient> dweight;
+};
+
 struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropyFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x_in, const at::Tensor& weight,
                             const at::Tensor& labels_in, bool record) {
@@ -39,11 +49,9 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
     check_labels(labels, vocab);
     const at::Tensor buffer = at::empty({chunk, vocab}, x.options());
     const at::Tensor losses = at::empty({rows}, x.options());
-    at::Tensor dx, dweight;
-    if (record) {
-      dx = at::empty_like(x);
-      dweight = at::empty_like(weight);
-    }
+    auto gradients = c10::make_intrusive<Gradients>();
+    if (record && x_in.requires_grad()) gradients->dx = at::empty_like(x);
+    if (record && weight.requires_grad()) gradients->dweight.emplace(weight);
     const float scale = record ? 1.0f / static_cast<float>(rows) : 0.0f;
     for (std::int64_t from = 0; from < rows; from += chunk) {
       const std::int64_t n = std::min(chunk, rows - from);
@@ -55,18 +63,14 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
       at::parallel_for(0, n, 16, [&](std::int64_t begin, std::int64_t end) {
         row_kernels().cross_entropy(end - begin, vocab, values + begin * vocab, label + begin, scale, loss + begin);
       });
-      if (record) {
-        at::Tensor dx_rows = dx.narrow(0, from, n);
+      if (gradients->dx.defined()) {
+        at::Tensor dx_rows = gradients->dx.narrow(0, from, n);
         at::mm_out(dx_rows, logits, weight);
-        dweight.addmm_(logits.t(), x_rows, from == 0 ? 0.0 : 1.0);
       }
+      if (gradients->dweight) gradients->dweight->out().addmm_(logits.t(), x_rows, from == 0 ? 0.0 : 1.0);
     }
-    // Not save_for_backward: backward hands these very buffers on, and must hold the only reference for autograd to
-    // take them over as the gradients instead of copying them.
-    if (record) {
-      ctx->saved_data["dx"] = dx.view(x_in.sizes());
-      ctx->saved_data["dweight"] = dweight;
-    }
+    if (gradients->dx.defined()) gradients->dx = gradients->dx.view(x_in.sizes());
+    if (record) ctx->saved_data["gradients"] = c10::IValue::make_capsule(std::move(gradients));
     double sum = 0.0;
     const float* loss = losses.const_data_ptr<float>();
     for (std::int64_t r = 0; r < rows; ++r) sum += static_cast<double>(loss[r]);
@@ -75,21 +79,18 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
 
   static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
                                                const torch::autograd::tensor_list& grads) {
-    const auto take = [&](const char* name) {
-      const auto found = ctx->saved_data.find(name);
-      if (found == ctx->saved_data.end()) {
-        throw Error("linear_cross_entropy: a second backward through the same loss; compute the loss again instead");
-      }
-      at::Tensor tensor = std::move(found->second).toTensor();
-      ctx->saved_data.erase(name);
-      return tensor;
-    };
-    at::Tensor dx = take("dx"), dweight = take("dweight");
-    if (const float factor = grads[0].item<float>(); factor != 1.0f) {
-      dx.mul_(factor);
-      dweight.mul_(factor);
+    const auto found = ctx->saved_data.find("gradients");
+    if (found == ctx->saved_data.end()) {
+      throw Error("linear_cross_entropy: a second backward through the same loss; compute the loss again instead");
     }
-    return {dx, dweight, at::Tensor(), at::Tensor()};
+    const auto capsule = std::move(found->second).toCapsule();
+    ctx->saved_data.erase(found);
+    auto& gradients = static_cast<Gradients&>(*capsule);
+    const float factor = grads[0].item<float>();
+    at::Tensor dx = std::move(gradients.dx), dweight;
+    if (dx.defined() && factor != 1.0f) dx.mul_(factor);
+    if (gradients.dweight) dweight = gradients.dweight->deliver(factor);
+    return {std::move(dx), std::move(dweight), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -102,7 +103,7 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels) {
 at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& labels) {
   if (!fusible(x, weight) || x.numel() == 0) {
     if (labels.device().is_cpu()) check_labels(labels.contiguous(), weight.size(0));
-    return cross_entropy(at::linear(x, weight), labels);
+    return cross_entropy(kernels::linear(x, weight), labels);
   }
   const bool record = at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad());
   return LinearCrossEntropyFunction::apply(x, weight, labels, record);

@@ -10,6 +10,7 @@ namespace phalanx::kernels {
 ///
 /// On the CPU in fp32 the logits exist for 512 tokens at a time: their softmax becomes their gradient in place, and the
 /// gradients of x and weight are computed in the forward pass and scaled in the backward one. So backward may run once.
+/// The weight's lies in a buffer that is offered for it (tensor/weight_gradient.h) from the start, if that is free.
 at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& labels);
 
 /// The same from logits [..., vocab], by ATen ops.

@@ -2,7 +2,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/tensor.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
@@ -11,6 +10,7 @@
 #include <cmath>
 
 #include "phalanx/base/error.h"
+#include "phalanx/kernels/linear.h"
 #include "phalanx/kernels/linear_cross_entropy.h"
 
 namespace phalanx::models {
@@ -80,7 +80,7 @@ at::Tensor Llama::hidden(const at::Tensor& tokens) {
 }
 
 at::Tensor Llama::logits(const at::Tensor& hidden) {
-  return output ? call(output, hidden) : at::linear(hidden, tok_embeddings->weight);
+  return output ? call(output, hidden) : kernels::linear(hidden, tok_embeddings->weight);
 }
 
 at::Tensor Llama::forward(const at::Tensor& tokens) { return logits(hidden(tokens)); }

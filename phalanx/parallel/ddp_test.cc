@@ -1,5 +1,6 @@
 #include "phalanx/parallel/ddp.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
@@ -9,6 +10,7 @@
 #include <optional>
 #include <set>
 
+#include "phalanx/kernels/linear_cross_entropy.h"
 #include "phalanx/parallel/ddp_test_support.h"
 #include "phalanx/tensor/grad_ready.h"
 
@@ -123,6 +125,38 @@ TEST(Ddp, OffersItsBucketsToTheLayers) {
       }
     }
     for (const auto& p : model.parameters()) EXPECT_FALSE(grad_buffer(p).defined());
+  });
+}
+
+// A fused loss computes its weight's gradient in the bucket, ahead of its backward pass. What DDP itself puts there in
+// between must not harm it.
+TEST(Ddp, AGradientMayWaitInTheBucketForItsBackwardPass) {
+  run_local_ranks(2, [](const std::shared_ptr<Communicator>& comm) {
+    Bag model;
+    const auto w = model.add("w", waves({5, 4}, 0)), v = model.add("v", at::ones({3}));
+    const at::Tensor x = waves({6, 4}, 1), labels = at::arange(6, at::kLong).remainder(5);
+    const auto loss = [&] { return kernels::linear_cross_entropy(x, w, labels); };  // the same on both ranks
+    loss().backward();
+    const at::Tensor expected = w.grad();
+    w.mutable_grad().reset();
+    DistributedDataParallel ddp(model, comm, {.find_unused_parameters = true});
+
+    at::Tensor waiting = loss();
+    EXPECT_TRUE(at::equal(grad_buffer(w), expected));
+    v.sum().backward();  // zeros for w
+    EXPECT_FALSE(w.grad().defined());
+    waiting.backward();
+    EXPECT_TRUE(at::equal(w.grad(), expected));
+
+    w.mutable_grad().reset();
+    waiting = loss();
+    {
+      const auto guard = ddp.no_sync();
+      w.sum().backward();  // copied from autograd's tensor
+    }
+    waiting.backward();
+    EXPECT_TRUE(at::equal(w.grad(), expected + 1));
+    EXPECT_TRUE(grad_buffer(w).is_same(w.grad()));
   });
 }
 

@@ -185,6 +185,7 @@ void GradientReducer::place(std::size_t index) {
                     parameters_[index].name));
   }
   if (alone()) return;
+  reclaim_grad_buffer(parameters_[index].tensor);
   slot.view.copy_(grad);
   grad = slot.view;
 }
@@ -303,6 +304,7 @@ void GradientReducer::contribute_zeros_for_unused() {
       place(i);  // from an earlier backward pass: already an average, or not yet sent
     } else if (!alone()) {
       had_gradient_[i] = 0;
+      reclaim_grad_buffer(parameters_[i].tensor);
       slots_[i].view.zero_();
       parameters_[i].tensor.mutable_grad() = slots_[i].view;
     }

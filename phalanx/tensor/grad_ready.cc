@@ -16,6 +16,7 @@ namespace phalanx {
 struct GradReadySubscription::Registry {
   std::vector<std::shared_ptr<GradReadyListener>> listeners;
   at::Tensor buffer;
+  std::weak_ptr<at::Tensor> borrower;
   bool added = false;    // the backward pass under way: a layer has added to the gradient itself
   bool arrived = false;  // the backward pass under way brought a gradient
 
@@ -117,12 +118,29 @@ void set_grad_buffer(const at::Tensor& parameter, at::Tensor buffer) {
     throw Error(fmt::format("set_grad_buffer: the buffer is {}, the parameter {}; expected the same", buffer.toString(),
                             parameter.toString()));
   }
+  reclaim_grad_buffer(parameter);
   hook->registry->buffer = std::move(buffer);
 }
 
 at::Tensor grad_buffer(const at::Tensor& parameter) {
   const GradReadyHook* hook = parameter.defined() ? grad_ready_hook_of(parameter) : nullptr;
   return hook == nullptr ? at::Tensor() : hook->registry->buffer;
+}
+
+std::shared_ptr<at::Tensor> borrow_grad_buffer(const at::Tensor& parameter) {
+  const GradReadyHook* hook = parameter.defined() ? grad_ready_hook_of(parameter) : nullptr;
+  if (hook == nullptr) return nullptr;
+  GradReadySubscription::Registry& registry = *hook->registry;
+  if (!registry.buffer.defined() || parameter.grad().defined() || !registry.borrower.expired()) return nullptr;
+  auto borrowed = std::make_shared<at::Tensor>(registry.buffer);
+  registry.borrower = borrowed;
+  return borrowed;
+}
+
+void reclaim_grad_buffer(const at::Tensor& parameter) {
+  const GradReadyHook* hook = grad_ready_hook_of(parameter);
+  if (hook == nullptr) return;
+  if (const auto borrowed = std::exchange(hook->registry->borrower, {}).lock()) *borrowed = borrowed->clone();
 }
 
 void mark_grad_arrived(const at::Tensor& parameter) {

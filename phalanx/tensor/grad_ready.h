@@ -7,6 +7,8 @@
 //
 // Who listens may also say where the gradient shall lie (set_grad_buffer): our own layers then add their part there
 // themselves (weight_gradient.h), which saves a tensor and a pass over it; what autograd brings, the listener moves.
+// While there is no gradient the buffer is free, and a layer that computes its gradient ahead of the backward pass may
+// borrow it; whoever else writes to it takes it back first.
 //
 // Contract
 // - Any number of listeners may subscribe to one parameter; they are called in the order of subscription. A hook that
@@ -57,10 +59,18 @@ GradReadySubscription on_grad_ready(const at::Tensor& parameter, GradReadyListen
 void fire_grad_ready(const at::Tensor& parameter);
 
 /// Where the gradient of a parameter with listeners is to lie: a tensor of its shape, dtype and device, whose contents
-/// count only while parameter.grad() is this very tensor. An undefined tensor takes the offer back.
+/// count only while parameter.grad() is this very tensor. An undefined tensor takes the offer back. The buffer before
+/// is reclaimed: it is not used any more.
 void set_grad_buffer(const at::Tensor& parameter, at::Tensor buffer);
 /// Undefined if there is none.
 at::Tensor grad_buffer(const at::Tensor& parameter);
+
+/// Room for a gradient that is computed before its backward pass: the result points to the buffer, until somebody else
+/// needs that; then to a new tensor with what lay in it. Null if none is offered, it is lent already, or
+/// parameter.grad() is defined. Dropping the pointer gives it back.
+std::shared_ptr<at::Tensor> borrow_grad_buffer(const at::Tensor& parameter);
+/// To be called before anybody but the borrower writes to the buffer.
+void reclaim_grad_buffer(const at::Tensor& parameter);
 
 /// For a backward function that has added to parameter.grad() itself and returns an undefined gradient: the event fires
 /// all the same, when autograd is through with the parameter.

@@ -5,6 +5,9 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <optional>
+#include <utility>
+
 #include "phalanx/tensor/grad_ready.h"
 
 namespace phalanx {
@@ -18,21 +21,51 @@ bool is_only_accumulated(const at::Tensor& weight) {
   return asked_for != nullptr && asked_for->empty() && torch::autograd::impl::hooks(weight).empty();
 }
 
+// The buffer as the place for the next contribution, if it may be that.
+std::optional<WeightGradient> in_buffer(const at::Tensor& weight) {
+  const at::Tensor buffer = grad_buffer(weight);
+  if (!buffer.defined() || !is_only_accumulated(weight)) return std::nullopt;
+  at::Tensor& grad = weight.mutable_grad();
+  const bool is_first = !grad.defined();
+  if (is_first) {
+    reclaim_grad_buffer(weight);
+    grad = buffer;
+  }
+  if (!grad.is_same(buffer)) return std::nullopt;
+  mark_grad_arrived(weight);
+  return WeightGradient{buffer, is_first ? 0.0 : 1.0, at::Tensor()};
+}
+
 }  // namespace
 
 WeightGradient weight_gradient(const at::Tensor& weight) {
-  const at::Tensor buffer = grad_buffer(weight);
-  if (buffer.defined() && is_only_accumulated(weight)) {
-    at::Tensor& grad = weight.mutable_grad();
-    const bool is_first = !grad.defined();
-    if (is_first) grad = buffer;
-    if (grad.is_same(buffer)) {
-      mark_grad_arrived(weight);
-      return {buffer, is_first ? 0.0 : 1.0, at::Tensor()};
-    }
-  }
+  if (auto found = in_buffer(weight)) return *std::move(found);
   const at::Tensor made = at::empty_like(weight);
   return {made, 0.0, made};
+}
+
+EarlyWeightGradient::EarlyWeightGradient(const at::Tensor& weight)
+    : weight_(weight), room_(borrow_grad_buffer(weight)) {
+  if (!room_) room_ = std::make_shared<at::Tensor>(at::empty_like(weight));
+}
+
+at::Tensor EarlyWeightGradient::deliver(float factor) {
+  // The only reference, if it is a tensor of its own: autograd takes over what is returned only then.
+  at::Tensor made = *std::exchange(room_, nullptr);
+  if (factor != 1.0F) made.mul_(factor);
+  const at::Tensor buffer = grad_buffer(weight_);
+  if (buffer.defined() && made.is_same(buffer)) {
+    if (is_only_accumulated(weight_) && !weight_.grad().defined()) {
+      weight_.mutable_grad() = made;
+      mark_grad_arrived(weight_);
+      return {};
+    }
+    made = made.clone();
+  }
+  const auto target = in_buffer(weight_);
+  if (!target) return made;
+  target->beta == 0.0 ? target->out.copy_(made) : target->out.add_(made);
+  return {};
 }
 
 }  // namespace phalanx

@@ -11,9 +11,18 @@
 // The detour is taken where autograd must see the gradient: under torch::autograd::grad() and backward(inputs=...),
 // with create_graph, and for a weight that has hooks of its own or a gradient that somebody else put there. Then (and
 // where no buffer is offered) `out` is a new tensor and is returned.
+//
+// A loss that is fused with its projection has the gradient, but for a factor, in the forward pass already. It computes
+// it where it will be wanted, and says in the backward pass that it is:
+//
+//   EarlyWeightGradient early(weight);                        // in forward()
+//   early.out().addmm_(dy.t(), x, 0.0);
+//   return {dx, early.deliver(factor)};                       // in backward()
 #pragma once
 
 #include <ATen/core/Tensor.h>
+
+#include <memory>
 
 namespace phalanx {
 
@@ -26,5 +35,23 @@ struct WeightGradient {
 /// Only inside a backward function, once for each contribution, right before it is written: from then on the buffer is
 /// weight.grad(), and worthless if the function throws before it has written all of it. Does not wait for anything.
 WeightGradient weight_gradient(const at::Tensor& weight);
+
+/// One contribution that is computed before the backward pass, which may never come. It lies in the offered buffer if
+/// that is free (the weight has no gradient then, and nobody else's early one is there), else in a tensor of its own.
+class EarlyWeightGradient {
+ public:
+  explicit EarlyWeightGradient(const at::Tensor& weight);
+
+  /// Of the weight's shape, its contents undefined at first. To be used before anything else is done with the weight.
+  const at::Tensor& out() const { return *room_; }
+
+  /// Only inside a backward function, and once: makes factor times out() part of the gradient, in the order of calls.
+  /// Returns what backward() returns for the weight: undefined if that is in weight.grad() already.
+  at::Tensor deliver(float factor);
+
+ private:
+  at::Tensor weight_;
+  std::shared_ptr<at::Tensor> room_;
+};
 
 }  // namespace phalanx
