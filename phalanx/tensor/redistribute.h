@@ -8,12 +8,13 @@
 // - The result is contiguous, has the shape of to.local_box(mesh.rank()) and shares no storage with `local`, which may
 // be
 //   freed; only where nothing has to change, `local` itself is returned. `local` is not modified.
-// - Ranks that hold the same box get the same bits. Sums are in rank order where the backend's are (communicator.h),
-// axis
-//   after axis as the plan has them.
+// - Ranks that hold the same box get the same bits; after a sum only where the backend sums in rank order (local, shm:
+//   communicator.h), for replicas along another axis add in communicators of their own. Several axes are summed one
+//   after the other, as the plan has them.
 // - Not differentiable: the result has no grad_fn. For what must be, see the autograd pairs of the parallel folder.
 // - A partial target along an axis that was not partial before gets zeros where another rank has the value.
-// - Beside local and result it allocates at most one buffer of the size of what is sent and one of what is received.
+// - Beside local and result, a step allocates at most one buffer of what it sends (in an exchange each receiver's copy
+//   counts) and one of what it receives.
 //
 //   // Column-parallel under FSDP -> whole, for a checkpoint's reader:
 //   at::Tensor w = redistribute(local, spec, spec.with({}), mesh);

@@ -19,6 +19,14 @@ using StepKind = RedistributeStep::Kind;
 
 constexpr std::int64_t kCollectiveCost = 64 * 1024;  // a rank
 
+/// What a step costs, in bytes that move. An exchange is packed and unpacked, and what several ranks need is sent to
+/// each of them, so its bytes count more than a gather's, and most where every rank may have to do with every other.
+std::int64_t cost_of(StepKind kind, bool over_mesh, std::int64_t bytes, int ranks) {
+  if (kind == StepKind::slice || kind == StepKind::addend) return 1;  // one more copy here
+  if (over_mesh) return bytes + bytes / 2 + 2 * kCollectiveCost * ranks;
+  return bytes + (kind == StepKind::all_to_all ? bytes / 4 : 0) + kCollectiveCost * ranks;
+}
+
 /// A placement on the way. Along each dimension the cuts that stand are the first `count` of the source's, or of the
 /// target's; a beginning that both have in common counts as the target's. An axis that neither cuts nor is partial
 /// replicates.
@@ -170,9 +178,8 @@ class RedistributeSearch {
     const bool local = kind == StepKind::slice || kind == StepKind::addend;
     const std::int64_t bytes =
         local ? 0 : bytes_moved(kind, axis.value_or(0), spec_of(ways_[from].place), spec_of(place));
-    const std::int64_t fixed = local ? 1 : kCollectiveCost * from_.mesh().size() * (axis ? 1 : 2);
-    arrive({std::move(place), ways_[from].cost + bytes + fixed, from, kind,
-            axis && !local ? axes_[*axis].name : std::string(), bytes});
+    const std::int64_t cost = ways_[from].cost + cost_of(kind, !axis, bytes, from_.mesh().size());
+    arrive({std::move(place), cost, from, kind, axis && !local ? axes_[*axis].name : std::string(), bytes});
   }
 
   void leave(std::size_t index, const Waypoint& place) {

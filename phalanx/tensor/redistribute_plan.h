@@ -12,10 +12,11 @@
 //                   now on), or over the whole mesh (another nesting): each element goes once to each rank that needs
 //                   it
 //
-// Of all sequences the one with the smallest cost is taken: the bytes that move, plus 64 KiB a rank for each collective
-// (128 KiB where it spans the mesh), about what a collective's latency is worth. So many ranks' small tensors go in few
-// steps, large ones in those that move least. Where the mesh has no communicator of its own (a sub-mesh of several
-// axes) a changed nesting goes through a gather of what is nested otherwise.
+// Of all sequences the one with the smallest cost is taken: the bytes that move (those of an all_to_all count 5/4, over
+// the whole mesh 3/2, for they are packed for each receiver), plus 64 KiB a rank for each collective (128 KiB where it
+// spans the mesh), about what a collective's latency is worth. So small tensors go in few steps, large ones in those
+// that move least. Where the mesh has no communicator of its own (a sub-mesh of several axes) a changed nesting goes
+// through a gather of what is nested otherwise.
 //
 //   const auto plan = plan_redistribute(from, to);
 //   plan.text();     // 'w' float32[8, 6] on (dp=2, tp=2): dp:S(0) -> tp:S(1): 192 B over all ranks

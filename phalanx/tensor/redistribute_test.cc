@@ -78,6 +78,10 @@ TEST(RedistributePlanTest, SeveralAxesTakeTheCheapestSequence) {
   // FSDP's shards of a tensor-parallel weight, gathered along dp only.
   EXPECT_THAT(steps_of(plan_of(kSquare, {8, 6}, "tp:S(0), dp:S(0)", "tp:S(0)")),
               ElementsAre("all_gather over dp: tp:S(0), dp:S(0) -> tp:S(0), 192 B"));
+  // Gathered whole: axis by axis, which moves as much as an exchange over the mesh and packs nothing.
+  EXPECT_THAT(steps_of(plan_of(kSquare, {8, 6}, "tp:S(0), dp:S(0)", "replicated")),
+              ElementsAre("all_gather over dp: tp:S(0), dp:S(0) -> tp:S(0), 192 B",
+                          "all_gather over tp: tp:S(0) -> replicated, 384 B"));
   // Gradients: summed over one axis, kept apart along the other.
   EXPECT_THAT(steps_of(plan_of(kSquare, {8, 6}, "tp:S(0), dp:P", "tp:S(0), dp:S(0)")),
               ElementsAre("reduce_scatter over dp: tp:S(0), dp:P -> tp:S(0), dp:S(0), 192 B"));
@@ -222,7 +226,7 @@ TEST(RedistributePlanProperties, StepsJoinAndMoveLittleMoreThanMustMove) {
         must_move += 4 * (gets.numel() - (kept ? kept->numel() : 0));
       }
       EXPECT_GE(plan.bytes(), must_move);
-      EXPECT_LE(plan.bytes(), must_move + 128 * 1024 * mesh.size());
+      EXPECT_LE(plan.bytes(), must_move + must_move / 2 + 128 * 1024 * mesh.size());
     }
     if (testing::Test::HasFailure()) return;
   }
