@@ -5,6 +5,7 @@
 //
 //   fill(weight, Init::normal(0.0, 0.02), seed, "layers.0.attention.wq.weight");
 //   fill(shard, Init::normal(0.0, 0.02), seed, "layers.0.attention.wq.weight", /*begin=*/rank * shard.numel());
+//   fill_shard(shard, Init::normal(0.0, 0.02), seed, spec, mesh.rank());   // whatever box the rank holds
 //
 // Values are computed in fp32 and rounded to the tensor's dtype; any device and any strides ("flat" is row-major).
 #pragma once
@@ -13,6 +14,8 @@
 
 #include <cstdint>
 #include <string_view>
+
+#include "phalanx/tensor/shard_spec.h"
 
 namespace phalanx {
 
@@ -30,5 +33,9 @@ struct Init {
 /// Fills `tensor` with elements [begin, begin + tensor.numel()) of the global parameter `name`.
 void fill(const at::Tensor& tensor, const Init& init, std::uint64_t seed, std::string_view name,
           std::int64_t begin = 0);
+
+/// Fills `local` with what the rank of the spec's mesh holds of the parameter. Throws Error if that has another shape,
+/// and ConfigError for a partial spec: the addends of an initial value are nobody's to choose.
+void fill_shard(const at::Tensor& local, const Init& init, std::uint64_t seed, const ShardSpec& spec, int rank);
 
 }  // namespace phalanx

@@ -8,8 +8,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string>
 #include <vector>
 
+#include "phalanx/base/error.h"
 #include "phalanx/tensor/counter_fill.h"
 
 namespace {
@@ -66,6 +68,47 @@ TEST(Init, APartOfAnyDtypeAndStridesEqualsTheSliceOfTheWhole) {
   auto transposed = at::empty({10, 6}, at::TensorOptions(at::kFloat)).t();
   fill(transposed, Init::normal(0, 1), 3, "w", /*begin=*/40);
   EXPECT_TRUE(at::equal(transposed.reshape({-1}), whole.narrow(0, 40, 60)));
+}
+
+TEST(Init, AnyShardEqualsItsBoxOfTheWhole) {
+  const std::vector<std::int64_t> shape = {6, 7, 10};
+  const auto whole = filled(shape, Init::normal(0, 1), 3, "w");
+  const phalanx::MeshShape mesh({{"dp", 2}, {"tp", 3}});
+  for (const char* placement : {"replicated", "dp:S(0)", "tp:S(1)", "tp:S(2), dp:S(2)", "tp:S(1), dp:S(0)",
+                                "tp:S(1){0, 6, 1}, dp:S(2){10, 0}"}) {
+    const phalanx::ShardSpec spec("w", shape, phalanx::DataType::f32, mesh, phalanx::Placement::parse(placement));
+    for (int rank = 0; rank < mesh.size(); ++rank) {
+      const auto box = spec.local_box(rank);
+      auto expected = whole;
+      for (std::int64_t d = 0; d < 3; ++d) {
+        const auto i = static_cast<std::size_t>(d);
+        expected = expected.narrow(d, box.offsets[i], box.shape[i]);
+      }
+      for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+        const auto shard = at::empty(box.shape, at::TensorOptions(dtype));
+        phalanx::fill_shard(shard, Init::normal(0, 1), 3, spec, rank);
+        EXPECT_TRUE(at::equal(shard, expected.to(dtype))) << spec.text() << " rank " << rank;
+      }
+    }
+  }
+}
+
+TEST(Init, AShardMustBeTheRanksBoxAndNoAddend) {
+  const phalanx::ShardSpec rows("w", {5, 2}, phalanx::DataType::f32, phalanx::MeshShape({{"dp", 2}}),
+                                phalanx::Placement::parse("dp:S(0)"));
+  const auto message = [](const at::Tensor& shard, const phalanx::ShardSpec& spec) -> std::string {
+    try {
+      phalanx::fill_shard(shard, Init::normal(0, 1), 1, spec, 1);
+    } catch (const phalanx::Error& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  EXPECT_EQ(message(at::empty({3, 2}), rows),
+            "'w' float32[5, 2] on (dp=2): dp:S(0): rank 1 holds [3:5, 0:2]: expected a tensor of shape [2, 2], found "
+            "[3, 2]");
+  EXPECT_EQ(message(at::empty({5, 2}), rows.with(phalanx::Placement::parse("dp:P"))),
+            "'w' float32[5, 2] on (dp=2): dp:P: a partial parameter cannot be initialised; replicate or split it");
 }
 
 TEST(Init, ALargeTensorOfAnotherDtypeIsFilledInStages) {
