@@ -36,7 +36,7 @@ void check_labels(const at::Tensor& labels, std::int64_t vocab) {
 
 // What backward has left to hand on. Not in save_for_backward(): for autograd to take dx over instead of copying it,
 // nobody else may refer to it.
-struct Gradients : torch::CustomClassHolder {
+struct HeadGradients : torch::CustomClassHolder {
   at::Tensor dx;  // undefined if nobody wants it
   std::optional<EarlyWeightGradient> dweight;
 };
@@ -49,7 +49,7 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
     check_labels(labels, vocab);
     const at::Tensor buffer = at::empty({chunk, vocab}, x.options());
     const at::Tensor losses = at::empty({rows}, x.options());
-    auto gradients = c10::make_intrusive<Gradients>();
+    auto gradients = c10::make_intrusive<HeadGradients>();
     if (record && x_in.requires_grad()) gradients->dx = at::empty_like(x);
     if (record && weight.requires_grad()) gradients->dweight.emplace(weight);
     const float scale = record ? 1.0f / static_cast<float>(rows) : 0.0f;
@@ -85,7 +85,7 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
     }
     const auto capsule = std::move(found->second).toCapsule();
     ctx->saved_data.erase(found);
-    auto& gradients = static_cast<Gradients&>(*capsule);
+    auto& gradients = static_cast<HeadGradients&>(*capsule);
     const float factor = grads[0].item<float>();
     at::Tensor dx = std::move(gradients.dx), dweight;
     if (dx.defined() && factor != 1.0f) dx.mul_(factor);

@@ -7,51 +7,25 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full_like.h>
-#include <ATen/ops/isnan.h>
 #include <ATen/ops/linear.h>
-#include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/csrc/autograd/autograd.h>
-#include <torch/csrc/autograd/variable.h>
 
-#include <limits>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 #include "phalanx/base/error.h"
-#include "phalanx/kernels/linear_cross_entropy.h"
+#include "phalanx/kernels/grad_buffer_test_support.h"
 #include "phalanx/kernels/swiglu_feed_forward.h"
-#include "phalanx/tensor/grad_ready.h"
 
 namespace phalanx {
 namespace {
 
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-
-at::Tensor parameter(std::vector<std::int64_t> shape) { return at::randn(shape, at::kFloat).set_requires_grad(true); }
-
-// A weight with a buffer, and the count of its events. What lies in the buffer before must not matter: NaN.
-struct Buffered {
-  explicit Buffered(std::vector<std::int64_t> shape) : Buffered(at::randn(shape, at::kFloat)) {}
-  explicit Buffered(const at::Tensor& value) : weight(value.detach().clone().set_requires_grad(true)) {
-    buffer = at::full_like(weight, kNan).set_requires_grad(false);
-    subscription = on_grad_ready(weight, [this](const at::Tensor&) { ++events; });
-    set_grad_buffer(weight, buffer);
-  }
-  bool is_in_buffer() const { return weight.grad().defined() && weight.grad().is_same(buffer); }
-
-  at::Tensor weight, buffer;
-  int events = 0;
-  GradReadySubscription subscription;
-};
-
-at::Tensor gradient(const at::Tensor& loss, const at::Tensor& of) {
-  return torch::autograd::grad({loss}, {of}, {}, /*retain_graph=*/true)[0];
-}
+using grad_buffer_testing::Buffered;
+using grad_buffer_testing::gradient;
+using grad_buffer_testing::parameter;
 
 TEST(BufferedLinear, TheGradientIsWrittenThenAddedTo) {
   Buffered w({3, 5});
@@ -166,175 +140,6 @@ TEST(BufferedFeedForward, AllThreeWeights) {
       EXPECT_TRUE(at::allclose(w.buffer, pass * gradient, 1e-4, 1e-6));
     }
   }
-}
-
-// The head of a language model: three chunks of tokens, or logits as a whole where the dtype is not the kernels'.
-struct Head {
-  explicit Head(at::ScalarType dtype = at::kFloat) : x(at::randn({kRows, 4}, dtype)) {}
-  at::Tensor loss(const at::Tensor& weight, double factor = 1.0) const {
-    const at::Tensor value = kernels::linear_cross_entropy(x, weight, labels);
-    return factor == 1.0 ? value : value * factor;
-  }
-  static constexpr std::int64_t kRows = 1100, kVocab = 7;
-  at::Tensor x, labels = at::randint(kVocab, {kRows}, at::TensorOptions(at::kLong));
-};
-
-TEST(BufferedCrossEntropy, HasTheBitsOfAutogradsWay) {
-  for (const auto dtype : {at::kFloat, at::kDouble}) {
-    for (const double factor : {1.0, 0.3}) {
-      Buffered w(at::randn({Head::kVocab, 4}, dtype));
-      const at::Tensor plain = w.weight.detach().clone().set_requires_grad(true);
-      for (int step = 0; step < 2; ++step) {
-        for (int pass = 1; pass <= 3; ++pass) {  // of an accumulation
-          const Head head(dtype);
-          head.loss(plain, factor).backward();
-          head.loss(w.weight, factor).backward();
-          EXPECT_TRUE(w.is_in_buffer());
-          if (dtype == at::kFloat || pass == 1) {
-            EXPECT_TRUE(at::equal(w.buffer, plain.grad())) << "pass " << pass;
-          } else {  // kernels::linear() adds within the matrix product
-            EXPECT_TRUE(at::allclose(w.buffer, plain.grad())) << "pass " << pass;
-          }
-          EXPECT_EQ(w.events, step * 3 + pass);
-        }
-        w.weight.mutable_grad().reset();
-        plain.mutable_grad().reset();
-      }
-    }
-  }
-}
-
-TEST(BufferedCrossEntropy, TheGradientIsMadeInTheBuffer) {
-  Buffered w({Head::kVocab, 4});
-  const Head head;
-  const at::Tensor expected = gradient(head.loss(w.weight), w.weight);
-  w.buffer.fill_(kNan);
-  const at::Tensor loss = head.loss(w.weight);
-  EXPECT_FALSE(w.weight.grad().defined());
-  EXPECT_TRUE(at::equal(w.buffer, expected));
-  EXPECT_EQ(w.events, 0);
-}
-
-// One buffer, but any number of losses whose backward pass may come now, later or never.
-TEST(BufferedCrossEntropy, ForwardAndBackwardPassesMayComeInAnyOrder) {
-  Buffered w({Head::kVocab, 4});
-  const Head a, b;
-  const at::Tensor of_a = gradient(a.loss(w.weight), w.weight), of_b = gradient(b.loss(w.weight), w.weight);
-  const auto expect = [&](const at::Tensor& expected, const char* what) {
-    EXPECT_TRUE(w.is_in_buffer()) << what;
-    EXPECT_TRUE(at::allclose(w.buffer, expected)) << what;
-    EXPECT_EQ(std::exchange(w.events, 0), 1) << what;
-    w.weight.mutable_grad().reset();
-  };
-  (a.loss(w.weight) + b.loss(w.weight)).backward();
-  expect(of_a + of_b, "one pass through both");
-
-  for (const bool first_is_first : {true, false}) {
-    at::Tensor one = a.loss(w.weight), other = b.loss(w.weight);
-    if (!first_is_first) std::swap(one, other);
-    one.backward();
-    w.events = 0;
-    other.backward();
-    expect(of_a + of_b, "one after the other");
-
-    one = a.loss(w.weight), other = b.loss(w.weight);
-    if (!first_is_first) std::swap(one, other);
-    one.backward();
-    expect(first_is_first ? of_a : of_b, "zero_grad() between two backward passes");
-    other.backward();
-    expect(first_is_first ? of_b : of_a, "after zero_grad()");
-  }
-
-  a.loss(w.weight);
-  b.loss(w.weight).backward();
-  expect(of_b, "a loss that was thrown away");
-
-  a.loss(w.weight).backward();
-  w.events = 0;
-  const at::Tensor made_before = b.loss(w.weight);
-  w.weight.mutable_grad().reset();
-  made_before.backward();
-  expect(of_b, "zero_grad() between forward and backward");
-
-  const at::Tensor waiting = a.loss(w.weight);
-  kernels::linear(b.x, w.weight).sum().backward();
-  w.weight.mutable_grad().reset();
-  w.events = 0;
-  waiting.backward();
-  expect(of_a, "another layer in between");
-
-  const at::Tensor old = a.loss(w.weight);
-  const at::Tensor old_buffer = std::exchange(w.buffer, at::full_like(w.buffer, kNan));
-  set_grad_buffer(w.weight, w.buffer);
-  old_buffer.fill_(kNan);
-  b.loss(w.weight).backward();
-  w.events = 0;
-  old.backward();
-  expect(of_a + of_b, "a new buffer");
-}
-
-TEST(BufferedCrossEntropy, AWeightThatAnotherLayerSharesIsReadyOnce) {
-  Buffered w({Head::kVocab, 4});
-  const at::Tensor plain = w.weight.detach().clone().set_requires_grad(true);
-  const Head head;
-  const auto loss = [&](const at::Tensor& weight) {  // the other contribution comes after the loss's
-    const at::Tensor x = kernels::linear(at::full({Head::kRows, 4}, 0.3), weight).narrow(1, 0, 4) + head.x;
-    return kernels::linear_cross_entropy(x, weight, head.labels);
-  };
-  loss(plain).backward();
-  loss(w.weight).backward();
-  EXPECT_TRUE(w.is_in_buffer());
-  EXPECT_TRUE(at::allclose(w.buffer, plain.grad()));
-  EXPECT_EQ(w.events, 1);
-  for (const auto& weight : {plain, w.weight}) loss(weight).backward();
-  EXPECT_TRUE(at::allclose(w.buffer, plain.grad()));
-  EXPECT_EQ(w.events, 2);
-}
-
-TEST(BufferedCrossEntropy, AutogradsOwnWayWhereItMustSeeTheGradient) {
-  Buffered w({Head::kVocab, 4});
-  const Head head;
-  const at::Tensor plain = w.weight.detach().clone().set_requires_grad(true);
-  const at::Tensor expected = gradient(head.loss(plain, 0.3), plain);
-
-  const at::Tensor asked = gradient(head.loss(w.weight, 0.3), w.weight);
-  w.buffer.fill_(kNan);  // what the caller has is his own
-  EXPECT_TRUE(at::equal(asked, expected));
-  EXPECT_FALSE(w.weight.grad().defined());
-  EXPECT_EQ(w.events, 0);
-
-  torch::autograd::backward({head.loss(w.weight, 0.3)}, {}, {}, false, {w.weight});
-  EXPECT_TRUE(at::equal(w.weight.grad(), expected));
-  EXPECT_EQ(w.events, 1);
-
-  const at::Tensor loss = head.loss(w.weight, 0.3);
-  w.weight.mutable_grad() = at::full_like(w.weight, 7).set_requires_grad(false);  // somebody else's
-  loss.backward();
-  EXPECT_FALSE(w.is_in_buffer());
-  EXPECT_TRUE(at::equal(w.weight.grad(), expected + 7));
-
-  w.weight.mutable_grad().reset();
-  w.weight.register_hook([](const at::Tensor& grad) { return grad * 2; });
-  head.loss(w.weight, 0.3).backward();
-  EXPECT_TRUE(at::equal(w.weight.grad(), expected * 2));
-  EXPECT_EQ(w.events, 3);
-}
-
-TEST(BufferedCrossEntropy, AFrozenWeightGetsNothing) {
-  Buffered w({Head::kVocab, 4});
-  Head head;
-  head.x.requires_grad_();
-  head.loss(w.weight).backward();
-  const at::Tensor expected = head.x.grad();
-  head.x.mutable_grad().reset();
-  w.weight.mutable_grad().reset();
-  w.buffer.fill_(kNan);
-  w.weight.set_requires_grad(false);
-  head.loss(w.weight).backward();
-  EXPECT_TRUE(at::equal(head.x.grad(), expected));
-  EXPECT_FALSE(w.weight.grad().defined());
-  EXPECT_TRUE(at::isnan(w.buffer).all().item<bool>());
-  EXPECT_EQ(w.events, 1);
 }
 
 TEST(GradBuffer, IsLentToOneAtATimeAndTakenBack) {

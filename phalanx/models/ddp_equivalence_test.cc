@@ -1,13 +1,20 @@
 // Data parallelism on the debug Llama against one rank: losses, gradients and weights of 50 steps, and bits between
 // ranks and runs.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/remainder.h>
+#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "phalanx/comm/local.h"
@@ -129,6 +136,101 @@ TEST_P(DdpLlama, EveryWorldTrainsAsOneRankDoes) {
         EXPECT_LT(largest, 1e-6);
       }
     }
+  }
+}
+
+// The operators that this thread runs on tensors of one size, and the one that makes a gradient of it out of other
+// tensors. They say whether a gradient took the detour.
+class OperatorsOfSize {
+ public:
+  explicit OperatorsOfSize(std::int64_t numel) {
+    current_ = this;
+    numel_ = numel;
+    handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(note).needsInputs(true).needsOutputs(false));
+  }
+  ~OperatorsOfSize() {
+    at::removeCallback(handle_);
+    current_ = nullptr;
+  }
+  std::multiset<std::string> names;
+
+ private:
+  static std::unique_ptr<at::ObserverContext> note(const at::RecordFunction& function) {
+    bool is_ours = std::string_view(function.name()) == "aten::embedding_dense_backward";
+    for (const auto& input : function.inputs()) {
+      is_ours |= input.isTensor() && input.toTensor().defined() && input.toTensor().numel() == current_->numel_;
+    }
+    if (is_ours) current_->names.insert(function.name());
+    return nullptr;
+  }
+  static thread_local OperatorsOfSize* current_;
+  std::int64_t numel_ = 0;
+  at::CallbackHandle handle_ = 0;
+};
+thread_local OperatorsOfSize* OperatorsOfSize::current_ = nullptr;
+
+struct VocabularyRun {
+  std::vector<std::vector<NamedTensor>> grads;  // after each micro-batch
+  std::multiset<std::string> first, later;  // operators on the vocabulary's gradients, by micro-batch of the last step
+};
+
+// Two steps of three micro-batches on two ranks; rank 0's view.
+VocabularyRun vocabulary_run(bool tied, bool by_autograd) {
+  constexpr int kSteps = 2, kParts = 3;
+  VocabularyRun run;
+  run_local_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
+    models::LlamaConfig config = models::llama_flavor("debug");
+    config.tie_embeddings = tied;
+    models::Llama model(config);
+    nn::initialise(model, /*seed=*/1);
+    DistributedDataParallel ddp(model, comm);
+    std::vector<at::Tensor> weights = {model.tok_embeddings->weight};
+    if (!tied) weights.push_back(model.output->weight);
+    if (by_autograd) {  // it must see a gradient that a hook wants to see
+      for (const auto& weight : weights) weight.register_hook([](const at::Tensor& grad) { return grad; });
+    }
+    for (int step = 0; step < kSteps; ++step) {
+      for (const auto& [name, tensor] : ddp.parameters()) tensor.mutable_grad().reset();
+      for (int part = 0; part < kParts; ++part) {
+        std::optional<DistributedDataParallel::NoSync> guard;
+        if (part + 1 < kParts) guard.emplace(ddp.no_sync());
+        const at::Tensor tokens = llama_tokens(step * kParts + part).narrow(0, comm->rank() * 12, 12);
+        OperatorsOfSize seen(config.vocab_size * config.dim);
+        const at::Tensor loss = model.loss(tokens.narrow(1, 0, kLlamaSeq), tokens.narrow(1, 1, kLlamaSeq)) / kParts;
+        loss.backward();
+        if (comm->rank() != 0) continue;
+        (part == 0 ? run.first : run.later) = seen.names;
+        run.grads.push_back(copies_of(ddp.parameters(), /*of_grads=*/true));
+      }
+    }
+  });
+  return run;
+}
+
+TEST(DdpLlamaVocabulary, TheGradientsHaveAutogradsBitsAndAreNotCopied) {
+  for (const bool tied : {false, true}) {
+    SCOPED_TRACE(tied ? "tied" : "untied");
+    const VocabularyRun ours = vocabulary_run(tied, false), theirs = vocabulary_run(tied, true);
+    ASSERT_EQ(ours.grads.size(), 6U);
+    for (std::size_t part = 0; part < ours.grads.size(); ++part) {
+      for (std::size_t i = 0; i < ours.grads[part].size(); ++i) {
+        const auto& [name, grad] = ours.grads[part][i];
+        const at::Tensor& expected = theirs.grads[part][i].tensor;
+        EXPECT_TRUE(at::allclose(grad, expected, 1e-5, 1e-8)) << name << ", part " << part;
+        // Where both ends of the model share a weight, autograd adds (a + b) to what is there, we add a, then b.
+        const bool in_one_order = part % 3 == 0 || !(tied && name == "tok_embeddings.weight");
+        EXPECT_TRUE(!in_one_order || at::equal(grad, expected)) << name << ", part " << part;
+      }
+    }
+    // The watch sees the detour where there is one, and there is none.
+    EXPECT_GE(theirs.first.count("aten::copy_"), tied ? 1U : 2U);
+    for (const char* name : {"aten::copy_", "aten::clone", "aten::empty_like", "aten::add_", "aten::add",
+                             "aten::embedding_dense_backward"}) {
+      EXPECT_EQ(ours.first.count(name), 0U) << name;
+    }
+    EXPECT_EQ(ours.later.count("aten::empty_like"), 1U);  // the fused loss's, added in one pass
+    EXPECT_EQ(ours.later.count("aten::add_"), 1U);
+    EXPECT_EQ(ours.later.count("aten::embedding_dense_backward"), 0U);
   }
 }
 

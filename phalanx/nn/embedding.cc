@@ -1,6 +1,6 @@
 #include "phalanx/nn/embedding.h"
 
-#include <ATen/ops/embedding.h>
+#include "phalanx/kernels/embedding.h"
 
 namespace phalanx::nn {
 
@@ -8,6 +8,6 @@ Embedding::Embedding(const EmbeddingOptions& options, TensorOptionsOfModule tens
   weight = make_parameter("weight", {options.count, options.dim}, tensor);
 }
 
-at::Tensor Embedding::forward(const at::Tensor& ids) { return at::embedding(weight, ids); }
+at::Tensor Embedding::forward(const at::Tensor& ids) { return kernels::embedding(weight, ids); }
 
 }  // namespace phalanx::nn

@@ -1,0 +1,97 @@
+#include "phalanx/kernels/embedding.h"
+
+#include <ATen/Dispatch.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/embedding_dense_backward.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <numeric>
+#include <vector>
+
+#include "phalanx/tensor/grad_ready.h"
+#include "phalanx/tensor/weight_gradient.h"
+
+namespace phalanx::kernels {
+namespace {
+
+constexpr std::int64_t kEmbeddingGrain = 32768;  // elements a thread takes at least
+
+// The positions of each id, in order: those of id i are positions[starts[i]] to positions[starts[i + 1] - 1].
+struct Positions {
+  Positions(const std::int64_t* ids, std::int64_t n, std::int64_t count)
+      : starts(static_cast<std::size_t>(count) + 1), positions(static_cast<std::size_t>(n)) {
+    for (std::int64_t k = 0; k < n; ++k) ++starts[static_cast<std::size_t>(ids[k]) + 1];
+    std::partial_sum(starts.begin(), starts.end(), starts.begin());
+    std::vector<std::int64_t> next(starts.begin(), starts.end() - 1);
+    for (std::int64_t k = 0; k < n; ++k)
+      positions[static_cast<std::size_t>(next[static_cast<std::size_t>(ids[k])]++)] = k;
+  }
+  std::vector<std::int64_t> starts, positions;
+};
+
+// A row's contributions are summed up before they meet what is there, as if the gradient had been made elsewhere.
+template <class T>
+void sum_rows(const Positions& where, const T* dy, T* out, std::int64_t dim, bool add) {
+  const auto count = static_cast<std::int64_t>(where.starts.size()) - 1;
+  const std::int64_t grain = std::max<std::int64_t>(kEmbeddingGrain / std::max<std::int64_t>(dim, 1), 1);
+  at::parallel_for(0, count, grain, [&](std::int64_t begin, std::int64_t end) {
+    std::vector<T> sum(static_cast<std::size_t>(add ? dim : 0));
+    for (std::int64_t row = begin; row < end; ++row) {
+      const std::int64_t *first = where.positions.data() + where.starts[static_cast<std::size_t>(row)],
+                         *last = where.positions.data() + where.starts[static_cast<std::size_t>(row) + 1];
+      if (add && first == last) continue;
+      T *in_table = out + row * dim, *total = add ? sum.data() : in_table;
+      std::fill_n(total, dim, T(0));
+      for (const std::int64_t* k = first; k != last; ++k) {
+        const T* part = dy + *k * dim;
+        for (std::int64_t j = 0; j < dim; ++j) total[j] += part[j];
+      }
+      for (std::int64_t j = 0; add && j < dim; ++j) in_table[j] += total[j];
+    }
+  });
+}
+
+struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& weight, const at::Tensor& ids) {
+    ctx->save_for_backward({ids});
+    // Not saved as a variable: its values are not needed, so they may change before the backward pass.
+    ctx->saved_data["weight"] = weight;
+    return at::embedding(weight, ids);
+  }
+
+  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
+                                               const torch::autograd::tensor_list& grads) {
+    const at::Tensor ids = ctx->get_saved_variables()[0], weight = ctx->saved_data["weight"].toTensor();
+    const std::int64_t count = weight.size(0), dim = weight.size(1);
+    const auto by_aten = [&] {
+      return at::embedding_dense_backward(grads[0], ids, count, /*padding_idx=*/-1, /*scale_grad_by_freq=*/false);
+    };
+    if (at::GradMode::is_enabled()) return {by_aten(), at::Tensor()};  // create_graph: what autograd can follow
+    const WeightGradient dweight = weight_gradient(weight);
+    const bool add = dweight.beta != 0.0;
+    if (!dweight.out.is_contiguous()) {
+      add ? dweight.out.add_(by_aten()) : dweight.out.copy_(by_aten());
+      return {dweight.returned, at::Tensor()};
+    }
+    const at::Tensor numbers = ids.to(at::kLong).contiguous(), dy = grads[0].contiguous();
+    const Positions where(numbers.const_data_ptr<std::int64_t>(), numbers.numel(), count);
+    AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, dy.scalar_type(), "embedding_backward", [&] {
+      sum_rows(where, dy.const_data_ptr<scalar_t>(), dweight.out.mutable_data_ptr<scalar_t>(), dim, add);
+    });
+    return {dweight.returned, at::Tensor()};
+  }
+};
+
+}  // namespace
+
+at::Tensor embedding(const at::Tensor& weight, const at::Tensor& ids) {
+  const bool has_buffer =
+      at::GradMode::is_enabled() && weight.requires_grad() && weight.device().is_cpu() && grad_buffer(weight).defined();
+  return has_buffer ? EmbeddingFunction::apply(weight, ids) : at::embedding(weight, ids);
+}
+
+}  // namespace phalanx::kernels
