@@ -82,8 +82,11 @@ Bench make_buffers(std::int64_t bytes, int ranks) {
   return bench;
 }
 
-Bench bench_of(Communicator& comm, const std::string& verb, std::int64_t bytes) {
+Bench bench_of(Communicator& comm, const std::string& verb, std::int64_t bytes, bool is_symmetric) {
   Bench b = make_buffers(bytes, comm.size());
+  if (is_symmetric)
+    for (at::Tensor* tensor : {&b.whole, &b.part, &b.received})
+      *tensor = comm.symmetric_empty(tensor->sizes(), tensor->options()).zero_();
   at::Tensor whole = b.whole;
   at::Tensor part = b.part;
   at::Tensor received = b.received;
@@ -247,8 +250,8 @@ void run_rank(const Options& options, int rank, const phalanx::HostPort& server)
   std::shared_ptr<Communicator> mpi;
   c10::intrusive_ptr<c10d::Backend> c10d_group;
   for (const std::string& name : options.backends) {
-    if (name == "shm") {
-      shm = phalanx::make_shm_communicator(*store, rank, options.ranks, {.name = "shm"});
+    if (name == "shm" || name == "symmetric") {
+      if (!shm) shm = phalanx::make_shm_communicator(*store, rank, options.ranks, {.name = "shm"});
     } else if (name == "gloo") {
       gloo =
           phalanx::make_gloo_communicator(std::make_shared<phalanx::PrefixStore>(store, "gloo"), rank, options.ranks);
@@ -260,14 +263,16 @@ void run_rank(const Options& options, int rank, const phalanx::HostPort& server)
       c10d_group = phalanx::make_gloo_group(std::make_shared<phalanx::PrefixStore>(store, "c10d"), rank, options.ranks,
                                             "127.0.0.1", std::chrono::seconds(300));
     } else {
-      throw std::runtime_error(
-          fmt::format("no backend '{}': shm, gloo, mpi (ours), c10d (torch's gloo) or openmpi", name));
+      throw std::runtime_error(fmt::format(
+          "no backend '{}': shm, symmetric (shm, symmetric memory), gloo, mpi (ours), c10d (torch's gloo) or openmpi",
+          name));
     }
   }
   const auto bench_for = [&](const std::string& name, const std::string& verb, std::int64_t bytes) {
     if (name == "c10d") return bench_of(*c10d_group, verb, bytes);
     if (name == "openmpi") return bench_of_open_mpi(verb, bytes, options.ranks);
-    return bench_of(name == "shm" ? *shm : name == "mpi" ? *mpi : *gloo, verb, bytes);
+    const bool is_symmetric = name == "symmetric";
+    return bench_of(name == "shm" || is_symmetric ? *shm : name == "mpi" ? *mpi : *gloo, verb, bytes, is_symmetric);
   };
   std::vector<std::string> peers;
   for (const std::string& name : options.backends)

@@ -111,6 +111,7 @@ Progress RoundOperation::advance() {
       RoundHeader& header = board_.header(board_.rank(), first_round_);
       header.signature = signature_of(description_);
       header.description = &description_;
+      header.window = header.offset = 0;
       write_first_round();
       board_.publish(first_round_);
       state_ = State::compare;
@@ -119,6 +120,16 @@ Progress RoundOperation::advance() {
     case State::compare:
       if (!await_all(first_round_)) return blocked();
       compare_signatures();
+      if (starts_again()) {
+        ++first_round_;
+        write_first_round();
+        board_.publish(first_round_);
+      }
+      state_ = State::ready;
+      [[fallthrough]];
+    case State::ready:
+      if (!await_all(first_round_)) return blocked();
+      throw_if_left(first_round_ - 1);
       state_ = State::work;
       [[fallthrough]];
     case State::work: {
@@ -137,6 +148,13 @@ void RoundOperation::compare_signatures() {
   std::vector<Signature> all;
   for (int peer = 0; peer < board_.size(); ++peer) all.push_back(board_.header(peer, first_round_).signature);
   require_equal_signatures(all);
+}
+
+void RoundOperation::throw_if_left(std::uint64_t round) const {
+  if (!board_.aborted()) return;
+  for (int peer = 0; peer < board_.size(); ++peer)
+    if (board_.of(peer).left_in.load(std::memory_order_acquire) == static_cast<std::uint32_t>(round))
+      board_.throw_if_aborted();
 }
 
 std::optional<Doorbell> RoundOperation::doorbell() {

@@ -37,13 +37,16 @@ inline constexpr std::size_t kCacheLine = 64;
 struct alignas(kCacheLine) RoundHeader {
   Signature signature;
   const OperationDescription* description = nullptr;  // local backend only: peers read buffers through it
+  std::uint64_t window = 0;                           // shm only: in which window the buffer lies that peers may
+  std::uint64_t offset = 0;                           // reach, and at which byte of this rank's part; 0: in none
 };
+static_assert(sizeof(RoundHeader) == kCacheLine);
 
 /// One rank's words. Each is written by its rank alone, but for the mail words and the sleeper counts.
 struct alignas(kCacheLine) RankBoard {
   alignas(kCacheLine) std::atomic<std::uint32_t> published;           // last round; a futex word
   alignas(kCacheLine) std::atomic<std::uint32_t> published_sleepers;  // peers that sleep on it
-  std::atomic<std::uint32_t> left_in;  // local backend only: first round of the operation that this rank gave up
+  std::atomic<std::uint32_t> left_in;  // first round of the operation whose peers' buffers this rank gave up
   alignas(kCacheLine) std::atomic<std::uint32_t> mail;  // changed whenever a channel to or from this rank moves
   alignas(kCacheLine) std::atomic<std::uint32_t> mail_sleepers;
   std::array<RoundHeader, kBuffers> headers;
@@ -134,12 +137,17 @@ class RoundOperation : public Operation {
  protected:
   /// The next piece of work once the signatures agree. first_round() is the round that carried them.
   virtual Progress step() = 0;
-  /// Called once before the first round is published: data may be written for it already.
+  /// Called before the first round is published: data may be written for it already.
   virtual void write_first_round() {}
+  /// Called once the signatures agree. True: the operation goes on as if the next round were its first, without
+  /// signatures. All ranks must say the same.
+  virtual bool starts_again() { return false; }
 
   /// False: notes whom we wait for, and advance() should return blocked.
   bool await_all(std::uint64_t round);
   bool await(int peer, std::uint64_t round);
+  /// Throws if the group was aborted and a rank has published `round` + 1 only to say that it gave up.
+  void throw_if_left(std::uint64_t round) const;
   bool has_published() const noexcept { return state_ != State::open; }
 
   Board& board_;
@@ -148,7 +156,7 @@ class RoundOperation : public Operation {
   bool ignores_abort_ = false;  // peers use our buffers: leave only when they have said that they are done
 
  private:
-  enum class State : std::uint8_t { open, compare, work };
+  enum class State : std::uint8_t { open, compare, ready, work };
   void compare_signatures();
 
   State state_ = State::open;

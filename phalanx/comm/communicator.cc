@@ -1,6 +1,9 @@
 #include "phalanx/comm/communicator.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/ScalarType.h>
+#include <c10/util/accumulate.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -363,6 +366,26 @@ class Communicator::Impl {
                                                 fmt::format("{}/{}.{}", id_, serial, color), std::move(in_first))));
   }
 
+  at::Tensor symmetric_empty(at::IntArrayRef sizes, const at::TensorOptions& options) {
+    const auto dtype = c10::typeMetaToScalarType(options.dtype());
+    const std::string mine = fmt::format("{}[{}] on {}", c10::toString(dtype), fmt::join(sizes, ", "),
+                                         options.device().type() == c10::DeviceType::CPU ? "the host" : "a device");
+    const auto requests = all_gather_bytes(mine);
+    for (std::size_t r = 0; r < requests.size(); ++r)
+      if (requests[r] != mine)
+        throw CommError(
+            fmt::format("symmetric_empty: the ranks of group '{}' ask for different tensors: rank {}: {}; "
+                        "rank {}: {}",
+                        *name_, rank(), mine, r, requests[r]));
+    if (!options.device().is_cpu()) return at::empty(sizes, options);
+    const auto bytes = static_cast<std::size_t>(c10::multiply_integers(sizes)) * c10::elementSize(dtype);
+    auto memory = backend_->make_symmetric(bytes, [this](const std::string& value) { return all_gather_bytes(value); });
+    if (!memory) return at::empty(sizes, options);
+    void* const data = memory.get();
+    return at::from_blob(
+        data, sizes, [memory = std::move(memory)](void*) {}, options);
+  }
+
   std::shared_ptr<Backend> backend_;
   CommunicatorOptions options_;
   std::shared_ptr<const std::string> name_;
@@ -623,6 +646,10 @@ std::string Communicator::scatter_bytes(const std::vector<std::string>& values, 
 }
 std::shared_ptr<Communicator> Communicator::split(int color, int key, std::string name) {
   return impl_->split(color, key, std::move(name));
+}
+
+at::Tensor Communicator::symmetric_empty(at::IntArrayRef sizes, at::TensorOptions options) {
+  return impl_->symmetric_empty(sizes, options);
 }
 
 void Communicator::mark_started() { impl_->family_->is_started.store(true, std::memory_order_relaxed); }

@@ -19,6 +19,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/TensorOptions.h>
 
 #include <chrono>
 #include <cstddef>
@@ -134,6 +135,16 @@ class Communicator {
   /// Ranks that pass the same colour form a new communicator, ordered by key, then rank. A negative colour takes part
   /// in the call and gets nullptr. Collective. The new one's lifetime is independent of this one's.
   std::shared_ptr<Communicator> split(int color, int key, std::string name = "");
+
+  /// An uninitialised contiguous tensor for data that are communicated again and again. Collective; sizes and dtype
+  /// must be the same on every rank. On shm its memory is shared: collectives of 64 KiB and more whose data
+  /// (all_reduce, reduce, broadcast: the tensor; else: the input) lie, on every rank, in such a tensor of this
+  /// communicator, or in a part of one, copy nothing into slots and out again. On other backends, and for devices, it
+  /// is like any other tensor. After a CommError the contents are undefined. Throws CommError if the ranks' requests
+  /// differ or there is no memory.
+  ///
+  ///   at::Tensor bucket = comm->symmetric_empty({elements}, at::kFloat);
+  at::Tensor symmetric_empty(at::IntArrayRef sizes, at::TensorOptions options);
 
   /// The first training step is done: timeouts switch from first_timeout to timeout.
   void mark_started();

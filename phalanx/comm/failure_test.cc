@@ -73,6 +73,7 @@ struct Call {
   std::string name;
   std::string words;  // with {n} for the number of elements and {v} for the victim
   std::function<Work(Communicator&, std::int64_t)> run;
+  std::function<void(Communicator&, std::int64_t)> prepare = {};  // before anybody is struck
 };
 
 at::Tensor ones(std::int64_t count) { return at::full({count}, 1.0F); }
@@ -118,6 +119,16 @@ std::vector<Call> all_calls() {
          return c.batch_peer_to_peer(std::move(operations), {.async = true});
        }},
   };
+  for (const bool gathers : {false, true}) {
+    const auto data = std::make_shared<at::Tensor>();
+    calls.push_back({gathers ? "symmetric all_gather" : "symmetric all_reduce",
+                     gathers ? "all_gather(float32[{n}])" : "all_reduce(float32[{n}], sum)",
+                     [=](Communicator& c, std::int64_t n) {
+                       return gathers ? c.all_gather(ones(n * c.size()), *data, {.async = true})
+                                      : c.all_reduce(*data, {.async = true});
+                     },
+                     [=](Communicator& c, std::int64_t n) { *data = c.symmetric_empty({n}, at::kFloat).fill_(1); }});
+  }
   for (const int root : {0, kVictim}) {
     const std::string of = fmt::format(" with root {}", root);
     calls.push_back(
@@ -206,8 +217,10 @@ class EveryVerb : public FolderTest, public ::testing::WithParamInterface<Scene>
         Work work;
       };
       std::vector<Group> groups;
-      for (const Call& call : all_calls())
+      for (const Call& call : all_calls()) {
         groups.push_back({call, comm->split(0, comm->rank(), "of " + call.name), {}});
+        if (call.prepare) call.prepare(*groups.back().comm, scene.count);
+      }
       comm->barrier();
       if (self.rank() == kVictim && !scene.in_the_middle) {
         self.arrive();

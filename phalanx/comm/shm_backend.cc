@@ -38,7 +38,7 @@ class ShmBackend final : public Backend {
   }
   std::unique_ptr<Operation> start(const OperationDescription& description) override {
     if (!description.transfers.empty()) return std::make_unique<PeerOperation>(mail_, description);
-    return make_shm_collective(board_, *segment_, description);
+    return make_shm_collective(board_, *segment_, windows_, description);
   }
   std::shared_ptr<Backend> split(const SplitRequest& request) override {
     const ShmLayout layout{static_cast<int>(request.members.size()), kSlotBytes, kChannelChunk};
@@ -48,6 +48,12 @@ class ShmBackend final : public Backend {
     for (int member : request.members) members.push_back(members_[static_cast<std::size_t>(member)]);
     return std::make_shared<ShmBackend>(std::move(segment), processes_, std::move(members), request.names, request.rank,
                                         is_crowded_);
+  }
+  std::shared_ptr<std::byte> make_symmetric(std::size_t bytes, const SymmetricExchange& exchange) override {
+    if (size() == 1 || bytes == 0) return nullptr;
+    auto window = windows_.make(bytes, rank(), size(), exchange);
+    std::byte* const part = window->part(rank());
+    return {std::move(window), part};
   }
   void abort(const std::string& reason) noexcept override { board_.abort(reason); }
   void check_ranks() override { board_.check_ranks(); }
@@ -59,6 +65,7 @@ class ShmBackend final : public Backend {
   bool is_crowded_;
   Board board_;
   PeerMail mail_;
+  ShmWindows windows_;
 };
 
 // All ranks' values, by way of the store. A rank that dies meanwhile is an error at once.

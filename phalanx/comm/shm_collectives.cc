@@ -1,9 +1,13 @@
 #include "phalanx/comm/shm_collectives.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <optional>
+#include <utility>
 
 #include "phalanx/base/error.h"
+#include "phalanx/comm/direct_operation.h"
 #include "phalanx/comm/reduce.h"
 #include "phalanx/comm/slices.h"
 #include "phalanx/comm/stream_copy.h"
@@ -16,21 +20,63 @@ constexpr std::size_t kOneShotBytes = 16U << 10;
 // smaller message is better off with fewer waits. A function of the size alone: all ranks must agree.
 constexpr std::size_t kLargeBytes = 8U << 20;
 constexpr std::size_t kLargeChunk = 256U << 10;
+// What lies in symmetric memory and is at least so long is not copied to slots: two short waits instead of two copies.
+constexpr std::size_t kDirectBytes = 64U << 10;
+constexpr std::chrono::seconds kRetirePatience{1};
 constexpr std::size_t kReduceTile = 16U << 10;  // bytes; reduced, then copied to the slot while in the first cache
 
 void copy_bytes(void* to, const void* from, std::size_t bytes) {
   if (to != from && bytes > 0) std::memcpy(to, from, bytes);
 }
 
-class ShmOperation : public RoundOperation {
+// What peers read of a rank's data, if they can reach them; nothing where they cannot or it is not worth a second
+// round.
+struct Reach {
+  const std::byte* data = nullptr;
+  std::size_t bytes = 0;
+};
+
+Reach reach_of(const OperationDescription& d) {
+  const std::size_t width = element_size(d.dtype);
+  const void* data = d.input;
+  std::int64_t count = d.input_count;
+  if (d.verb == Verb::all_reduce || d.verb == Verb::reduce || d.verb == Verb::broadcast) {
+    data = d.output;
+    count = d.output_count;
+  } else if (d.verb == Verb::barrier || d.verb == Verb::scatter || !d.input_counts.empty()) {
+    return {};  // in uneven all_to_all no rank knows the others' counts
+  }
+  const std::size_t bytes = static_cast<std::size_t>(count) * width;
+  if (bytes < kDirectBytes) return {};
+  return {static_cast<const std::byte*>(data), bytes};
+}
+
+class ShmOperation : public DirectOperation {
  public:
-  ShmOperation(Board& board, const ShmSegment& segment, const OperationDescription& description)
-      : RoundOperation(board, description),
+  ShmOperation(Board& board, const ShmSegment& segment, ShmWindows& windows, const OperationDescription& description)
+      : DirectOperation(board, description),
         segment_(segment),
         width_(element_size(description.dtype)),
-        streams_(static_cast<std::size_t>(description.output_count) * width_ >= kStreamBytes) {}
+        streams_(static_cast<std::size_t>(description.output_count) * width_ >= kStreamBytes) {
+    const Reach reach = reach_of(description);
+    if (!reach.data || board.size() == 1) return;
+    window_ = windows.find(reach.data, reach.bytes);
+    if (window_) offset_ = window_->offset_of(reach.data);
+  }
+
+  bool retire() noexcept final {
+    if (!window_) return true;
+    if (DirectOperation::retire()) return true;
+    // A peer that was stopped may be at it still. It has the memory mapped, whatever becomes of it here.
+    if (!retires_since_) retires_since_ = std::chrono::steady_clock::now();
+    return std::chrono::steady_clock::now() - *retires_since_ > kRetirePatience;
+  }
 
  protected:
+  /// Through the slots.
+  virtual Progress slot_step() = 0;
+  virtual void write_first_slot() {}
+
   int rank() const { return board_.rank(); }
   int size() const { return board_.size(); }
   std::byte* output() const { return static_cast<std::byte*>(description_.output); }
@@ -53,6 +99,39 @@ class ShmOperation : public RoundOperation {
   const ShmSegment& segment_;
   const std::size_t width_;
   const bool streams_;
+
+ private:
+  void write_first_round() final {
+    if (!window_) return write_first_slot();
+    RoundHeader& header = board_.header(rank(), first_round_);
+    header.window = window_->number();
+    header.offset = offset_;
+  }
+  bool starts_again() final {
+    const auto window_of = [&](int r) { return board_.header(r, first_round_).window; };
+    bool are_all = true;
+    bool is_any = false;
+    for (int r = 0; r < size(); ++r) {
+      are_all &= window_of(r) != 0 && window_of(r) == window_of(rank());
+      is_any |= window_of(r) != 0;
+    }
+    if (!are_all) window_ = nullptr;
+    return is_any && !are_all;
+  }
+  Progress step() final { return window_ ? DirectOperation::step() : slot_step(); }
+  std::vector<PeerBuffers> peers() final {
+    std::vector<PeerBuffers> all;
+    for (int r = 0; r < size(); ++r) {
+      std::byte* const data = window_->part(r) + board_.header(r, first_round_).offset;
+      all.push_back({.input = data, .output = data});
+    }
+    return all;
+  }
+  bool has_ended(int peer) const noexcept final { return !board_.why_dead(peer).empty(); }
+
+  std::shared_ptr<ShmWindow> window_;  // nothing: through the slots
+  std::size_t offset_ = 0;
+  std::optional<std::chrono::steady_clock::time_point> retires_since_;
 };
 
 class ShmBarrier final : public ShmOperation {
@@ -60,7 +139,7 @@ class ShmBarrier final : public ShmOperation {
   using ShmOperation::ShmOperation;
 
  private:
-  Progress step() override { return Progress::done; }
+  Progress slot_step() override { return Progress::done; }
 };
 
 // --- exchange
@@ -92,7 +171,7 @@ class ShmExchange : public ShmOperation {
     return {begin, std::min(part_bytes, begin + piece_bytes_)};
   }
 
-  Progress step() override {
+  Progress slot_step() override {
     if (kept_ < next_) keep_piece(kept_++);
     if (next_ < pieces_) {
       // A writer must not overtake any rank by more than the buffers allow; a reader needs only its source.
@@ -114,7 +193,7 @@ class ShmExchange : public ShmOperation {
   }
 
  private:
-  void write_first_round() override {
+  void write_first_slot() override {
     if (writes_) write_piece(0);
   }
 
@@ -125,7 +204,8 @@ class ShmExchange : public ShmOperation {
 // broadcast, all_gather, gather: what a rank writes is read by all the others, or by the root.
 class ShmGather final : public ShmExchange {
  public:
-  ShmGather(Board& board, const ShmSegment& segment, const OperationDescription& d) : ShmExchange(board, segment, d) {
+  ShmGather(Board& board, const ShmSegment& segment, ShmWindows& windows, const OperationDescription& d)
+      : ShmExchange(board, segment, windows, d) {
     // Smaller pieces are no faster on idle cores (docs/benchmarks.md), and cost more waits on busy ones.
     piece_bytes_ = segment.layout().slot_bytes;
     std::size_t longest = 0;
@@ -179,7 +259,8 @@ class ShmGather final : public ShmExchange {
 // reduce_scatter, scatter, all_to_all: a slot holds one part for each destination.
 class ShmScatter final : public ShmExchange {
  public:
-  ShmScatter(Board& board, const ShmSegment& segment, const OperationDescription& d) : ShmExchange(board, segment, d) {
+  ShmScatter(Board& board, const ShmSegment& segment, ShmWindows& windows, const OperationDescription& d)
+      : ShmExchange(board, segment, windows, d) {
     piece_bytes_ = segment.layout().slot_bytes / static_cast<std::size_t>(size()) / 64 * 64;
     auto longest = static_cast<std::size_t>(d.output_count);
     if (d.verb == Verb::scatter) {
@@ -219,12 +300,12 @@ class ShmScatter final : public ShmExchange {
     if (!mismatch.empty()) throw CommError(mismatch);
     pieces_ = 1 + pieces_for(static_cast<std::size_t>(longest) * width_, piece_bytes_);
   }
-  Progress step() override {
+  Progress slot_step() override {
     if (counts_in_first_piece_ && !counts_are_read_) {
       read_counts();
       counts_are_read_ = true;
     }
-    return ShmExchange::step();
+    return ShmExchange::slot_step();
   }
 
   std::int64_t even_part() const {
@@ -299,8 +380,8 @@ class ShmScatter final : public ShmExchange {
 
 class ShmReduce final : public ShmOperation {
  public:
-  ShmReduce(Board& board, const ShmSegment& segment, const OperationDescription& d)
-      : ShmOperation(board, segment, d),
+  ShmReduce(Board& board, const ShmSegment& segment, ShmWindows& windows, const OperationDescription& d)
+      : ShmOperation(board, segment, windows, d),
         kernel_(reduce_kernel(d.dtype, d.op)),
         count_(static_cast<std::size_t>(d.output_count)),
         gets_result_(d.verb == Verb::all_reduce || d.root == rank()),
@@ -321,7 +402,7 @@ class ShmReduce final : public ShmOperation {
     return {std::min(count_, chunk * chunk_), std::min(count_, (chunk + 1) * chunk_)};
   }
 
-  void write_first_round() override {
+  void write_first_slot() override {
     if (size() == 1) return;
     if (!is_one_shot())
       write_chunk(0);
@@ -329,7 +410,7 @@ class ShmReduce final : public ShmOperation {
       copy_bytes(slot(rank(), 0), output(), count_ * width_);
   }
 
-  Progress step() override {
+  Progress slot_step() override {
     if (is_one_shot()) {
       if (gets_result_ && count_ > 0 && size() > 1) reduce(output(), nullptr, 0, {0, count_}, 0);
       return Progress::done;
@@ -399,22 +480,22 @@ class ShmReduce final : public ShmOperation {
 
 }  // namespace
 
-std::unique_ptr<Operation> make_shm_collective(Board& board, const ShmSegment& segment,
+std::unique_ptr<Operation> make_shm_collective(Board& board, const ShmSegment& segment, ShmWindows& windows,
                                                const OperationDescription& description) {
   switch (description.verb) {
     case Verb::all_reduce:
     case Verb::reduce:
-      return std::make_unique<ShmReduce>(board, segment, description);
+      return std::make_unique<ShmReduce>(board, segment, windows, description);
     case Verb::broadcast:
     case Verb::all_gather:
     case Verb::gather:
-      return std::make_unique<ShmGather>(board, segment, description);
+      return std::make_unique<ShmGather>(board, segment, windows, description);
     case Verb::reduce_scatter:
     case Verb::scatter:
     case Verb::all_to_all:
-      return std::make_unique<ShmScatter>(board, segment, description);
+      return std::make_unique<ShmScatter>(board, segment, windows, description);
     default:
-      return std::make_unique<ShmBarrier>(board, segment, description);
+      return std::make_unique<ShmBarrier>(board, segment, windows, description);
   }
 }
 

@@ -14,16 +14,22 @@
 //      this rank publishes F + t,
 //   3. writes its input of chunk t, but for its own slice, into its slot of round F + t, and publishes F + t.
 // So a chunk costs one wait, and what a rank reduces itself is copied neither in nor out.
+//
+// Symmetric memory. Where what peers would read (the input; of broadcast, all_reduce and reduce the output) lies in one
+// window on every rank, nothing goes through the slots (direct_operation.h). Each rank's first round says where its
+// data lie. Are they in a window on some ranks only, or in several windows, all start again with slots, one round
+// later.
 #pragma once
 
 #include <memory>
 
 #include "phalanx/comm/shm_segment.h"
+#include "phalanx/comm/shm_windows.h"
 
 namespace phalanx {
 
 /// Any collective verb.
-std::unique_ptr<Operation> make_shm_collective(Board& board, const ShmSegment& segment,
+std::unique_ptr<Operation> make_shm_collective(Board& board, const ShmSegment& segment, ShmWindows& windows,
                                                const OperationDescription& description);
 
 }  // namespace phalanx

@@ -1,20 +1,15 @@
-// The memory that the ranks of one machine share.
-//
-// The first rank makes a memfd (no name in any file system, mode 0600, sealed against shrinking), publishes its process
-// id and descriptor, and every other rank opens it through /proc/<pid>/fd. A random token inside proves that the right
-// memory was opened. The descriptor is closed as soon as all have mapped it, so nothing is left behind however a rank
-// ends: the kernel frees the memory with the last mapping. Pages are taken only when touched.
+// What the ranks of a group of shm share (shared_pages.h): their board, the slots of the collectives and the channels
+// of point-to-point messages.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "phalanx/comm/board.h"
 #include "phalanx/comm/peer_mail.h"
+#include "phalanx/comm/shared_pages.h"
 
 namespace phalanx {
 
@@ -26,17 +21,12 @@ struct ShmLayout {
 
 class ShmSegment {
  public:
-  /// all_gather(value): every rank's value. It is called twice by every rank, or throws. On one of them failing, all
-  /// do.
-  using Exchange = std::function<std::vector<std::string>(const std::string&)>;
+  using Exchange = SharedPages::Exchange;
 
   /// Collective over the ranks behind `exchange`. members[0] of them makes the segment for the layout.size members;
-  /// a rank that is in no group (rank < 0) takes part in the exchanges and gets nullptr.
+  /// a rank that is in no group (rank < 0) takes part in the exchanges (two) and gets nullptr.
   static std::shared_ptr<ShmSegment> make(const ShmLayout& layout, const std::vector<int>& members, int rank,
                                           const Exchange& exchange);
-  ~ShmSegment();
-  ShmSegment(const ShmSegment&) = delete;
-  ShmSegment& operator=(const ShmSegment&) = delete;
 
   static BoardMemory board(const std::shared_ptr<ShmSegment>& segment);
   ChannelMemory channels() const;
@@ -47,19 +37,13 @@ class ShmSegment {
 
  private:
   explicit ShmSegment(const ShmLayout& layout);
-  void create();                          // memfd, mapping, token
-  void open(const std::string& address);  // of a segment that another process made
-  void map(int descriptor);
-  void close_descriptor();
 
   ShmLayout layout_;
-  int descriptor_ = -1;
-  std::byte* base_ = nullptr;
+  std::shared_ptr<SharedPages> pages_;
   std::size_t bytes_ = 0;
-  std::string address_;
-  std::size_t board_at_ = 0;
   std::size_t ranks_at_ = 0;
   std::size_t channels_at_ = 0;
+  std::size_t slots_at_ = 0;
   std::size_t channel_slots_at_ = 0;
   std::byte* slots_ = nullptr;
 };

@@ -2,7 +2,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/engine.h>
 
@@ -107,8 +106,9 @@ void GradientReducer::lay_out(BucketPlan plan) {
     std::int64_t elements = 0;
     const auto& members = plan.buckets[b];
     for (const std::size_t i : members) elements += padded_elements(parameters_[i].tensor);
-    // Zeros, once: the padding between gradients is sent along and must stay finite.
-    buckets[b].flat = at::zeros({elements}, parameters_[members.front()].tensor.options().requires_grad(false));
+    // Zeros, once: the padding between gradients is sent along and must stay finite. All ranks lay out the same plan.
+    buckets[b].flat =
+        comm_->symmetric_empty({elements}, parameters_[members.front()].tensor.options().requires_grad(false)).zero_();
     std::int64_t offset = 0;
     for (const std::size_t i : members) {
       const at::Tensor& parameter = parameters_[i].tensor;

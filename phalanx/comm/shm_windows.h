@@ -1,0 +1,54 @@
+// Symmetric memory of a group of shm: of each window every rank owns a part, in which its tensors lie, and has the
+// others' parts mapped, too. An operation whose ranks all have their data in one window copies nothing in or out
+// (direct_operation.h).
+//
+// Windows come and go with the tensors in them. A rank keeps the parts of its peers mapped as long as its own tensor
+// lives; a peer's tensor may be gone by then, its memory is not.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "phalanx/comm/board.h"
+#include "phalanx/comm/shared_pages.h"
+
+namespace phalanx {
+
+class ShmWindow {
+ public:
+  ShmWindow(std::shared_ptr<SharedPages> pages, std::uint64_t number, std::size_t stride, int rank)
+      : pages_(std::move(pages)), number_(number), stride_(stride), rank_(rank) {}
+  std::uint64_t number() const noexcept { return number_; }  // 1, 2, ...: the same on all ranks
+  std::byte* part(int rank) const noexcept { return pages_->data() + static_cast<std::size_t>(rank) * stride_; }
+  /// Whether these bytes lie in this rank's part.
+  bool holds(const void* data, std::size_t bytes) const noexcept;
+  std::size_t offset_of(const void* data) const noexcept {
+    return static_cast<std::size_t>(static_cast<const std::byte*>(data) - part(rank_));
+  }
+
+ private:
+  std::shared_ptr<SharedPages> pages_;
+  std::uint64_t number_;
+  std::size_t stride_;  // bytes of a part
+  int rank_;
+};
+
+/// One rank's. Any thread.
+class ShmWindows {
+ public:
+  /// Collective over the `size` ranks behind `exchange`; bytes are the same on all. The memory is zero, and the pages
+  /// of this rank's part are taken. Throws CommError on every rank if one of them has no memory.
+  std::shared_ptr<ShmWindow> make(std::size_t bytes, int rank, int size, const SharedPages::Exchange& exchange);
+  /// The window that holds these bytes in this rank's part, or nullptr.
+  std::shared_ptr<ShmWindow> find(const void* data, std::size_t bytes);
+
+ private:
+  std::mutex mutex_;
+  std::uint64_t made_ = 0;
+  std::vector<std::weak_ptr<ShmWindow>> windows_;
+};
+
+}  // namespace phalanx

@@ -1,0 +1,309 @@
+// Symmetric memory: every verb on it against the same verb on ordinary tensors, which the suite checks in closed form;
+// that the data do not go through the slots; and what happens if only some ranks use it.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <fstream>
+#include <functional>
+#include <sstream>
+#include <stdexcept>
+
+#include "phalanx/base/error.h"
+#include "phalanx/comm/backend_suite.h"
+#include "phalanx/comm/fault_world.h"
+#include "phalanx/comm/gloo.h"
+#include "phalanx/comm/local.h"
+#include "phalanx/comm/shm.h"
+#include "phalanx/comm/tcp_store.h"
+
+namespace phalanx {
+namespace {
+
+using namespace std::chrono_literals;
+
+std::string run_symmetric_ranks(int world, const std::function<void(Communicator&)>& body,
+                                CommunicatorOptions options = {}) {
+  TcpStoreServer server;
+  return run_forked_ranks(world, [&](int rank) {
+    TcpStore store(server.address());
+    body(*make_shm_communicator(store, rank, world, options));
+  });
+}
+
+void must_be(bool condition, const std::string& what) {
+  if (!condition) throw std::runtime_error(what);
+}
+
+// Small integers of (rank, element): sums and products are exact.
+at::Tensor values(std::int64_t count, int rank, c10::ScalarType type) {
+  at::Tensor t = at::empty({count});
+  for (std::int64_t i = 0; i < count; ++i) t.data_ptr<float>()[i] = static_cast<float>((i * 7 + rank * 3) % 11 - 4);
+  return t.to(type);
+}
+
+// Where this rank's data lie: a tensor of so many elements.
+using Place = std::function<at::Tensor(std::int64_t count)>;
+
+struct VerbCase {
+  const char* name;
+  // On `count` elements a rank; what the verb wrote on this rank. Data that peers may read are put where `place` says.
+  std::function<at::Tensor(Communicator&, std::int64_t count, c10::ScalarType, const Place& place)> run;
+};
+
+std::vector<VerbCase> verb_cases() {
+  const auto put = [](const Place& place, const at::Tensor& data) { return place(data.numel()).copy_(data); };
+  std::vector<VerbCase> cases;
+  for (const ReduceOp op : {ReduceOp::sum, ReduceOp::avg, ReduceOp::max}) {
+    cases.push_back({"all_reduce", [=](Communicator& c, std::int64_t n, c10::ScalarType t, const Place& place) {
+                       at::Tensor x = put(place, values(n, c.rank(), t));
+                       c.all_reduce(x, {.op = op});
+                       return x.clone();
+                     }});
+    cases.push_back({"reduce_scatter", [=](Communicator& c, std::int64_t n, c10::ScalarType t, const Place& place) {
+                       const at::Tensor in = put(place, values(n * c.size(), c.rank(), t));
+                       at::Tensor out = at::empty({n}, in.options());
+                       c.reduce_scatter(out, in, {.op = op});
+                       return out;
+                     }});
+  }
+  cases.push_back(
+      {"reduce_scatter in place", [=](Communicator& c, std::int64_t n, c10::ScalarType t, const Place& place) {
+         const at::Tensor in = put(place, values(n * c.size(), c.rank(), t));
+         const at::Tensor out = in.narrow(0, n * c.rank(), n);
+         c.reduce_scatter(out, in);
+         return out.clone();
+       }});
+  cases.push_back(
+      {"reduce_scatter uneven", [=](Communicator& c, std::int64_t n, c10::ScalarType t, const Place& place) {
+         std::vector<std::int64_t> counts(static_cast<std::size_t>(c.size()), n);
+         counts.back() = 0;
+         counts.front() = n + 77;
+         const std::int64_t all = n * std::max(1, c.size() - 1) + 77;
+         const at::Tensor in = put(place, values(all, c.rank(), t));
+         at::Tensor out = at::empty({counts[static_cast<std::size_t>(c.rank())]}, in.options());
+         c.reduce_scatter_uneven(out, in, counts);
+         return out;
+       }});
+  cases.push_back({"all_gather", [=](Communicator& c, std::int64_t n, c10::ScalarType t, const Place& place) {
+                     const at::Tensor in = put(place, values(n, c.rank(), t));
+                     at::Tensor out = at::empty({n * c.size()}, in.options());
+                     c.all_gather(out, in);
+                     return out;
+                   }});
+  cases.push_back({"all_gather in place", [=](Communicator& c, std::int64_t n, c10::ScalarType t, const Place& place) {
+                     at::Tensor out = place(n * c.size());
+                     const at::Tensor in = out.narrow(0, n * c.rank(), n);
+                     in.copy_(values(n, c.rank(), t));
+                     c.all_gather(out, in);
+                     return out.clone();
+                   }});
+  cases.push_back({"all_to_all", [=](Communicator& c, std::int64_t n, c10::ScalarType t, const Place& place) {
+                     const at::Tensor in = put(place, values(n * c.size(), c.rank(), t));
+                     at::Tensor out = at::empty({n * c.size()}, in.options());
+                     c.all_to_all(out, in);
+                     return out;
+                   }});
+  for (const bool last : {false, true}) {
+    const auto root_of = [=](const Communicator& c) { return last ? c.size() - 1 : 0; };
+    cases.push_back({"broadcast", [=](Communicator& c, std::int64_t n, c10::ScalarType t, const Place& place) {
+                       at::Tensor x = put(place, values(n, c.rank(), t));
+                       c.broadcast(x, {.root = root_of(c)});
+                       return x.clone();
+                     }});
+    cases.push_back({"reduce", [=](Communicator& c, std::int64_t n, c10::ScalarType t, const Place& place) {
+                       at::Tensor x = put(place, values(n, c.rank(), t));
+                       c.reduce(x, {.root = root_of(c)});
+                       return x.clone();
+                     }});
+    cases.push_back({"gather", [=](Communicator& c, std::int64_t n, c10::ScalarType t, const Place& place) {
+                       const at::Tensor in = put(place, values(n, c.rank(), t));
+                       at::Tensor out = at::empty({c.rank() == root_of(c) ? n * c.size() : 0}, in.options());
+                       c.gather(out, in, {.root = root_of(c)});
+                       return out;
+                     }});
+  }
+  return cases;
+}
+
+// Each case twice: where nothing is shared, and where `place_of` says.
+void compare(Communicator& comm, std::int64_t count, c10::ScalarType type, const std::string& what,
+             const std::function<at::Tensor(std::int64_t)>& place) {
+  const Place ordinary = [&](std::int64_t n) { return at::empty({n}, at::TensorOptions().dtype(type)); };
+  for (const VerbCase& one : verb_cases()) {
+    const at::Tensor expected = one.run(comm, count, type, ordinary);
+    for (int k = 0; k < 2; ++k)
+      must_be(at::equal(one.run(comm, count, type, place), expected),
+              fmt::format("{}, {} elements, {}, call {}", one.name, count, what, k));
+  }
+}
+
+void symmetric_suite(Communicator& comm) {
+  const int world = comm.size();
+  for (const c10::ScalarType type : {c10::ScalarType::Float, c10::ScalarType::BFloat16}) {
+    // Below and above the size from which it matters, and more than a step's work.
+    for (const std::int64_t count : {5, 40'001, 400'003}) {
+      if (count > 100'000 && (type != c10::ScalarType::Float || world > 2)) continue;
+      const auto make = [&] { return comm.symmetric_empty({(count + 100) * world}, type); };
+      const at::Tensor a = make();
+      compare(comm, count, type, "all in one", [&](std::int64_t n) { return a.narrow(0, 0, n); });
+      compare(comm, count, type, "at places of their own",
+              [&](std::int64_t n) { return a.narrow(0, 7 * comm.rank(), n); });
+      if (count > 100'000) continue;
+      const at::Tensor b = make();
+      compare(comm, count, type, "in two",
+              [&](std::int64_t n) { return (comm.rank() % 2 == 0 ? a : b).narrow(0, 3, n); });
+      compare(comm, count, type, "rank 0 only",
+              [&](std::int64_t n) { return comm.rank() == 0 ? a.narrow(0, 0, n) : at::empty({n}, a.options()); });
+      compare(comm, count, type, "all but rank 0",
+              [&](std::int64_t n) { return comm.rank() != 0 ? a.narrow(0, 0, n) : at::empty({n}, a.options()); });
+    }
+  }
+  // Several under way, in windows that come and go.
+  std::vector<Work> works;
+  std::vector<at::Tensor> tensors;
+  for (int k = 0; k < 6; ++k) {
+    tensors.push_back(comm.symmetric_empty({300, 100}, at::kFloat).fill_(comm.rank() + k));
+    works.push_back(comm.all_reduce(tensors.back(), {.async = true}));
+    if (k % 2 == 0) works.push_back(comm.all_reduce(at::full({30'000}, 1.0F), {.async = true}));
+  }
+  for (Work& work : works) work.wait();
+  for (int k = 0; k < 6; ++k)
+    must_be(at::equal(tensors[static_cast<std::size_t>(k)],
+                      at::full({300, 100}, static_cast<float>(world * (world - 1) / 2 + world * k))),
+            fmt::format("window {}", k));
+  must_be(comm.symmetric_empty({0}, at::kFloat).numel() == 0, "empty");
+}
+
+TEST(Symmetric, GivesTheSameOnEveryVerb) {
+  for (const int world : {1, 2, 3, 4}) EXPECT_EQ(run_symmetric_ranks(world, symmetric_suite), "") << world << " ranks";
+}
+
+TEST(Symmetric, IsAnyTensorElsewhere) {
+  run_local_ranks(2, [](const std::shared_ptr<Communicator>& comm) { symmetric_suite(*comm); });
+}
+
+// Kibibytes that are in memory of the mapping at this address.
+std::int64_t resident_kib(std::uintptr_t begin) {
+  std::ifstream maps("/proc/self/smaps");
+  std::string line;
+  const std::string start = fmt::format("{:x}-", begin);
+  bool is_ours = false;
+  while (std::getline(maps, line)) {
+    if (line.find("memfd:phalanx") != std::string::npos) is_ours = line.starts_with(start);
+    if (is_ours && line.starts_with("Rss:")) {
+      std::istringstream text(line.substr(4));
+      std::int64_t kib = 0;
+      text >> kib;
+      return kib;
+    }
+  }
+  throw std::runtime_error("no such mapping");
+}
+
+// Of all mappings of the process; with one communicator and no window that is its segment.
+std::uintptr_t only_segment() {
+  std::ifstream maps("/proc/self/maps");
+  std::string line;
+  std::vector<std::uintptr_t> found;
+  while (std::getline(maps, line))
+    if (line.find("memfd:phalanx") != std::string::npos) found.push_back(std::stoull(line, nullptr, 16));
+  must_be(found.size() == 1, fmt::format("{} mappings", found.size()));
+  return found.front();
+}
+
+TEST(Symmetric, NothingGoesThroughTheSlots) {
+  EXPECT_EQ(run_symmetric_ranks(2,
+                                [](Communicator& comm) {
+                                  const std::uintptr_t segment = only_segment();
+                                  const at::Tensor x = comm.symmetric_empty({2'000'000}, at::kFloat).fill_(1);
+                                  at::Tensor y = at::full({4'000'000}, 1.0F);
+                                  const std::int64_t before = resident_kib(segment);
+                                  comm.all_reduce(x);
+                                  comm.all_gather(y, x);
+                                  comm.broadcast(x);
+                                  const std::int64_t direct = resident_kib(segment) - before;
+                                  must_be(direct < 64, fmt::format("{} KiB of the slots were touched", direct));
+                                  comm.all_reduce(y);  // for comparison
+                                  const std::int64_t slots = resident_kib(segment) - before;
+                                  must_be(slots > 1024, fmt::format("{} KiB of the slots, expected more", slots));
+                                }),
+            "");
+}
+
+TEST(Symmetric, NothingIsLeftOfATensorThatIsGone) {
+  EXPECT_EQ(run_symmetric_ranks(3,
+                                [](Communicator& comm) {
+                                  const std::uintptr_t segment = only_segment();
+                                  {
+                                    const at::Tensor x = comm.symmetric_empty({100'000}, at::kFloat).fill_(1);
+                                    comm.all_reduce(x);
+                                    const at::Tensor view = x.narrow(0, 5, 7);
+                                  }
+                                  must_be(only_segment() == segment, "another mapping");
+                                }),
+            "");
+}
+
+// The window of a rank that has let its tensor go, and ended, still serves the others.
+TEST(Symmetric, ATensorMayOutliveItsCommunicatorAndItsPeers) {
+  EXPECT_EQ(run_forked_ranks(3,
+                             [server = std::make_shared<TcpStoreServer>()](int rank) {
+                               at::Tensor x;
+                               {
+                                 TcpStore store(server->address());
+                                 const auto comm = make_shm_communicator(store, rank, 3);
+                                 x = comm->symmetric_empty({100'000}, at::kFloat).fill_(rank);
+                                 comm->all_reduce(x);
+                                 comm->barrier();
+                               }
+                               must_be(at::equal(x, at::full({100'000}, 3.0F)), "the sum");
+                             }),
+            "");
+}
+
+TEST(Symmetric, DifferentRequestsAreAnErrorOnEveryRank) {
+  EXPECT_EQ(run_symmetric_ranks(3,
+                                [](Communicator& comm) {
+                                  try {
+                                    comm.symmetric_empty({comm.rank() == 1 ? 7 : 8, 2}, at::kFloat);
+                                  } catch (const CommError& e) {
+                                    for (const char* part : {"symmetric_empty", "Float[8, 2]", "rank 1: Float[7, 2]"})
+                                      must_be(std::string(e.what()).find(part) != std::string::npos, e.what());
+                                    return;
+                                  }
+                                  throw std::runtime_error("no error");
+                                }),
+            "");
+}
+
+TEST(Symmetric, WithoutMemoryEveryRankSaysSo) {
+  EXPECT_EQ(run_symmetric_ranks(2,
+                                [](Communicator& comm) {
+                                  const rlimit small{1 << 20, 1 << 20};
+                                  if (comm.rank() == 0) {
+                                    signal(SIGXFSZ, SIG_IGN);
+                                    setrlimit(RLIMIT_FSIZE, &small);
+                                  }
+                                  try {
+                                    comm.symmetric_empty({1 << 20}, at::kFloat);
+                                  } catch (const CommError& e) {
+                                    must_be(std::string(e.what()).find("rank 0: shared memory is not available") !=
+                                                std::string::npos,
+                                            e.what());
+                                    return;
+                                  }
+                                  throw std::runtime_error("no error");
+                                }),
+            "");
+}
+
+}  // namespace
+}  // namespace phalanx
