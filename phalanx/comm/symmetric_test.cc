@@ -305,5 +305,80 @@ TEST(Symmetric, WithoutMemoryEveryRankSaysSo) {
             "");
 }
 
+// The victim's side: strikes itself while it and its peers write each other's tensors.
+void die_in_the_middle(Communicator& comm, at::Tensor x, int signal) {
+  const auto* data = x.const_data_ptr<float>();
+  const std::int64_t slice = x.numel() / comm.size();
+  const auto is_begun = [&] {  // a peer has written here
+    bool begun = false;
+    for (int r = 0; r < comm.size(); ++r)
+      if (r != comm.rank()) begun |= *static_cast<const volatile float*>(data + r * slice + 200) != 1;
+    return begun;
+  };
+  const Work work = comm.all_reduce(x, {.async = true});
+  while (!is_begun()) {
+  }
+  raise(signal);
+}
+
+// What they wait for after the failure, that nobody writes into their tensors any more, must not make them late.
+TEST(Symmetric, ARankThatDiesAtWorkOnItsPeersTensorsIsNamedWithinASecond) {
+  constexpr int kVictim = 1;
+  EXPECT_EQ(again_if_late([] {
+              TcpStoreServer server;
+              return run_forked_ranks(
+                  3,
+                  [&](int rank) {
+                    TcpStore store(server.address());
+                    const auto comm = make_shm_communicator(store, rank, 3);
+                    const at::Tensor x = comm->symmetric_empty({30'000'000}, at::kFloat).fill_(1);
+                    comm->barrier();
+                    if (rank == kVictim) die_in_the_middle(*comm, x, SIGKILL);
+                    const LoadedTime begin = LoadedTime::now();
+                    try {
+                      for (;;) comm->all_reduce(x);
+                    } catch (const CommError& e) {
+                      const std::string how_late = late(begin, 1s);
+                      for (const char* part : {"rank 1 has died", "all_reduce(float32[30000000], sum)"})
+                        must_be(std::string(e.what()).find(part) != std::string::npos, e.what());
+                      must_be(how_late.empty(), "late: " + how_late);
+                    }
+                  },
+                  kVictim);
+            }),
+            "");
+}
+
+// Nobody looks whether the ranks live (heartbeat 0), so the operation's clock ends it; the stopped one, who might go on
+// writing, is waited for no longer than a second more.
+TEST(Symmetric, ARankThatStopsAtWorkOnItsPeersTensorsDoesNotHoldThem) {
+  constexpr int kVictim = 1;
+  TcpStoreServer server;
+  FaultWorld world(3, [&](FaultRank& self) {
+    TcpStore store(server.address());
+    const auto comm = make_shm_communicator(store, self.rank(), 3, {.timeout = 2s, .heartbeat = 0s});
+    const at::Tensor x = comm->symmetric_empty({30'000'000}, at::kFloat).fill_(1);
+    comm->barrier();
+    comm->mark_started();
+    if (self.rank() == kVictim) {
+      try {
+        die_in_the_middle(*comm, x, SIGSTOP);
+        comm->barrier();
+      } catch (const CommError&) {
+        return;  // continued, it learns that the others have given up
+      }
+      throw std::runtime_error("no error");
+    }
+    try {
+      for (;;) comm->all_reduce(x);
+    } catch (const CommError& e) {
+      must_be(std::string(e.what()).find("timed out") != std::string::npos, e.what());
+    }
+  });
+  for (const int rank : {0, 2}) EXPECT_TRUE(world.await_end(rank)) << "rank " << rank << " hangs";
+  world.send(kVictim, SIGCONT);
+  EXPECT_EQ(world.finish(), "");
+}
+
 }  // namespace
 }  // namespace phalanx
