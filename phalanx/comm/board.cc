@@ -124,10 +124,12 @@ Progress RoundOperation::advance() {
         ++first_round_;
         write_first_round();
         board_.publish(first_round_);
+        state_ = State::again;
+        return Progress::moved;
       }
-      state_ = State::ready;
-      [[fallthrough]];
-    case State::ready:
+      state_ = State::work;
+      return advance();
+    case State::again:
       if (!await_all(first_round_)) return blocked();
       throw_if_left(first_round_ - 1);
       state_ = State::work;

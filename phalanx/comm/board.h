@@ -156,7 +156,7 @@ class RoundOperation : public Operation {
   bool ignores_abort_ = false;  // peers use our buffers: leave only when they have said that they are done
 
  private:
-  enum class State : std::uint8_t { open, compare, ready, work };
+  enum class State : std::uint8_t { open, compare, again, work };
   void compare_signatures();
 
   State state_ = State::open;
