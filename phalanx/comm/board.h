@@ -135,12 +135,12 @@ class RoundOperation : public Operation {
   std::vector<int> missing_ranks() final;
 
  protected:
-  /// The next piece of work once the signatures agree. first_round() is the round that carried them.
+  /// The next piece of work once the signatures agree. first_round_ is the round that carried them.
   virtual Progress step() = 0;
   /// Called before the first round is published: data may be written for it already.
   virtual void write_first_round() {}
-  /// Called once the signatures agree. True: the operation goes on as if the next round were its first, without
-  /// signatures. All ranks must say the same.
+  /// Called once the signatures agree. True: the operation goes on as if the next round were its first (first_round_ is
+  /// that one then), without signatures. All ranks must say the same.
   virtual bool starts_again() { return false; }
 
   /// False: notes whom we wait for, and advance() should return blocked.

@@ -383,7 +383,7 @@ class Communicator::Impl {
     if (!memory) return at::empty(sizes, options);
     void* const data = memory.get();
     return at::from_blob(
-        data, sizes, [memory = std::move(memory)](void*) {}, options);
+        data, sizes, [memory = std::move(memory)](void*) {}, options.device(at::kCPU));
   }
 
   std::shared_ptr<Backend> backend_;

@@ -137,11 +137,12 @@ class Communicator {
   std::shared_ptr<Communicator> split(int color, int key, std::string name = "");
 
   /// An uninitialised contiguous tensor for data that are communicated again and again. Collective; sizes and dtype
-  /// must be the same on every rank. On shm its memory is shared: collectives of 64 KiB and more whose data
-  /// (all_reduce, reduce, broadcast: the tensor; else: the input) lie, on every rank, in such a tensor of this
-  /// communicator, or in a part of one, copy nothing into slots and out again. On other backends, and for devices, it
-  /// is like any other tensor. After a CommError the contents are undefined. Throws CommError if the ranks' requests
-  /// differ or there is no memory.
+  /// must be the same on every rank. On shm its memory is shared: collectives whose data (all_reduce, reduce,
+  /// broadcast: the tensor; else: the input) are at least 64 KiB and lie, on every rank, in such a tensor of this
+  /// communicator, or in a part of one, copy nothing into slots and out again; not scatter and uneven all_to_all. On
+  /// other backends, and for devices, it is like any other tensor. After a CommError the contents are undefined, and a
+  /// peer that was stopped in the middle may still change them when it is continued. Throws CommError if the ranks'
+  /// requests differ or there is no memory.
   ///
   ///   at::Tensor bucket = comm->symmetric_empty({elements}, at::kFloat);
   at::Tensor symmetric_empty(at::IntArrayRef sizes, at::TensorOptions options);

@@ -1,6 +1,7 @@
 #include "phalanx/comm/direct_operation.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 
 #include "phalanx/base/error.h"
@@ -11,7 +12,9 @@ namespace phalanx {
 namespace {
 
 constexpr std::size_t kPiece = 1U << 20;  // bytes copied or reduced by one step
-constexpr std::size_t kTile = 1U << 14;   // reduced, then copied to the peers while in the first cache
+// After an abort a peer lets go once it has done its piece: what takes longer than this is a process that was stopped.
+constexpr std::chrono::seconds kPatience{1};
+constexpr std::size_t kTile = 1U << 14;  // reduced, then copied to the peers while in the first cache
 
 }  // namespace
 
@@ -38,16 +41,25 @@ bool DirectOperation::retire() noexcept {
 
 Progress DirectOperation::step() {
   if (!is_work_done_) {
-    if (!ignores_abort_) board_.throw_if_aborted();
+    board_.throw_if_aborted();
     ignores_abort_ = true;
     is_work_done_ = work();
     if (!is_work_done_) return Progress::moved;
     board_.publish(first_round_ + 1);
   }
-  if (!await_all(first_round_ + 1)) return Progress::blocked;
+  if (!await_all(first_round_ + 1)) {
+    if (board_.aborted() && is_out_of_patience()) board_.throw_if_aborted();
+    return Progress::blocked;
+  }
   if (!error_.empty()) throw CommError(error_);
   throw_if_left(first_round_);  // a peer may have let go of our buffers without having done its part
   return Progress::done;
+}
+
+bool DirectOperation::is_out_of_patience() {
+  const auto now = std::chrono::steady_clock::now();
+  if (!impatient_since_) impatient_since_ = now;
+  return now - *impatient_since_ > kPatience;
 }
 
 bool DirectOperation::work() {

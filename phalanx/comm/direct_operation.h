@@ -8,8 +8,10 @@
 // the peers' buffers are needed no longer.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,8 +38,11 @@ class DirectOperation : public RoundOperation {
   Progress step() override;
   /// One of each rank; asked for once, when all have published the first round.
   virtual std::vector<PeerBuffers> peers() = 0;
-  /// After a failure: a peer that will never say that it is done.
+  /// After a failure: a peer that will not say that it is done, since it has died or was stopped. One that was stopped
+  /// may go on with its piece later.
   virtual bool has_ended(int) const noexcept { return false; }
+  /// A second has gone by since this was first asked.
+  bool is_out_of_patience();
 
  private:
   struct Copy {
@@ -58,7 +63,8 @@ class DirectOperation : public RoundOperation {
   bool is_planned_ = false;
   bool is_work_done_ = false;
   bool is_alone_ = false;  // when it failed, some rank had not come
-  std::string error_;      // thrown only when no peer reads our description any more
+  std::optional<std::chrono::steady_clock::time_point> impatient_since_;
+  std::string error_;  // thrown only when no peer reads our description any more
   std::vector<Copy> copies_;
   std::size_t next_copy_ = 0;
   // Elements `range_` of sources_ are reduced into target_, and copied to `also_`.

@@ -50,13 +50,19 @@ void SharedPages::map() {
   data_ = base_ + kHeadBytes;
 }
 
-void SharedPages::take(std::size_t begin, std::size_t bytes) {
-  if (bytes == 0) return;
-  if (const int status =
-          posix_fallocate(descriptor_, static_cast<off_t>(kHeadBytes + begin), static_cast<off_t>(bytes));
-      status != 0)
-    throw CommError(fmt::format("shared memory is not available: {} bytes cannot be had: {}", bytes,
-                                std::generic_category().message(status)));
+void SharedPages::take(std::size_t begin, std::size_t bytes) { take_from(kHeadBytes + begin, bytes); }
+
+void SharedPages::take_from(std::size_t begin, std::size_t bytes) {
+  constexpr std::size_t kAtOnce = 16U << 20;  // a signal interrupts it, and what was taken is given back
+  for (std::size_t done = 0; done < bytes;) {
+    const std::size_t part = std::min(kAtOnce, bytes - done);
+    const int status = posix_fallocate(descriptor_, static_cast<off_t>(begin + done), static_cast<off_t>(part));
+    if (status == EINTR) continue;
+    if (status != 0)
+      throw CommError(fmt::format("shared memory is not available: {} bytes cannot be had: {}", bytes,
+                                  std::generic_category().message(status)));
+    done += part;
+  }
 }
 
 void SharedPages::create(const std::array<std::uint64_t, 3>& form) {
@@ -66,9 +72,7 @@ void SharedPages::create(const std::array<std::uint64_t, 3>& form) {
   if (fchmod(descriptor_, 0600) != 0 || ftruncate(descriptor_, static_cast<off_t>(bytes_)) != 0 ||
       fcntl(descriptor_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0)
     throw CommError(fmt::format("shared memory is not available: {} bytes cannot be had: {}", bytes_, system_text()));
-  if (const int status = posix_fallocate(descriptor_, 0, kHeadBytes); status != 0)
-    throw CommError(fmt::format("shared memory is not available: {} bytes cannot be had: {}", kHeadBytes,
-                                std::generic_category().message(status)));
+  take_from(0, kHeadBytes);
   map();
   auto* head = reinterpret_cast<Head*>(base_);
   head->magic = kMagic;

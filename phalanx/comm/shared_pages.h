@@ -47,6 +47,7 @@ class SharedPages {
   void create(const std::array<std::uint64_t, 3>& form);                            // memfd, mapping, token
   void open(const std::string& address, const std::array<std::uint64_t, 3>& form);  // that another process made
   void map();
+  void take_from(std::size_t begin, std::size_t bytes);  // of the whole, with the page before data()
   void close_descriptor();
 
   std::size_t bytes_;  // with the page before data()

@@ -1,9 +1,7 @@
 #include "phalanx/comm/shm_collectives.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
-#include <optional>
 #include <utility>
 
 #include "phalanx/base/error.h"
@@ -22,7 +20,6 @@ constexpr std::size_t kLargeBytes = 8U << 20;
 constexpr std::size_t kLargeChunk = 256U << 10;
 // What lies in symmetric memory and is at least so long is not copied to slots: two short waits instead of two copies.
 constexpr std::size_t kDirectBytes = 64U << 10;
-constexpr std::chrono::seconds kRetirePatience{1};
 constexpr std::size_t kReduceTile = 16U << 10;  // bytes; reduced, then copied to the slot while in the first cache
 
 void copy_bytes(void* to, const void* from, std::size_t bytes) {
@@ -65,11 +62,10 @@ class ShmOperation : public DirectOperation {
   }
 
   bool retire() noexcept final {
-    if (!window_) return true;
-    if (DirectOperation::retire()) return true;
+    // No peer has begun, nor will, if some rank's data are in no window.
+    if (!window_ || (has_published() && board_.first_behind(first_round_) < 0 && !are_all_in_one_window())) return true;
     // A peer that was stopped may be at it still. It has the memory mapped, whatever becomes of it here.
-    if (!retires_since_) retires_since_ = std::chrono::steady_clock::now();
-    return std::chrono::steady_clock::now() - *retires_since_ > kRetirePatience;
+    return DirectOperation::retire() || is_out_of_patience();
   }
 
  protected:
@@ -108,15 +104,17 @@ class ShmOperation : public DirectOperation {
     header.offset = offset_;
   }
   bool starts_again() final {
-    const auto window_of = [&](int r) { return board_.header(r, first_round_).window; };
-    bool are_all = true;
+    const bool are_all = are_all_in_one_window();
     bool is_any = false;
-    for (int r = 0; r < size(); ++r) {
-      are_all &= window_of(r) != 0 && window_of(r) == window_of(rank());
-      is_any |= window_of(r) != 0;
-    }
+    for (int r = 0; r < size(); ++r) is_any |= window_of(r) != 0;
     if (!are_all) window_ = nullptr;
     return is_any && !are_all;
+  }
+  std::uint64_t window_of(int r) const { return board_.header(r, first_round_).window; }
+  bool are_all_in_one_window() const {
+    for (int r = 0; r < size(); ++r)
+      if (window_of(r) == 0 || window_of(r) != window_of(rank())) return false;
+    return true;
   }
   Progress step() final { return window_ ? DirectOperation::step() : slot_step(); }
   std::vector<PeerBuffers> peers() final {
@@ -131,7 +129,6 @@ class ShmOperation : public DirectOperation {
 
   std::shared_ptr<ShmWindow> window_;  // nothing: through the slots
   std::size_t offset_ = 0;
-  std::optional<std::chrono::steady_clock::time_point> retires_since_;
 };
 
 class ShmBarrier final : public ShmOperation {

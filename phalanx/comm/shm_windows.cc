@@ -14,11 +14,8 @@ bool ShmWindow::holds(const void* data, std::size_t bytes) const noexcept {
 
 std::shared_ptr<ShmWindow> ShmWindows::make(std::size_t bytes, int rank, int size,
                                             const SharedPages::Exchange& exchange) {
-  constexpr std::size_t kHugePage = 2U << 20;
   constexpr std::size_t kPage = 4096;
-  // Parts begin where the pages of the machine do.
-  const std::size_t page = bytes >= kHugePage ? kHugePage : kPage;
-  const std::size_t stride = (bytes + page - 1) / page * page;
+  const std::size_t stride = (bytes + kPage - 1) / kPage * kPage;
   SharedPages::Request request;
   request.bytes = stride * static_cast<std::size_t>(size);
   request.form = {~std::uint64_t{0}, static_cast<std::uint64_t>(size), stride};  // no segment has so many ranks
