@@ -85,6 +85,7 @@ def run_phalanx(args, ranks, work):
     described = json.loads((folder / "run.json").read_text())
     timed = steps[SKIP:]
     return {"losses": [s["loss"] for s in steps],
+            "seconds": [s["seconds"] for s in timed],
             "tokens_per_s": BATCH * SEQ / statistics.median(s["seconds"] for s in timed),
             "cpu_ms": 1e3 * statistics.median(sum(s["cpu_seconds"]) for s in timed),
             "pss_mib": max(described["pss_mib"]), "first_step_s": steps[0]["time"] - begin}
@@ -92,33 +93,45 @@ def run_phalanx(args, ranks, work):
 
 def run_side_by_side(args, jobs, work):
     """Jobs of one rank each, at once and with nothing to tell each other: what the machine leaves to that many ranks.
-    Returns tokens/s of all, and the same if every step lasted as long as the slowest job's step of that number."""
+    Returns the steps' seconds, and the same if every step lasted as long as the slowest job's step of that number."""
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         folders = [work / f"alone{job}" for job in range(jobs)]
         list(pool.map(lambda folder: run(phalanx_command(args, 1, work, folder, BATCH // jobs),
                                          environment(args.threads)), folders))
     seconds = [[s["seconds"] for s in steps_of(folder)[SKIP:]] for folder in folders]
-    return (BATCH * SEQ / statistics.median(s for job in seconds for s in job),
-            BATCH * SEQ / statistics.median(max(step) for step in zip(*seconds)))
+    return [s for job in seconds for s in job], [max(step) for step in zip(*seconds)]
 
 
 def compare_ranks(args, work):
     """Prints, round by round, our tokens/s on each number of ranks and its share of that many times the first's; and the
-    shares of as many jobs of one rank, which bound what any communication, however fast, leaves possible here."""
-    first, shares = args.ranks[0], {}
+    shares of as many jobs of one rank, which bound what any communication, however fast, leaves possible here. At the end
+    all rounds' steps together: their medians, and their fastest tenths, which other programs and virtual machines have
+    disturbed least."""
+    first = args.ranks[0]
+    kinds = ("share", "of jobs of one rank", "of these, in step with the slowest")
+    base_steps, steps, shares = [], {}, {}
     for number in range(args.rounds):
-        base = run_phalanx(args, first, work)["tokens_per_s"] / first
-        print(f"round {number + 1}: {first} rank(s) {base * first:.0f} tokens/s", flush=True)
+        base = run_phalanx(args, first, work)["seconds"]
+        base_steps += base
+        print(f"round {number + 1}: {first} rank(s) {BATCH * SEQ / statistics.median(base):.0f} tokens/s", flush=True)
         for ranks in args.ranks[1:]:
-            speed = run_phalanx(args, ranks, work)["tokens_per_s"]
-            alone, in_step = run_side_by_side(args, ranks, work)
-            values = [x / (ranks * base) for x in (speed, alone, in_step)]
+            columns = run_phalanx(args, ranks, work)["seconds"], *run_side_by_side(args, ranks, work)
+            ideal = statistics.median(base) * first / ranks
+            values = [ideal / statistics.median(column) for column in columns]
             shares.setdefault(ranks, []).append(values)
-            print(f"  {ranks} ranks {speed:.0f} tokens/s: share {values[0]:.3f}; {ranks} jobs of one rank: {values[1]:.3f}, "
-                  f"in step with the slowest {values[2]:.3f}", flush=True)
-    for ranks, values in shares.items():
-        for name, column in zip(("share", "of jobs of one rank", "of these, in step with the slowest"), zip(*values)):
-            print(f"{ranks} ranks: {name}: {min(column):.3f} to {max(column):.3f}, median {statistics.median(column):.3f}")
+            for pool, column in zip(steps.setdefault(ranks, ([], [], [])), columns):
+                pool += column
+            print(f"  {ranks} ranks {BATCH * SEQ / statistics.median(columns[0]):.0f} tokens/s: share {values[0]:.3f}; "
+                  f"{ranks} jobs of one rank: {values[1]:.3f}, in step with the slowest {values[2]:.3f}", flush=True)
+
+    def fastest_tenth(seconds):
+        return sorted(seconds)[len(seconds) // 10]
+
+    for ranks in shares:
+        for name, column, pool in zip(kinds, zip(*shares[ranks]), steps[ranks]):
+            together = [of(base_steps) * first / ranks / of(pool) for of in (statistics.median, fastest_tenth)]
+            print(f"{ranks} ranks: {name}: {min(column):.3f} to {max(column):.3f}, median {statistics.median(column):.3f}; "
+                  f"all steps together: medians {together[0]:.3f}, fastest tenths {together[1]:.3f}")
 
 
 def main():

@@ -35,6 +35,7 @@ struct Arm {
   std::optional<BenchPeer> peer;
   bool threads = false;
   bool copy = false;
+  bool symmetric = false;  // with buffers in symmetric memory
 };
 
 struct Figures {
@@ -149,16 +150,17 @@ std::vector<Arm> make_arms(const ProcessContext& context, const CommBenchOptions
     } else if (name == "auto" || name == context.world->backend_name()) {
       arm.comm = context.world->split(0, context.rank, "bench");
       arm.name = arm.comm->backend_name();
-    } else if (name == "shm") {
+    } else if (name == "shm" || name == "symmetric") {
+      arm.symmetric = name == "symmetric";
       arm.comm = make_shm_communicator(*store, context.rank, context.world_size, {.name = "bench"});
     } else if (name == "gloo") {
       arm.comm = make_gloo_communicator(store, context.rank, context.world_size,
                                         {.host = reachable_host(*context.store), .communicator = {.name = "bench"}});
     } else {
-      throw UsageError(fmt::format(
-          "--backends: '{}' cannot be measured beside '{}'; expected auto, shm, gloo, local (threads), c10d "
-          "(torch's gloo), and at most one other",
-          name, context.world->backend_name()));
+      throw UsageError(
+          fmt::format("--backends: '{}' cannot be measured beside '{}'; expected auto, shm, symmetric (shm with "
+                      "symmetric memory), gloo, local (threads), c10d (torch's gloo), and at most one other",
+                      name, context.world->backend_name()));
     }
     arms.push_back(std::move(arm));
   }
@@ -212,7 +214,8 @@ class CommBench {
       if (arm.copy && what.bytes() == 0) continue;
       Running running{.arm = &arm};
       if (!arm.threads) {
-        running.call = std::make_unique<BenchCall>(what, context_.rank, context_.world_size, device());
+        running.call = std::make_unique<BenchCall>(what, context_.rank, context_.world_size, device(),
+                                                   arm.symmetric ? arm.comm.get() : nullptr);
         if (!prepare(running, what)) continue;
       }
       all.push_back(std::move(running));
@@ -335,7 +338,7 @@ CommBenchResult run_comm_bench(const ProcessContext& context, const CommBenchOpt
 
 std::string world_backend(const CommBenchOptions& options) {
   // A backend that this file does not make by itself is the world's: init_from_environment() knows it, or says not.
-  const std::vector<std::string> own{"auto", "shm", "gloo", "local", "c10d"};
+  const std::vector<std::string> own{"auto", "shm", "symmetric", "gloo", "local", "c10d"};
   for (const std::string& name : options.backends) {
     if (std::ranges::find(own, name) == own.end()) return name;
   }

@@ -150,14 +150,18 @@ std::function<void()> c10d_call(const c10::intrusive_ptr<c10d::Backend>& group, 
 
 }  // namespace
 
-BenchCall::BenchCall(const CommBenchCase& what, int rank, int ranks, c10::Device device)
+BenchCall::BenchCall(const CommBenchCase& what, int rank, int ranks, c10::Device device, Communicator* symmetric)
     : what_(what), rank_(rank), ranks_(ranks) {
   const auto options = at::TensorOptions(scalar_type(what.type)).device(device);
   const std::int64_t share = what.count / ranks;
-  buffers_.whole = at::zeros({what.count}, options);
+  const auto zeros = [&](std::int64_t count) {
+    return symmetric ? symmetric->symmetric_empty({count}, options).zero_() : at::zeros({count}, options);
+  };
+  buffers_.whole = zeros(what.count);
+  buffers_.part = zeros(share);  // on all ranks, whoever uses it
   const bool in_slice = what.place == Place::in &&
                         (!(what.verb == BenchVerb::gather || what.verb == BenchVerb::scatter) || rank == what.root);
-  buffers_.part = in_slice ? buffers_.whole.narrow(0, rank * share, share) : at::zeros({share}, options);
+  if (in_slice) buffers_.part = buffers_.whole.narrow(0, rank * share, share);
 }
 
 void BenchCall::use(Communicator& comm) {

@@ -42,7 +42,8 @@ BenchPeer c10d_peer(c10::intrusive_ptr<c10d::Backend> group);
 
 class BenchCall {
  public:
-  BenchCall(const CommBenchCase& what, int rank, int ranks, c10::Device device);
+  /// symmetric: buffers lie in that communicator's symmetric memory; then the constructor is collective.
+  BenchCall(const CommBenchCase& what, int rank, int ranks, c10::Device device, Communicator* symmetric = nullptr);
   BenchCall(const BenchCall&) = delete;  // run() refers to its buffers
   BenchCall& operator=(const BenchCall&) = delete;
 

@@ -8,7 +8,7 @@ namespace phalanx::measure {
 namespace {
 
 constexpr auto kColumns =
-    "{:<14} {:>6} {:<8} {:<7} {:<7} {:<5} {:>9} {:>9} {:>9} {:>9} {:>4} {:>8} {:>8} {:>6} {:>8} {:>6}";
+    "{:<14} {:>6} {:<8} {:<7} {:<9} {:<5} {:>9} {:>9} {:>9} {:>9} {:>4} {:>8} {:>8} {:>6} {:>8} {:>6}";
 
 std::string op_text(const CommBenchRow& row) {
   return reduces(row.what.verb) ? std::string(text_of(row.what.op)) : std::string("-");
