@@ -319,11 +319,11 @@ void die_in_the_middle(Communicator& comm, at::Tensor x, int signal) {
   // The thread that does this rank's part, which the first asynchronous operation makes, is to be slow at it.
   const sched_param none{};
   sched_setscheduler(0, SCHED_IDLE, &none);
-  const Work work = comm.all_reduce(x, {.async = true});
+  Work work = comm.all_reduce(x, {.async = true});
   sched_setscheduler(0, SCHED_OTHER, &none);
-  while (!is_begun()) {
+  while (!is_begun() && !work.is_done()) {  // done: the others have given up before
   }
-  raise(signal);
+  if (signal == SIGKILL || is_begun()) raise(signal);
 }
 
 // What they wait for after the failure, that nobody writes into their tensors any more, must not make them late.
