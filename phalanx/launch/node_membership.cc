@@ -238,18 +238,20 @@ class NodeMembership::Impl {
   bool reach(const HostPort& address) {
     const auto deadline = MemberClock::now() + options_.join_timeout;
     const auto slice = std::chrono::milliseconds(500);
+    std::string reason;
     for (bool told = false;; told = true) {
       if (wants_to_leave()) return false;
-      std::string reason;
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - MemberClock::now());
       const auto begin = MemberClock::now();
       try {
         connect_to(address, std::clamp(left, std::chrono::milliseconds(1), slice), "the rendezvous");
         return true;
       } catch (const CommError& error) {
-        reason = error.what();
+        std::string now = error.what();
         // Which attempt of which slice it was says nothing.
-        if (const std::size_t at = reason.find(" ms: "); at != std::string::npos) reason.erase(0, at + 5);
+        if (const std::size_t at = now.find(" ms: "); at != std::string::npos) now.erase(0, at + 5);
+        // An attempt at the last moment may have been cut short: the one before knows better.
+        if (reason.empty() || left.count() > 0) reason = std::move(now);
       }
       if (MemberClock::now() >= deadline)
         throw CommError(fmt::format("the node that hosts the rendezvous at {} has not come within {:g} s: {}",
