@@ -15,6 +15,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/comm/backend.h"
+#include "phalanx/comm/data_type.h"
 #include "phalanx/comm/flight_log.h"
 #include "phalanx/comm/progress.h"
 #include "phalanx/comm/reduce.h"
@@ -23,30 +24,12 @@
 namespace phalanx {
 namespace {
 
-DataType data_type_of(const at::Tensor& tensor, const char* what) {
-  switch (tensor.scalar_type()) {
-    case c10::ScalarType::Float:
-      return DataType::f32;
-    case c10::ScalarType::Double:
-      return DataType::f64;
-    case c10::ScalarType::Half:
-      return DataType::f16;
-    case c10::ScalarType::BFloat16:
-      return DataType::bf16;
-    case c10::ScalarType::Int:
-      return DataType::i32;
-    case c10::ScalarType::Long:
-      return DataType::i64;
-    case c10::ScalarType::Byte:
-      return DataType::u8;
-    case c10::ScalarType::Bool:
-      return DataType::boolean;
-    default:
-      throw Error(
-          fmt::format("{}: element type {} cannot be communicated; expected float32, float64, float16, bfloat16, "
-                      "int32, int64, uint8 or bool",
-                      what, c10::toString(tensor.scalar_type())));
-  }
+DataType data_type_for(const at::Tensor& tensor, const char* what) {
+  if (const auto type = find_data_type(tensor.scalar_type())) return *type;
+  throw Error(
+      fmt::format("{}: element type {} cannot be communicated; expected float32, float64, float16, bfloat16, "
+                  "int32, int64, uint8 or bool",
+                  what, c10::toString(tensor.scalar_type())));
 }
 
 }  // namespace
@@ -117,7 +100,7 @@ class Communicator::Impl {
     if (!tensor.is_contiguous())
       throw Error(fmt::format("{}: the tensor of shape {} and strides {} is not contiguous: copy it first", what,
                               fmt::join(tensor.sizes(), "x"), fmt::join(tensor.strides(), ",")));
-    return data_type_of(tensor, what);
+    return data_type_for(tensor, what);
   }
 
   void check_root(int root, const char* what) const {

@@ -12,33 +12,12 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/comm/data_type.h"
 
 namespace phalanx::measure {
 namespace {
 
 constexpr std::int64_t kPeriod = 7;
-
-c10::ScalarType scalar_type(DataType type) {
-  switch (type) {
-    case DataType::f32:
-      return c10::ScalarType::Float;
-    case DataType::f64:
-      return c10::ScalarType::Double;
-    case DataType::f16:
-      return c10::ScalarType::Half;
-    case DataType::bf16:
-      return c10::ScalarType::BFloat16;
-    case DataType::i32:
-      return c10::ScalarType::Int;
-    case DataType::i64:
-      return c10::ScalarType::Long;
-    case DataType::u8:
-      return c10::ScalarType::Byte;
-    case DataType::boolean:
-      return c10::ScalarType::Bool;
-  }
-  return c10::ScalarType::Float;
-}
 
 /// What rank r brings at element i; of product only one rank brings a 2, so that no type overflows.
 double known_value(const CommBenchCase& what, int rank, int ranks, std::int64_t i) {
@@ -152,7 +131,7 @@ std::function<void()> c10d_call(const c10::intrusive_ptr<c10d::Backend>& group, 
 
 BenchCall::BenchCall(const CommBenchCase& what, int rank, int ranks, c10::Device device, Communicator* symmetric)
     : what_(what), rank_(rank), ranks_(ranks) {
-  const auto options = at::TensorOptions(scalar_type(what.type)).device(device);
+  const auto options = at::TensorOptions(scalar_type_of(what.type)).device(device);
   const std::int64_t share = what.count / ranks;
   const auto zeros = [&](std::int64_t count) {
     return symmetric ? symmetric->symmetric_empty({count}, options).zero_() : at::zeros({count}, options);

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
-#include "phalanx/tensor/data_type.h"
+#include "phalanx/comm/data_type.h"
 
 namespace phalanx {
 namespace {

@@ -13,9 +13,9 @@
 #include <map>
 
 #include "phalanx/base/error.h"
+#include "phalanx/comm/data_type.h"
 #include "phalanx/comm/local.h"
 #include "phalanx/observe/flight_recorder.h"
-#include "phalanx/tensor/data_type.h"
 #include "phalanx/tensor/testing/random_specs.h"
 
 namespace phalanx {

@@ -1,4 +1,4 @@
-#include "phalanx/tensor/data_type.h"
+#include "phalanx/comm/data_type.h"
 
 #include <fmt/format.h>
 
@@ -27,9 +27,14 @@ c10::ScalarType scalar_type_of(DataType type) noexcept {
   return c10::ScalarType::Undefined;
 }
 
-DataType data_type_of(c10::ScalarType type) {
+std::optional<DataType> find_data_type(c10::ScalarType type) noexcept {
   for (const auto& [own, torchs] : kTypes)
     if (torchs == type) return own;
+  return std::nullopt;
+}
+
+DataType data_type_of(c10::ScalarType type) {
+  if (const auto found = find_data_type(type)) return *found;
   throw Error(
       fmt::format("{} tensors are neither communicated nor sharded: expected float32, float64, float16, "
                   "bfloat16, int32, int64, uint8 or bool",
