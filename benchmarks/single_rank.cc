@@ -43,7 +43,7 @@ void load_weights(const char* path, const std::vector<phalanx::NamedTensor>& par
   std::string bytes = read_all(path);
   const auto header_bytes = *reinterpret_cast<const std::uint64_t*>(bytes.data());
   const auto header = nlohmann::json::parse(bytes.substr(8, header_bytes));
-  for (const auto& [name, tensor] : parameters) {
+  for (const auto& [name, tensor, shard] : parameters) {
     const auto& entry = header.at(phalanx::models::llama_hf_name(name));
     char* data = bytes.data() + 8 + header_bytes + entry["data_offsets"][0].get<std::size_t>();
     tensor.copy_(at::from_blob(data, tensor.sizes(), at::TensorOptions(at::kFloat)));

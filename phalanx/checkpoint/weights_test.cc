@@ -25,7 +25,7 @@ using testing::HasSubstr;
 std::vector<NamedTensor> two_layers() { return {{"embed", at::randn({4, 3})}, {"norm", at::randn({3})}}; }
 std::vector<NamedTensor> zeros_like_all(const std::vector<NamedTensor>& tensors) {
   std::vector<NamedTensor> result;
-  for (const auto& [name, tensor] : tensors) result.push_back({name, at::zeros(tensor.sizes())});
+  for (const auto& [name, tensor, shard] : tensors) result.push_back({name, at::zeros(tensor.sizes())});
   return result;
 }
 void export_to(const std::filesystem::path& path, const std::vector<NamedTensor>& tensors,

@@ -24,7 +24,7 @@ std::shared_ptr<models::Llama> small_model() {
   nn::initialise(*model, 3);
   // Larger weights, so that the likeliest tokens differ from place to place and stand clear of each other.
   const at::NoGradGuard no_grad;
-  for (auto& [name, parameter] : nn::named_parameters(*model))
+  for (auto& [name, parameter, shard] : nn::named_parameters(*model))
     if (parameter.dim() == 2) parameter.mul_(30);
   return model;
 }

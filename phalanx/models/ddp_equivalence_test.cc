@@ -49,7 +49,7 @@ at::Tensor llama_tokens(int step) {
 
 std::vector<NamedTensor> copies_of(const std::vector<NamedTensor>& tensors, bool of_grads) {
   std::vector<NamedTensor> result;
-  for (const auto& [name, tensor] : tensors) {
+  for (const auto& [name, tensor, shard] : tensors) {
     result.push_back({name, (of_grads ? tensor.grad() : tensor).detach().clone()});
   }
   return result;
@@ -190,7 +190,7 @@ VocabularyRun vocabulary_run(bool tied, bool by_autograd) {
       for (const auto& weight : weights) weight.register_hook([](const at::Tensor& grad) { return grad; });
     }
     for (int step = 0; step < kSteps; ++step) {
-      for (const auto& [name, tensor] : ddp.parameters()) tensor.mutable_grad().reset();
+      for (const auto& [name, tensor, shard] : ddp.parameters()) tensor.mutable_grad().reset();
       for (int part = 0; part < kParts; ++part) {
         std::optional<DistributedDataParallel::NoSync> guard;
         if (part + 1 < kParts) guard.emplace(ddp.no_sync());
@@ -214,7 +214,7 @@ TEST(DdpLlamaVocabulary, TheGradientsHaveAutogradsBitsAndAreNotCopied) {
     ASSERT_EQ(ours.grads.size(), 6U);
     for (std::size_t part = 0; part < ours.grads.size(); ++part) {
       for (std::size_t i = 0; i < ours.grads[part].size(); ++i) {
-        const auto& [name, grad] = ours.grads[part][i];
+        const auto& [name, grad, shard] = ours.grads[part][i];
         const at::Tensor& expected = theirs.grads[part][i].tensor;
         EXPECT_TRUE(at::allclose(grad, expected, 1e-5, 1e-8)) << name << ", part " << part;
         // Where both ends of the model share a weight, autograd adds (a + b) to what is there, we add a, then b.

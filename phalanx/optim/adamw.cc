@@ -36,7 +36,7 @@ AdamW::AdamW(std::vector<NamedTensor> parameters, AdamWOptions options)
   }
   exp_avg_ = zeros_like_parameters();
   exp_avg_sq_ = zeros_like_parameters();
-  for (const auto& [name, tensor] : parameters_) {
+  for (const auto& [name, tensor, shard] : parameters_) {
     steps_.push_back(at::zeros({}, at::TensorOptions().dtype(at::kFloat).device(tensor.device())));
   }
 }

@@ -60,7 +60,7 @@ struct Gradients {
 
 Gradients gradients_of(const std::vector<NamedTensor>& parameters) {
   Gradients result;
-  for (const auto& [name, tensor] : parameters) {
+  for (const auto& [name, tensor, shard] : parameters) {
     const at::Tensor& grad = tensor.grad();
     if (!grad.defined()) continue;
     if (grad.is_sparse()) throw Error(fmt::format("grad_norm: the gradient of '{}' is sparse; expected dense", name));

@@ -39,7 +39,7 @@ TEST(GradNorm, FollowsTorchsClipping) {
     const GradNorm norm = clip_grad_norm(parameters, expected.at("max_norm"));
     EXPECT_NEAR(norm.value(), expected.at("norm").get<double>(), 1e-6 * norm.value());
     EXPECT_TRUE(norm.is_finite());
-    for (const auto& [name, tensor] : parameters) {
+    for (const auto& [name, tensor, shard] : parameters) {
       const auto grad = at::tensor(expected.at("gradients").at(name).get<std::vector<float>>());
       EXPECT_TRUE(at::allclose(tensor.grad().flatten(), grad, /*rtol=*/1e-6, /*atol=*/1e-8)) << name;
     }

@@ -17,7 +17,7 @@ Optimizer::Optimizer(std::vector<NamedTensor> parameters) : parameters_(std::mov
   }
   std::unordered_set<std::string> names;
   std::unordered_map<const void*, std::string> tensors;
-  for (const auto& [name, tensor] : parameters_) {
+  for (const auto& [name, tensor, shard] : parameters_) {
     if (!tensor.defined()) throw Error(fmt::format("optimizer: parameter '{}' is an undefined tensor", name));
     if (!tensor.is_floating_point()) {
       throw Error(fmt::format("optimizer: parameter '{}' has dtype {}, expected a floating-point dtype", name,
@@ -33,14 +33,14 @@ Optimizer::Optimizer(std::vector<NamedTensor> parameters) : parameters_(std::mov
 }
 
 void Optimizer::zero_grad() {
-  for (auto& [name, tensor] : parameters_) tensor.mutable_grad().reset();
+  for (auto& [name, tensor, shard] : parameters_) tensor.mutable_grad().reset();
 }
 
 std::vector<at::Tensor> Optimizer::zeros_like_parameters() const {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> result;
   result.reserve(parameters_.size());
-  for (const auto& [name, tensor] : parameters_) result.push_back(at::zeros_like(tensor));
+  for (const auto& [name, tensor, shard] : parameters_) result.push_back(at::zeros_like(tensor));
   return result;
 }
 

@@ -40,7 +40,7 @@ std::vector<NamedTensor> golden_parameters() {
 }
 
 void set_golden_gradients(const std::vector<NamedTensor>& parameters, std::size_t step) {
-  for (const auto& [name, tensor] : parameters) {
+  for (const auto& [name, tensor, shard] : parameters) {
     tensor.mutable_grad() =
         golden_tensor(optimizer_golden().at("gradients").at(step).at(name), optimizer_golden().at("shapes").at(name));
   }
@@ -57,7 +57,7 @@ void expect_same_as_torch(const std::string& run, const MakeOptimizer& make) {
     set_golden_gradients(parameters, step);
     optimizer->step(rates[step]);
   }
-  for (const auto& [name, tensor] : parameters) {
+  for (const auto& [name, tensor, shard] : parameters) {
     const auto expected =
         golden_tensor(optimizer_golden().at(run).at("parameters").at(name), optimizer_golden().at("shapes").at(name));
     EXPECT_TRUE(at::allclose(tensor.detach(), expected, /*rtol=*/1e-6, /*atol=*/2e-7)) << name;
@@ -126,7 +126,7 @@ TEST(Optimizer, StateIsNamedByParameter) {
   TrainState state;
   optimizer.collect_state(state);
   std::vector<std::string> names;
-  for (const auto& [name, tensor] : state.tensors) names.push_back(name);
+  for (const auto& [name, tensor, shard] : state.tensors) names.push_back(name);
   EXPECT_THAT(names, ::testing::ElementsAre("optimizer.layers.0.weight.exp_avg", "optimizer.layers.0.weight.exp_avg_sq",
                                             "optimizer.layers.0.weight.step"));
 }

@@ -29,7 +29,7 @@ struct MlpRun {
 
 std::vector<NamedTensor> clones(const std::vector<NamedTensor>& tensors, bool of_grads) {
   std::vector<NamedTensor> result;
-  for (const auto& [name, tensor] : tensors)
+  for (const auto& [name, tensor, shard] : tensors)
     result.push_back({name, (of_grads ? tensor.grad() : tensor).detach().clone()});
   return result;
 }

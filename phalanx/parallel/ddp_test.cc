@@ -78,7 +78,7 @@ TEST(Ddp, BroadcastsBuffersWhenAsked) {
 
 std::set<const void*> gradient_storages(const DistributedDataParallel& ddp) {
   std::set<const void*> storages;
-  for (const auto& [name, tensor] : ddp.parameters()) storages.insert(tensor.grad().storage().data());
+  for (const auto& [name, tensor, shard] : ddp.parameters()) storages.insert(tensor.grad().storage().data());
   return storages;
 }
 
@@ -101,7 +101,7 @@ TEST(Ddp, GradientsRemainViewsOfTheBuckets) {
         EXPECT_EQ(gradient_storages(ddp).size(), ddp.buckets().size());
         EXPECT_GT(ddp.buckets().size(), 2U);
         const auto expected = reference.named_parameters();
-        for (const auto& [name, tensor] : ddp.parameters()) {
+        for (const auto& [name, tensor, shard] : ddp.parameters()) {
           EXPECT_TRUE(at::equal(tensor.grad(), expected[name].grad())) << name << " in step " << step;
           tensor.mutable_grad().detach_();  // as torch::optim's zero_grad() does
           if (zeroing == Zeroing::undefined) tensor.mutable_grad().reset();
@@ -240,7 +240,7 @@ TEST(Ddp, NoSyncAccumulatesLikeOneBigBatch) {
         reference.zero_grad();
         reference.loss(x, y).backward();
         const auto expected = reference.named_parameters();
-        for (const auto& [name, tensor] : ddp.parameters()) {
+        for (const auto& [name, tensor, shard] : ddp.parameters()) {
           const auto error = tensor.grad().sub(expected[name].grad()).norm().div(expected[name].grad().norm());
           EXPECT_LT(error.item<float>(), 1e-6) << name;
           if (zero_in_place) {

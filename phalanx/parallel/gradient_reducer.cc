@@ -27,7 +27,7 @@ std::int64_t padded_elements(const at::Tensor& tensor) {
 // FNV-1a over names, shapes and dtypes: whether a bucket order belongs to this model.
 std::int64_t fingerprint_of(const std::vector<NamedTensor>& parameters) {
   std::uint64_t hash = 0xcbf29ce484222325U;
-  for (const auto& [name, tensor] : parameters) {
+  for (const auto& [name, tensor, shard] : parameters) {
     for (const char c : name + ' ' + describe(tensor) + '\n') {
       hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
     }
@@ -64,7 +64,7 @@ std::shared_ptr<GradientReducer> GradientReducer::attach(std::vector<NamedTensor
 }
 
 void GradientReducer::detach() {
-  for (const auto& [name, parameter] : parameters_) set_grad_buffer(parameter, at::Tensor());
+  for (const auto& [name, parameter, shard] : parameters_) set_grad_buffer(parameter, at::Tensor());
   subscriptions_.clear();
 }
 
@@ -72,7 +72,7 @@ GradientReducer::GradientReducer(std::vector<NamedTensor> parameters, std::share
                                  DdpOptions options)
     : parameters_(std::move(parameters)), comm_(std::move(comm)), options_(options) {
   const at::Device device = parameters_.front().tensor.device();
-  for (const auto& [name, tensor] : parameters_) {
+  for (const auto& [name, tensor, shard] : parameters_) {
     if (tensor.device() != device) {
       throw Error(fmt::format("DistributedDataParallel: parameter '{}' is on {}, '{}' is on {}; expected one device",
                               name, tensor.device().str(), parameters_.front().name, device.str()));

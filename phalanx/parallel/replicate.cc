@@ -30,7 +30,7 @@ void broadcast_chunk(Communicator& comm, const std::vector<NamedTensor>& tensors
   const at::Tensor flat = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(tensors[0].tensor.device()));
   const auto for_each_slot = [&](const auto& visit) {
     std::int64_t offset = 0;
-    for (const auto& [name, tensor] : tensors) {
+    for (const auto& [name, tensor, shard] : tensors) {
       const auto size = static_cast<std::int64_t>(tensor.nbytes());
       if (size == 0) continue;
       visit(tensor, flat.narrow(0, offset, size).view(tensor.scalar_type()).view(tensor.sizes()));

@@ -52,7 +52,7 @@ TEST_F(TrainerCheckpointTest, TheBucketOrderIsSavedAndTakenOver) {
   auto other_order = ready_order;
   std::reverse(other_order.begin() + 2, other_order.end() - static_cast<int>(parameters));
   TrainState state = state_in("parts", 1);
-  for (const auto& [name, tensor] : state.tensors) {
+  for (const auto& [name, tensor, shard] : state.tensors) {
     if (name == "ddp.bucket_order") tensor.copy_(at::tensor(other_order));
   }
   const std::string folder = path("parts/checkpoint");

@@ -74,7 +74,7 @@ class TrainerTest : public ::testing::Test {
                       {.world = world, .stop_requested = [&stop, rank] { return stop && stop(rank); }, .quiet = true});
       const TrainResult result = trainer.run();
       if (rank == 0) result_ = result;
-      for (const auto& [name, tensor] : nn::named_parameters(trainer.model())) {
+      for (const auto& [name, tensor, shard] : nn::named_parameters(trainer.model())) {
         weights[static_cast<std::size_t>(rank)][name] =
             std::string(static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes());
       }
