@@ -21,8 +21,10 @@ DistributedDataParallel::DistributedDataParallel(torch::nn::Module& module, std:
   std::vector<std::string> lines = {
       fmt::format("first_bucket_bytes = {}, bucket_bytes = {}, find_unused_parameters = {}",
                   options_.first_bucket_bytes, options_.bucket_bytes, options_.find_unused_parameters)};
-  for (const auto& [name, tensor, shard] : all) lines.push_back(fmt::format("parameter '{}' {}", name, describe(tensor)));
-  for (const auto& [name, tensor, shard] : buffers_) lines.push_back(fmt::format("buffer '{}' {}", name, describe(tensor)));
+  for (const auto& [name, tensor, shard] : all)
+    lines.push_back(fmt::format("parameter '{}' {}", name, describe(tensor)));
+  for (const auto& [name, tensor, shard] : buffers_)
+    lines.push_back(fmt::format("buffer '{}' {}", name, describe(tensor)));
   require_same_on_all_ranks(*comm_, lines);
 
   std::vector<NamedTensor> trained;
