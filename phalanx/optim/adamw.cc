@@ -1,15 +1,14 @@
 #include "phalanx/optim/adamw.h"
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
-#include <map>
 #include <utility>
 
 #include "phalanx/base/error.h"
+#include "phalanx/optim/step_kernels.h"
 
 namespace phalanx {
 namespace {
@@ -18,11 +17,6 @@ void require_in_unit_interval(const char* what, double value) {
   if (!(value >= 0 && value < 1))
     throw ConfigError(fmt::format("AdamW: {} is {}: expected 0 <= {} < 1", what, value, what));
 }
-
-// The fused kernel wants lists of one device and dtype each.
-struct FusedLists {
-  std::vector<at::Tensor> parameters, grads, exp_avg, exp_avg_sq, steps;
-};
 
 }  // namespace
 
@@ -41,34 +35,39 @@ AdamW::AdamW(std::vector<NamedTensor> parameters, AdamWOptions options)
   }
 }
 
-void AdamW::step(double lr) {
-  const at::NoGradGuard no_grad;
-  std::map<std::pair<int, int>, FusedLists> groups;  // by device and dtype
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const at::Tensor& parameter = parameters_[i].tensor;
-    const at::Tensor& grad = parameter.grad();
-    if (!grad.defined()) continue;
-    const at::Device device = parameter.device();
-    auto& lists =
-        groups[{static_cast<int>(device.type()) * 256 + device.index(), static_cast<int>(parameter.scalar_type())}];
-    lists.parameters.push_back(parameter);
-    lists.grads.push_back(grad);
-    lists.exp_avg.push_back(exp_avg_[i]);
-    lists.exp_avg_sq.push_back(exp_avg_sq_[i]);
-    lists.steps.push_back(steps_[i]);
+void AdamW::step_on_cpu(const std::vector<Target>& targets, double lr) {
+  std::vector<AdamWStep> steps;  // by target
+  steps.reserve(targets.size());
+  for (const auto& target : targets) {
+    float& step = *steps_[target.index].mutable_data_ptr<float>();
+    step += 1;
+    steps.emplace_back(lr, options_.beta1, options_.beta2, options_.eps, options_.weight_decay, step);
   }
-  for (auto& [key, lists] : groups) {
-    at::_foreach_add_(lists.steps, 1);
-    at::_fused_adamw_(lists.parameters, lists.grads, lists.exp_avg, lists.exp_avg_sq, /*max_exp_avg_sqs=*/{},
-                      lists.steps, lr, options_.beta1, options_.beta2, options_.weight_decay, options_.eps,
-                      /*amsgrad=*/false, /*maximize=*/false);
+  for_each_part(targets, [&](std::size_t number, std::int64_t first, std::size_t count) {
+    const auto& [index, parameter, grad] = targets[number];
+    adamw_step(steps[number], count, grad.const_data_ptr<float>() + first, parameter.mutable_data_ptr<float>() + first,
+               exp_avg_[index].mutable_data_ptr<float>() + first, exp_avg_sq_[index].mutable_data_ptr<float>() + first);
+  });
+}
+
+void AdamW::step_by_libtorch(const std::vector<Target>& targets, double lr) {
+  std::vector<at::Tensor> parameters, grads, exp_avg, exp_avg_sq, steps;
+  for (const auto& [index, parameter, grad] : targets) {
+    parameters.push_back(parameter);
+    grads.push_back(grad);
+    exp_avg.push_back(exp_avg_[index]);
+    exp_avg_sq.push_back(exp_avg_sq_[index]);
+    steps.push_back(steps_[index]);
   }
+  at::_foreach_add_(steps, 1);
+  at::_fused_adamw_(parameters, grads, exp_avg, exp_avg_sq, /*max_exp_avg_sqs=*/{}, steps, lr, options_.beta1,
+                    options_.beta2, options_.weight_decay, options_.eps, /*amsgrad=*/false, /*maximize=*/false);
 }
 
 void AdamW::collect_state(TrainState& state) const {
-  collect(state, parameters_, exp_avg_, "exp_avg");
-  collect(state, parameters_, exp_avg_sq_, "exp_avg_sq");
-  collect(state, parameters_, steps_, "step");
+  collect_elements(state, exp_avg_, "exp_avg");
+  collect_elements(state, exp_avg_sq_, "exp_avg_sq");
+  collect_replicated(state, steps_, "step");
 }
 
 }  // namespace phalanx

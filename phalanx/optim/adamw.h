@@ -23,11 +23,13 @@ struct AdamWOptions {
 class AdamW final : public Optimizer {
  public:
   explicit AdamW(std::vector<NamedTensor> parameters, AdamWOptions options = {});
-  void step(double lr) override;
   void collect_state(TrainState& state) const override;
   const AdamWOptions& options() const noexcept { return options_; }
 
  private:
+  void step_on_cpu(const std::vector<Target>& targets, double lr) override;
+  void step_by_libtorch(const std::vector<Target>& targets, double lr) override;
+
   AdamWOptions options_;
   std::vector<at::Tensor> exp_avg_, exp_avg_sq_, steps_;
 };

@@ -1,15 +1,48 @@
 #include "phalanx/optim/optimizer.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
+#include <map>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 #include "phalanx/base/error.h"
 
 namespace phalanx {
+namespace {
+
+void check_parameter(const NamedTensor& parameter) {
+  const auto& [name, tensor, shard] = parameter;
+  if (!tensor.defined()) throw Error(fmt::format("optimizer: parameter '{}' is an undefined tensor", name));
+  if (!tensor.is_floating_point()) {
+    throw Error(fmt::format("optimizer: parameter '{}' has dtype {}, expected a floating-point dtype", name,
+                            c10::toString(tensor.scalar_type())));
+  }
+  if (!shard) return;
+  if (const auto& axes = shard->spec.placement().partial; !axes.empty()) {
+    throw Error(fmt::format("optimizer: parameter '{}' is an addend along '{}' ({}): expected values", name,
+                            axes.front(), shard->spec.text()));
+  }
+  const Box box = shard->box();
+  if (tensor.sizes() != at::IntArrayRef(box.shape)) {
+    throw Error(
+        fmt::format("optimizer: parameter '{}' has the shape [{}] on rank {} of its mesh, whose part is {} of {}", name,
+                    fmt::join(tensor.sizes(), ", "), shard->rank, box.text(), shard->spec.text()));
+  }
+}
+
+bool has_own_kernel(const at::Tensor& parameter) {
+  return parameter.device().is_cpu() && parameter.scalar_type() == at::kFloat;
+}
+
+}  // namespace
 
 Optimizer::Optimizer(std::vector<NamedTensor> parameters) : parameters_(std::move(parameters)) {
   if (parameters_.empty()) {
@@ -17,19 +50,83 @@ Optimizer::Optimizer(std::vector<NamedTensor> parameters) : parameters_(std::mov
   }
   std::unordered_set<std::string> names;
   std::unordered_map<const void*, std::string> tensors;
-  for (const auto& [name, tensor, shard] : parameters_) {
-    if (!tensor.defined()) throw Error(fmt::format("optimizer: parameter '{}' is an undefined tensor", name));
-    if (!tensor.is_floating_point()) {
-      throw Error(fmt::format("optimizer: parameter '{}' has dtype {}, expected a floating-point dtype", name,
-                              c10::toString(tensor.scalar_type())));
-    }
+  for (const auto& parameter : parameters_) {
+    check_parameter(parameter);
+    const auto& name = parameter.name;
     if (!names.insert(name).second) throw Error(fmt::format("optimizer: two parameters are named '{}'", name));
-    const auto [other, is_new] = tensors.emplace(tensor.unsafeGetTensorImpl(), name);
+    const auto [other, is_new] = tensors.emplace(parameter.tensor.unsafeGetTensorImpl(), name);
     if (!is_new) {
       throw Error(
           fmt::format("optimizer: '{}' and '{}' are one tensor: pass a shared parameter once", other->second, name));
     }
   }
+}
+
+Optimizer::Target Optimizer::target_of(std::size_t index) const {
+  const auto& [name, parameter, shard] = parameters_[index];
+  const at::Tensor& grad = parameter.grad();
+  if (grad.is_sparse()) throw Error(fmt::format("optimizer: the gradient of '{}' is sparse; expected dense", name));
+  if (grad.sizes() != parameter.sizes() || grad.device() != parameter.device()) {
+    throw Error(fmt::format("optimizer: the gradient of '{}' is [{}] on {}; the parameter is [{}] on {}", name,
+                            fmt::join(grad.sizes(), ", "), grad.device().str(), fmt::join(parameter.sizes(), ", "),
+                            parameter.device().str()));
+  }
+  // The kernels walk through memory, all tensors side by side. State has the parameter's layout where that has no gaps;
+  // a parameter with gaps, or a gradient of another layout (or dtype), is stepped by way of a copy.
+  Target target{index, parameter, grad};
+  if (!parameter.is_non_overlapping_and_dense()) target.parameter = at::empty_like(parameter).copy_(parameter);
+  if (grad.strides() != target.parameter.strides() || grad.scalar_type() != parameter.scalar_type()) {
+    target.grad = at::empty_like(target.parameter).copy_(grad);
+  }
+  return target;
+}
+
+void Optimizer::step(double lr) {
+  const at::NoGradGuard no_grad;
+  std::vector<Target> targets;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (parameters_[i].tensor.grad().defined()) targets.push_back(target_of(i));
+  }
+  std::vector<Target> on_cpu;
+  std::map<std::pair<int, int>, std::vector<Target>> by_libtorch;  // by device and dtype
+  for (const auto& target : targets) {
+    const at::Device device = target.parameter.device();
+    if (has_own_kernel(target.parameter)) {
+      on_cpu.push_back(target);
+    } else {
+      by_libtorch[{static_cast<int>(device.type()) * 256 + device.index(),
+                   static_cast<int>(target.parameter.scalar_type())}]
+          .push_back(target);
+    }
+  }
+  if (!on_cpu.empty()) step_on_cpu(on_cpu, lr);
+  for (const auto& [key, group] : by_libtorch) step_by_libtorch(group, lr);
+  for (const auto& target : targets) {
+    const at::Tensor& parameter = parameters_[target.index].tensor;
+    if (!target.parameter.is_same(parameter)) parameter.copy_(target.parameter);
+  }
+}
+
+void Optimizer::for_each_part(const std::vector<Target>& targets, const Part& body) {
+  constexpr std::int64_t kPart = 16384;  // elements: enough to hide a call, few enough to share evenly
+  struct Range {
+    std::size_t number;
+    std::int64_t first, count;
+  };
+  std::vector<Range> ranges;
+  for (std::size_t number = 0; number < targets.size(); ++number) {
+    const std::int64_t elements = targets[number].parameter.numel();
+    for (std::int64_t first = 0; first < elements; first += kPart) {
+      ranges.push_back({number, first, std::min(kPart, elements - first)});
+    }
+  }
+  at::parallel_for(0, static_cast<std::int64_t>(ranges.size()), /*grain_size=*/2,
+                   [&](std::int64_t begin, std::int64_t end) {
+                     for (std::int64_t i = begin; i < end; ++i) {
+                       const auto& range = ranges[static_cast<std::size_t>(i)];
+                       body(range.number, range.first, static_cast<std::size_t>(range.count));
+                     }
+                   });
 }
 
 void Optimizer::zero_grad() {
@@ -44,10 +141,17 @@ std::vector<at::Tensor> Optimizer::zeros_like_parameters() const {
   return result;
 }
 
-void Optimizer::collect(TrainState& state, const std::vector<NamedTensor>& parameters,
-                        const std::vector<at::Tensor>& tensors, const std::string& what) {
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    state.tensors.push_back({"optimizer." + parameters[i].name + "." + what, tensors[i]});
+void Optimizer::collect_elements(TrainState& state, const std::vector<at::Tensor>& tensors,
+                                 const std::string& what) const {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    state.tensors.push_back({"optimizer." + parameters_[i].name + "." + what, tensors[i], parameters_[i].shard});
+  }
+}
+
+void Optimizer::collect_replicated(TrainState& state, const std::vector<at::Tensor>& tensors,
+                                   const std::string& what) const {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    state.tensors.push_back({"optimizer." + parameters_[i].name + "." + what, tensors[i]});
   }
 }
 

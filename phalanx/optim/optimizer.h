@@ -5,7 +5,13 @@
 //   an index, so that a checkpoint survives a change of order. A name or a tensor given twice is an Error.
 // - All state tensors exist from construction on: loading a checkpoint fills them in place, before or after steps.
 // - step(lr) updates every parameter whose gradient is defined; the others, and their state, stay as they are.
-// - The arithmetic is element by element: ranks that hold the same bits before a step hold the same bits after it.
+// - The arithmetic is element by element. For float32 on the CPU an element gets the same bits at any offset and
+// length,
+//   with any number of threads and on every instruction set, so a rank that holds a part of a parameter (NamedTensor's
+//   shard) computes what a rank with all of it computes there. Other devices and dtypes go through libtorch's fused
+//   kernels: equal tensors get equal bits, parts of them may differ in the last bit.
+// - A rank whose part is empty steps too: its gradient should be defined (and empty) wherever the other ranks' are,
+//   for the steps of each parameter are counted on every rank.
 //
 //   AdamW optimizer(parameters_of(*model), {.weight_decay = 0.1});
 //   loss.backward();
@@ -15,6 +21,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -29,7 +36,8 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  virtual void step(double lr) = 0;
+  /// Throws Error where a gradient's shape or device is not its parameter's; nothing is updated then.
+  void step(double lr);
   /// Appends handles to the state under "optimizer.<fqn>.<what>".
   virtual void collect_state(TrainState& state) const = 0;
 
@@ -38,15 +46,35 @@ class Optimizer {
   const std::vector<NamedTensor>& parameters() const noexcept { return parameters_; }
 
  protected:
-  /// Throws on an empty list, an undefined or integer tensor, and on names or tensors given twice.
+  /// Throws on an empty list, an undefined or integer tensor, names or tensors given twice, and a tensor that is not of
+  /// its shard's shape.
   explicit Optimizer(std::vector<NamedTensor> parameters);
+
+  /// What is stepped of parameter `index`: it and its gradient, dense and in the memory layout of its state.
+  struct Target {
+    std::size_t index = 0;
+    at::Tensor parameter, grad;
+  };
+  /// One step of these, all float32 on the CPU.
+  virtual void step_on_cpu(const std::vector<Target>& targets, double lr) = 0;
+  /// One step of these, all of one device and dtype, by libtorch's fused kernel.
+  virtual void step_by_libtorch(const std::vector<Target>& targets, double lr) = 0;
+
+  /// Calls body(target's number, first element, count) for parts of all targets, on several threads.
+  using Part = std::function<void(std::size_t number, std::int64_t first, std::size_t count)>;
+  static void for_each_part(const std::vector<Target>& targets, const Part& body);
 
   /// One tensor of zeros like each parameter, in its memory layout.
   std::vector<at::Tensor> zeros_like_parameters() const;
-  static void collect(TrainState& state, const std::vector<NamedTensor>& parameters,
-                      const std::vector<at::Tensor>& tensors, const std::string& what);
+  /// Of the parameters' shapes, and laid out over the ranks as they are.
+  void collect_elements(TrainState& state, const std::vector<at::Tensor>& tensors, const std::string& what) const;
+  /// The same on every rank.
+  void collect_replicated(TrainState& state, const std::vector<at::Tensor>& tensors, const std::string& what) const;
 
   std::vector<NamedTensor> parameters_;
+
+ private:
+  Target target_of(std::size_t index) const;
 };
 
 }  // namespace phalanx

@@ -1,13 +1,12 @@
 #include "phalanx/optim/sgd.h"
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/_fused_sgd.h>
 #include <fmt/format.h>
 
-#include <map>
 #include <utility>
 
 #include "phalanx/base/error.h"
+#include "phalanx/optim/step_kernels.h"
 
 namespace phalanx {
 
@@ -25,31 +24,29 @@ Sgd::Sgd(std::vector<NamedTensor> parameters, SgdOptions options)
   if (options.momentum > 0) momentum_buffer_ = zeros_like_parameters();
 }
 
-void Sgd::step(double lr) {
-  const at::NoGradGuard no_grad;
-  struct Lists {
-    std::vector<at::Tensor> parameters, grads, momentum;
-  };
-  std::map<std::pair<int, int>, Lists> groups;  // by device and dtype: what the fused kernel wants
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const at::Tensor& parameter = parameters_[i].tensor;
-    const at::Tensor& grad = parameter.grad();
-    if (!grad.defined()) continue;
-    const at::Device device = parameter.device();
-    auto& lists =
-        groups[{static_cast<int>(device.type()) * 256 + device.index(), static_cast<int>(parameter.scalar_type())}];
-    lists.parameters.push_back(parameter);
-    lists.grads.push_back(grad);
-    if (!momentum_buffer_.empty()) lists.momentum.push_back(momentum_buffer_[i]);
+void Sgd::step_on_cpu(const std::vector<Target>& targets, double lr) {
+  const SgdStep step{static_cast<float>(lr), static_cast<float>(options_.momentum),
+                     static_cast<float>(options_.weight_decay), options_.nesterov};
+  for_each_part(targets, [&](std::size_t number, std::int64_t first, std::size_t count) {
+    const auto& [index, parameter, grad] = targets[number];
+    sgd_step(step, count, grad.const_data_ptr<float>() + first, parameter.mutable_data_ptr<float>() + first,
+             momentum_buffer_.empty() ? nullptr : momentum_buffer_[index].mutable_data_ptr<float>() + first);
+  });
+}
+
+void Sgd::step_by_libtorch(const std::vector<Target>& targets, double lr) {
+  std::vector<at::Tensor> parameters, grads, momentum;
+  for (const auto& [index, parameter, grad] : targets) {
+    parameters.push_back(parameter);
+    grads.push_back(grad);
+    if (!momentum_buffer_.empty()) momentum.push_back(momentum_buffer_[index]);
   }
-  for (auto& [key, lists] : groups) {
-    at::_fused_sgd_(lists.parameters, lists.grads, lists.momentum, options_.weight_decay, options_.momentum, lr,
-                    /*dampening=*/0.0, options_.nesterov, /*maximize=*/false, /*is_first_step=*/false);
-  }
+  at::_fused_sgd_(parameters, grads, momentum, options_.weight_decay, options_.momentum, lr, /*dampening=*/0.0,
+                  options_.nesterov, /*maximize=*/false, /*is_first_step=*/false);
 }
 
 void Sgd::collect_state(TrainState& state) const {
-  if (!momentum_buffer_.empty()) collect(state, parameters_, momentum_buffer_, "momentum_buffer");
+  if (!momentum_buffer_.empty()) collect_elements(state, momentum_buffer_, "momentum_buffer");
 }
 
 }  // namespace phalanx

@@ -20,11 +20,13 @@ struct SgdOptions {
 class Sgd final : public Optimizer {
  public:
   explicit Sgd(std::vector<NamedTensor> parameters, SgdOptions options = {});
-  void step(double lr) override;
   void collect_state(TrainState& state) const override;
   const SgdOptions& options() const noexcept { return options_; }
 
  private:
+  void step_on_cpu(const std::vector<Target>& targets, double lr) override;
+  void step_by_libtorch(const std::vector<Target>& targets, double lr) override;
+
   SgdOptions options_;
   std::vector<at::Tensor> momentum_buffer_;
 };

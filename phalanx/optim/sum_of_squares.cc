@@ -1,16 +1,10 @@
 #include "phalanx/optim/sum_of_squares.h"
 
-// The loader picks the widest clone that the CPU has. Sanitizer runtimes are not up when it does, hence the exclusion.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__) && \
-    !defined(__SANITIZE_ADDRESS__)
-#define PHALANX_SUM_OF_SQUARES_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define PHALANX_SUM_OF_SQUARES_CLONES
-#endif
+#include "phalanx/optim/instruction_sets.h"
 
 namespace phalanx {
 
-PHALANX_SUM_OF_SQUARES_CLONES
+PHALANX_INSTRUCTION_SETS
 double sum_of_squares(const float* values, std::size_t count) {
   // Independent lanes: the order of additions is spelled out, so the compiler may use vectors without reordering.
   constexpr std::size_t kLanes = 16;

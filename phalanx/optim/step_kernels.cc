@@ -1,0 +1,80 @@
+// Compiled with -ffp-contract=off (see the header) and -fno-math-errno, without which no loop with a square root
+// becomes a vector loop.
+#include "phalanx/optim/step_kernels.h"
+
+#include <cmath>
+
+#include "phalanx/optim/instruction_sets.h"
+
+namespace phalanx {
+
+namespace {
+
+// The arrays are read from memory, tile by tile, and asked for this far ahead: a processor's own prefetching stops at
+// every page of every array.
+constexpr std::size_t kTile = 64, kAhead = 256, kCacheLine = 16;  // elements
+
+}  // namespace
+
+AdamWStep::AdamWStep(double lr, double beta1, double beta2, double eps, double weight_decay, double step)
+    : decay(static_cast<float>(lr * weight_decay)),
+      grad_weight(static_cast<float>(1 - beta1)),
+      beta2(static_cast<float>(beta2)),
+      square_weight(static_cast<float>(1 - beta2)),
+      size(static_cast<float>(lr / (1 - std::pow(beta1, step)))),
+      inverse_correction(static_cast<float>(1 / std::sqrt(1 - std::pow(beta2, step)))),
+      eps(static_cast<float>(eps)) {}
+
+PHALANX_INSTRUCTION_SETS
+void adamw_step(const AdamWStep& step, std::size_t count, const float* __restrict grad, float* __restrict parameter,
+                float* __restrict exp_avg, float* __restrict exp_avg_sq) {
+  const AdamWStep s = step;  // a copy: what is written below cannot change it
+  for (std::size_t begin = 0; begin < count; begin += kTile) {
+    const std::size_t end = count - begin < kTile ? count : begin + kTile;
+    for (std::size_t i = begin + kAhead; i < begin + kAhead + kTile && i < count; i += kCacheLine) {
+      __builtin_prefetch(grad + i, 0);
+      __builtin_prefetch(parameter + i, 1);
+      __builtin_prefetch(exp_avg + i, 1);
+      __builtin_prefetch(exp_avg_sq + i, 1);
+    }
+    for (std::size_t i = begin; i < end; ++i) {
+      const float g = grad[i];
+      const float p = parameter[i] - s.decay * parameter[i];
+      const float m = exp_avg[i] + s.grad_weight * (g - exp_avg[i]);
+      const float v = s.beta2 * exp_avg_sq[i] + s.square_weight * g * g;
+      exp_avg[i] = m;
+      exp_avg_sq[i] = v;
+      parameter[i] = p - s.size * m / (std::sqrt(v) * s.inverse_correction + s.eps);
+    }
+  }
+}
+
+PHALANX_INSTRUCTION_SETS
+void sgd_step(const SgdStep& step, std::size_t count, const float* __restrict grad, float* __restrict parameter,
+              float* __restrict momentum_buffer) {
+  const SgdStep s = step;
+  for (std::size_t begin = 0; begin < count; begin += kTile) {
+    const std::size_t end = count - begin < kTile ? count : begin + kTile;
+    for (std::size_t i = begin + kAhead; i < begin + kAhead + kTile && i < count; i += kCacheLine) {
+      __builtin_prefetch(grad + i, 0);
+      __builtin_prefetch(parameter + i, 1);
+      if (momentum_buffer != nullptr) __builtin_prefetch(momentum_buffer + i, 1);
+    }
+    if (momentum_buffer == nullptr) {
+      for (std::size_t i = begin; i < end; ++i) {
+        const float p = parameter[i];
+        parameter[i] = p - s.lr * (grad[i] + s.weight_decay * p);
+      }
+    } else {
+      for (std::size_t i = begin; i < end; ++i) {
+        const float p = parameter[i];
+        const float g = grad[i] + s.weight_decay * p;
+        const float b = s.momentum * momentum_buffer[i] + g;
+        momentum_buffer[i] = b;
+        parameter[i] = p - s.lr * (s.nesterov ? g + s.momentum * b : b);
+      }
+    }
+  }
+}
+
+}  // namespace phalanx
