@@ -38,7 +38,7 @@ void check_parameter(const NamedTensor& parameter) {
   }
 }
 
-bool has_own_kernel(const at::Tensor& parameter) {
+bool is_stepped_here(const at::Tensor& parameter) {
   return parameter.device().is_cpu() && parameter.scalar_type() == at::kFloat;
 }
 
@@ -91,7 +91,7 @@ void Optimizer::step(double lr) {
   std::map<std::pair<int, int>, std::vector<Target>> by_libtorch;  // by device and dtype
   for (const auto& target : targets) {
     const at::Device device = target.parameter.device();
-    if (has_own_kernel(target.parameter)) {
+    if (is_stepped_here(target.parameter)) {
       on_cpu.push_back(target);
     } else {
       by_libtorch[{static_cast<int>(device.type()) * 256 + device.index(),
