@@ -9,8 +9,7 @@
 #include <system_error>
 #include <utility>
 
-#include "phalanx/checkpoint/checkpoint_reader.h"
-#include "phalanx/checkpoint/verified_file.h"
+#include "phalanx/checkpoint/saved_state.h"
 
 namespace phalanx {
 namespace {
@@ -59,7 +58,7 @@ CheckpointList list_checkpoints(const std::filesystem::path& folder) {
   for (auto& candidate : candidates) {
     const auto name = candidate.path.filename().string();
     try {
-      const auto step = CheckpointReader(candidate.path).manifest().step;
+      const auto step = read_step_manifest(candidate.path).step;
       if (step != candidate.step) throw DamagedError(fmt::format("its manifest is of step {}", step));
       list.complete.push_back(std::move(candidate));
     } catch (const DamagedError& reason) {

@@ -5,40 +5,22 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <system_error>
-#include <unordered_map>
 #include <utility>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/log.h"
-#include "phalanx/checkpoint/block_hash.h"
-#include "phalanx/checkpoint/block_writer.h"
 #include "phalanx/checkpoint/checkpoint_list.h"
 #include "phalanx/checkpoint/checkpoint_reader.h"
 #include "phalanx/checkpoint/mismatch.h"
+#include "phalanx/checkpoint/save_plan.h"
+#include "phalanx/checkpoint/saved_state.h"
 #include "phalanx/checkpoint/shard_plan.h"
-#include "phalanx/checkpoint/tensor_bytes.h"
-#include "phalanx/checkpoint/verified_file.h"
 #include "phalanx/comm/communicator.h"
 
 namespace phalanx {
 namespace {
 
 std::filesystem::path with_suffix(std::filesystem::path path, const char* suffix) { return path += suffix; }
-
-std::vector<safetensors::TensorInfo> describe_all(const TrainState& state) {
-  std::vector<safetensors::TensorInfo> tensors;
-  tensors.reserve(state.tensors.size());
-  for (const auto& named : state.tensors) tensors.push_back(describe_tensor(named));
-  return tensors;
-}
-
-/// Equal on two ranks that are about to save the same state: names, types and integers, not the tensors' values.
-std::string fingerprint(const TrainState& state, std::int64_t step) {
-  std::string text = fmt::format("{}\n", step);
-  for (const auto& tensor : describe_all(state)) text += fmt::format("{} {}\n", tensor.name, describe_type(tensor));
-  for (const auto& [name, value] : state.integers) text += fmt::format("{}={}\n", name, value);
-  return format_hash(hash_block(std::as_bytes(std::span(text))));
-}
 
 bool is_there(const std::filesystem::path& path) {
   std::error_code error;
@@ -47,7 +29,7 @@ bool is_there(const std::filesystem::path& path) {
 
 bool is_complete(const std::filesystem::path& directory) {
   try {
-    CheckpointReader reader(directory);
+    read_step_manifest(directory);
     return true;
   } catch (const DamagedError&) {
     return false;
@@ -108,17 +90,15 @@ SavedCheckpoint CheckpointManager::save(const TrainState& state, std::int64_t st
   const auto final = step_directory(folder_, step), temporary = with_suffix(final, ".tmp");
   SavedCheckpoint saved{.path = final};
   try {
-    const auto fingerprints = together([&] {
-      const auto mine = fingerprint(state, step);
+    const auto notes = together([&] {
+      auto mine = make_save_note(state, step);
       if (rank_ == 0) prepare(temporary);
       return mine;
     });
-    for (int rank = 1; rank < world_size_; ++rank) {
-      if (fingerprints[rank] != fingerprints[0])
-        throw CheckpointError(fmt::format(
-            "rank {} and rank 0 are saving different states: tensor names, shapes, dtypes or integers differ", rank));
-    }
-    const auto entries = together([&] { return format_manifest_file(write_shard(state, temporary)); });
+    const auto entries = together([&] {
+      const auto boxes = plan_save(state.tensors, notes, rank_);
+      return format_manifest_file(write_shard_file(fs_, temporary / shard_file_name(rank_), state.tensors, boxes));
+    });
     Manifest manifest{.step = step, .integers = state.integers, .metadata = metadata};
     for (const auto& entry : entries) {
       manifest.files.push_back(parse_manifest_file(entry));
@@ -156,34 +136,6 @@ void CheckpointManager::prepare(const std::filesystem::path& temporary) {
   if (error) throw CheckpointError(fmt::format("cannot list {}: {}", folder_.string(), error.message()));
   for (const auto& path : leftovers) fs_.remove_all(path);
   fs_.make_directory(temporary);
-}
-
-ManifestFile CheckpointManager::write_shard(const TrainState& state, const std::filesystem::path& temporary) {
-  const auto tensors = describe_all(state);
-  std::vector<safetensors::TensorInfo> boxes;
-  std::unordered_map<std::string, ShardPart> part_of;
-  SavedOffsets offsets;
-  for (const auto& part : plan_shard(tensors, rank_, world_size_)) {
-    auto box = tensors[part.tensor];
-    auto& offset = offsets[box.name];
-    offset.assign(box.shape.size(), 0);
-    if (!box.shape.empty()) {
-      offset[0] = part.row_begin;
-      box.shape[0] = part.row_end - part.row_begin;
-    }
-    part_of[box.name] = part;
-    boxes.push_back(std::move(box));
-  }
-  const auto header = safetensors::make_header(std::move(boxes), sharding_metadata(offsets));
-  BlockWriter writer(fs_, temporary / shard_file_name(rank_));
-  const auto header_text = safetensors::format_header(header);
-  writer.append(std::as_bytes(std::span(header_text)));
-  for (const auto& box : header.tensors) {
-    const auto& part = part_of.at(box.name);
-    read_tensor_rows(state.tensors[part.tensor].tensor, part.row_begin, part.row_end,
-                     [&](std::span<const std::byte> bytes) { writer.append(bytes); });
-  }
-  return writer.finish();
 }
 
 /// Rank 0: the manifest, then everything onto the disk, then the rename that makes the checkpoint exist.
@@ -245,7 +197,9 @@ LoadedCheckpoint CheckpointManager::read(const std::filesystem::path& step_direc
   mismatches.throw_if_any(fmt::format("checkpoint {} does not fit this run", step_directory.string()), kAdvice);
   LoadedCheckpoint loaded{
       .path = step_directory, .step = reader.manifest().step, .metadata = reader.manifest().metadata};
-  loaded.bytes = reader.read(state.tensors, {.advice = kAdvice});
+  const auto bytes = reader.read(state.tensors, {.advice = kAdvice});
+  loaded.bytes = bytes.taken;
+  loaded.verified_bytes = bytes.verified;
   state.integers = integers;
   return loaded;
 }

@@ -1,6 +1,6 @@
 // Saves and loads the whole state of a training run as step directories in one folder.
 //
-//   folder/step-100/shard-00001-model-00001-of-00001.safetensors   one per rank: its share of all tensors' rows
+//   folder/step-100/shard-00001-model-00001-of-00001.safetensors   one per rank: its boxes of the tensors
 //          step-100/manifest.json                                   sizes, hashes, integers; written last
 //
 // Guarantees
@@ -11,8 +11,12 @@
 // - All ranks see the same outcome: a failure on one is a CheckpointError on every one, naming the rank.
 // - keep_latest_k removes old checkpoints only after the new one is in place.
 //
-// All calls are collective over the communicator and synchronous. The state's tensors are replicated: every rank holds
-// the same values, and writes an even share of them. The folder must be visible to all ranks.
+// - Any layout loads into any other: other ranks, another mesh, other placements. Global names, shapes and dtypes must
+//   agree; a tensor with a shard (tensor/named.h) takes the bytes of its own box only, whoever has saved them.
+//
+// All calls are collective over the communicator and synchronous. All ranks list the same names in the same order. A
+// replicated tensor has the same values on every rank, and each writes an even share of it; of a tensor with a shard
+// the first holder of each box writes it; a partial one is refused. The folder must be visible to all ranks.
 //
 //   CheckpointManager checkpoints("run/checkpoint", {.keep_latest_k = 3}, comm);
 //   if (auto loaded = checkpoints.load_latest(state)) step = state.integers.at("step");
@@ -50,7 +54,8 @@ struct LoadedCheckpoint {
   std::filesystem::path path;
   std::int64_t step = 0;
   std::string metadata;              // the JSON object given to save()
-  std::uint64_t bytes = 0;           // read by this rank
+  std::uint64_t bytes = 0;           // that this rank's tensors took
+  std::uint64_t verified_bytes = 0;  // of the blocks that this rank read and checked for them
   std::vector<std::string> skipped;  // newer ones passed over, and why
 };
 
@@ -74,7 +79,6 @@ class CheckpointManager {
  private:
   std::vector<std::string> together(const std::function<std::string()>& work);
   void prepare(const std::filesystem::path& temporary);
-  ManifestFile write_shard(const TrainState& state, const std::filesystem::path& temporary);
   void commit(const Manifest& manifest, const std::filesystem::path& temporary, const std::filesystem::path& final);
   std::vector<std::filesystem::path> remove_old(const std::filesystem::path& newest);
   void retire(const std::filesystem::path& directory);

@@ -1,7 +1,8 @@
 // Reads a step directory: its manifest, then tensors from its shard files, whoever wrote how many of them.
 //
-// A wanted tensor may be spread over any number of boxes in any files; each byte read is verified (verified_file.h),
-// and a tensor of which not every element is found is an error, never left half loaded unnoticed.
+// A wanted tensor may be spread over any number of boxes in any files, and one with a shard is filled with its rank's
+// box alone, so any layout loads into any other. Only the blocks that hold wanted bytes are read, each verified
+// (saved_state.h); a tensor of which not every element is found is an error, never left half loaded unnoticed.
 //
 //   const CheckpointReader reader("run/checkpoint/step-100");
 //   reader.read(named_tensors, {.allow_unexpected = true});     // copies into the live tensors
@@ -22,6 +23,11 @@ struct ReadOptions {
   std::string advice = {};        // ends the error about tensors that do not fit: what the user may do
 };
 
+struct ReadBytes {
+  std::uint64_t taken = 0;     // that went into tensors, in the saved dtype
+  std::uint64_t verified = 0;  // of the whole blocks that were read and checked for them, headers included
+};
+
 class CheckpointReader {
  public:
   /// Reads the manifest and checks that every file it names is there in its size; a DamagedError says what is not.
@@ -29,8 +35,8 @@ class CheckpointReader {
 
   const std::filesystem::path& folder() const { return folder_; }
   const Manifest& manifest() const { return manifest_; }
-  /// Returns the number of bytes read. Names, shapes and dtypes are compared before the first tensor is touched.
-  std::uint64_t read(const std::vector<NamedTensor>& tensors, ReadOptions options = {}) const;
+  /// Names, global shapes and dtypes are compared before the first tensor is touched.
+  ReadBytes read(const std::vector<NamedTensor>& tensors, ReadOptions options = {}) const;
 
  private:
   std::filesystem::path folder_;

@@ -3,9 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
 #include <random>
 #include <thread>
 
@@ -13,7 +17,9 @@
 #include "phalanx/base/faulty_file_system.h"
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
+#include "phalanx/checkpoint/sharded_state.h"
 #include "phalanx/checkpoint/test_state.h"
+#include "phalanx/comm/local.h"
 
 namespace phalanx {
 namespace {
@@ -171,6 +177,124 @@ TEST(KilledSave, EveryFinishedCheckpointSurvivesSigkillAtAnyMoment) {
     EXPECT_GE(loaded->step, finished);
     EXPECT_TRUE(same_state(state, make_state(loaded->step, 20'000)));
     loaded_step = loaded->step;
+  }
+}
+
+// Three ranks that write their own boxes. Their operations interleave as they come, and number n fails.
+
+constexpr int kRanks = 3;
+
+checkpoint_testing::Layout three_rows() {
+  const Placement rows{.splits = {{"dp", 0, {}}}};
+  return {"rows", MeshShape({{"dp", kRanks}}), rows, rows, kRanks};
+}
+
+void save_sharded(const std::filesystem::path& folder, const Attempt& attempt, FileSystem& fs) {
+  const auto whole = checkpoint_testing::global_state(attempt.number);
+  run_local_ranks(kRanks, [&](const std::shared_ptr<Communicator>& comm) {
+    CheckpointManager(folder, kKeepTwo, comm, fs)
+        .save(checkpoint_testing::hold_state(whole, three_rows(), comm->rank()), attempt.step);
+  });
+}
+
+class InterruptedShardedSave : public testing::TestWithParam<Fault> {};
+
+TEST_P(InterruptedShardedSave, LeavesALoadableFolderAtEveryOperation) {
+  const TempDirectory original("interrupted-sharded");
+  save_sharded(original.path(), {1, 1}, posix_file_system());
+  save_sharded(original.path(), {2, 2}, posix_file_system());
+  const Attempt attempt{3, 5};
+  std::int64_t operations = 1;
+  bool seen_old = false, seen_new = false;
+  for (std::int64_t n = -1; n < operations; ++n) {  // the first one, without a failure, counts them
+    SCOPED_TRACE(testing::Message() << "operation " << n << " of " << operations);
+    const TempDirectory scratch("interrupted-sharded");
+    std::filesystem::copy(original.path(), scratch.path(), std::filesystem::copy_options::recursive);
+    FaultyFileSystem fs(posix_file_system(),
+                        {.fail_at = n < 0 ? std::numeric_limits<std::int64_t>::max() : n, .kind = GetParam()});
+    bool reported_saved = true;
+    try {
+      save_sharded(scratch.path(), attempt, fs);
+    } catch (const std::exception& error) {
+      reported_saved = false;
+      EXPECT_THAT(error.what(),
+                  testing::AnyOf(testing::HasSubstr("cannot save checkpoint"), testing::HasSubstr("crash")));
+    }
+    if (n < 0) operations = fs.operations();
+    // Whoever loads does so in another layout: as one rank.
+    auto state = checkpoint_testing::global_state(0);
+    const auto loaded = CheckpointManager(scratch.path()).load_latest(state);
+    ASSERT_TRUE(loaded);
+    const bool is_new = loaded->step == attempt.step;
+    EXPECT_TRUE(same_state(state, checkpoint_testing::global_state(is_new ? attempt.number : 2)));
+    EXPECT_TRUE(is_new || (!reported_saved && loaded->step == 2));
+    (is_new ? seen_new : seen_old) = true;
+    save_sharded(scratch.path(), {9, 9}, posix_file_system());
+    for (const auto& entry : std::filesystem::directory_iterator(scratch.path()))
+      EXPECT_NE(entry.path().extension(), ".tmp") << entry.path();
+  }
+  EXPECT_GE(operations, kRanks * 4 + 8);
+  EXPECT_TRUE(seen_old && seen_new);
+}
+
+INSTANTIATE_TEST_SUITE_P(Faults, InterruptedShardedSave, testing::Values(Fault::error, Fault::full, Fault::crash));
+
+constexpr int kProgressFile = 3;  // where the process that will be killed writes the steps it has finished
+
+// What the killed process does: the test below starts this binary again for it, as threads and fork do not mix.
+TEST(KilledShardedSave, DISABLED_SavesStepAfterStepUntilKilled) {
+  const char *folder = std::getenv("PHALANX_TEST_FOLDER"), *first = std::getenv("PHALANX_TEST_FIRST_STEP");
+  ASSERT_TRUE(folder != nullptr && first != nullptr);
+  for (std::int64_t step = std::atoll(first);; ++step) {
+    save_sharded(folder, {step, step}, posix_file_system());
+    ASSERT_EQ(::write(kProgressFile, &step, sizeof step), static_cast<ssize_t>(sizeof step));
+  }
+}
+
+/// Starts it with its progress in the pipe; it dies with this process.
+pid_t start_saving(const std::filesystem::path& folder, std::int64_t first_step, const int (&pipe)[2]) {
+  const std::string environment[] = {"PHALANX_TEST_FOLDER=" + folder.string(),
+                                     "PHALANX_TEST_FIRST_STEP=" + std::to_string(first_step), "OMP_NUM_THREADS=1"};
+  const char* arguments[] = {"checkpoint_test", "--gtest_also_run_disabled_tests", "--gtest_brief=1",
+                             "--gtest_filter=KilledShardedSave.DISABLED_*", nullptr};
+  const char* variables[] = {environment[0].c_str(), environment[1].c_str(), environment[2].c_str(), nullptr};
+  const pid_t child = ::fork();
+  if (child != 0) return child;
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  ::close(STDOUT_FILENO);
+  if (pipe[1] != kProgressFile) ::dup2(pipe[1], kProgressFile);
+  for (int file = kProgressFile + 1; file <= std::max(pipe[0], pipe[1]); ++file) ::close(file);
+  ::execve("/proc/self/exe", const_cast<char**>(arguments), const_cast<char**>(variables));
+  ::_exit(127);
+}
+
+TEST(KilledShardedSave, EveryFinishedCheckpointSurvivesSigkillAtAnyMoment) {
+  const TempDirectory scratch("killed-sharded");
+  std::mt19937 random(21);
+  std::int64_t last = 0;
+  for (int kill = 0; kill < 2; ++kill) {
+    int pipe[2];
+    ASSERT_EQ(::pipe(pipe), 0);
+    const pid_t child = start_saving(scratch.path(), last + 1, pipe);
+    ASSERT_GT(child, 0);
+    ::close(pipe[1]);
+    std::int64_t finished = 0;
+    EXPECT_EQ(::read(pipe[0], &finished, sizeof finished), static_cast<ssize_t>(sizeof finished));
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 8000));  // the moment of the kill
+    ::kill(child, SIGKILL);
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFSIGNALED(status)) << "the child ended by itself: " << status;
+    for (std::int64_t step = 0; ::read(pipe[0], &step, sizeof step) == static_cast<ssize_t>(sizeof step);)
+      finished = step;
+    ::close(pipe[0]);
+    EXPECT_GT(finished, last);
+    auto state = checkpoint_testing::global_state(0);
+    const auto loaded = CheckpointManager(scratch.path()).load_latest(state);
+    ASSERT_TRUE(loaded);
+    EXPECT_GE(loaded->step, finished);
+    EXPECT_TRUE(same_state(state, checkpoint_testing::global_state(loaded->step)));
+    last = loaded->step;
   }
 }
 

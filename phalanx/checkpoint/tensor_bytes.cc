@@ -1,16 +1,16 @@
 #include "phalanx/checkpoint/tensor_bytes.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/from_blob.h>
+#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <utility>
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/checkpoint/box_copy.h"
 
 namespace phalanx {
 namespace {
@@ -33,11 +33,30 @@ constexpr std::array<std::pair<Dtype, at::ScalarType>, 16> kScalarTypes{{{Dtype:
                                                                          {Dtype::i64, at::kLong},
                                                                          {Dtype::f64, at::kDouble},
                                                                          {Dtype::c64, at::kComplexFloat}}};
-/// Bounds the host memory that saving a tensor of another device, or a strided one, needs.
+/// Bounds the host memory that a tensor of another device, or a strided one, needs on its way.
 constexpr std::int64_t kStagingBytes = 64 << 20;
 
 std::span<const std::byte> bytes_of(const at::Tensor& contiguous_host_tensor) {
   return {static_cast<const std::byte*>(contiguous_host_tensor.const_data_ptr()), contiguous_host_tensor.nbytes()};
+}
+
+void check_shard(const NamedTensor& named) {
+  const auto& spec = named.shard->spec;
+  const auto fail = [&](const std::string& reason) {
+    throw CheckpointError(fmt::format("tensor {} {}", safetensors::quote_name(named.name), reason));
+  };
+  const auto& axes = spec.mesh().axes();
+  for (std::size_t axis = 0; axis < axes.size(); ++axis) {
+    if (axes[axis].size > 1 && spec.is_partial(axis))
+      fail(fmt::format("is partial along '{}' ({}): only addends of its values are there; reduce it first",
+                       axes[axis].name, spec.text()));
+  }
+  const Box box = named.shard->box();
+  const bool nothing = box.empty() && named.tensor.numel() == 0;
+  if (!nothing && named.tensor.sizes() != at::IntArrayRef(box.shape))
+    fail(fmt::format("has the shape {} on mesh rank {}, but {} gives that rank the box {}",
+                     safetensors::format_shape(named.tensor.sizes().vec()), named.shard->rank, spec.text(),
+                     box.text()));
 }
 
 }  // namespace
@@ -57,7 +76,13 @@ safetensors::TensorInfo describe_tensor(const NamedTensor& named) {
   if (found == kScalarTypes.end())
     fail(fmt::format("has the type {}, which safetensors cannot hold", at::toString(tensor.scalar_type())));
   if (tensor.numel() > 0 && (tensor.is_meta() || tensor.const_data_ptr() == nullptr)) fail("has no storage at present");
-  return {.name = named.name, .dtype = found->first, .shape = tensor.sizes().vec()};
+  if (named.shard) check_shard(named);
+  return {.name = named.name, .dtype = found->first, .shape = named.global_shape()};
+}
+
+Box held_box(const NamedTensor& named) {
+  if (named.shard) return named.shard->box();
+  return {std::vector<std::int64_t>(static_cast<std::size_t>(named.tensor.dim()), 0), named.tensor.sizes().vec()};
 }
 
 void read_tensor_rows(const at::Tensor& tensor, std::int64_t row_begin, std::int64_t row_end,
@@ -74,27 +99,25 @@ void read_tensor_rows(const at::Tensor& tensor, std::int64_t row_begin, std::int
   }
 }
 
-void write_tensor_box(at::Tensor tensor, const safetensors::TensorInfo& box, std::span<const std::int64_t> offsets,
-                      std::span<const std::byte> bytes) {
-  if (bytes.empty()) return;
+std::uint64_t fill_tensor(const NamedTensor& named, Dtype dtype, const BoxSource& source) {
+  const Box box = held_box(named);
+  if (box.empty()) return 0;
   const at::NoGradGuard no_grad;
-  at::Tensor target = tensor.detach();
-  for (std::size_t d = 0; d < box.shape.size(); ++d)
-    target = target.narrow(static_cast<std::int64_t>(d), offsets[d], box.shape[d]);
-  const at::ScalarType type = scalar_type_of(box.dtype);
-  if (target.is_cpu() && target.is_contiguous() && target.scalar_type() == type) {
-    std::memcpy(target.mutable_data_ptr(), bytes.data(), bytes.size());
-    return;
+  const at::Tensor tensor = named.tensor.detach();
+  const auto type = scalar_type_of(dtype);
+  if (tensor.is_cpu() && tensor.is_contiguous() && tensor.scalar_type() == type)
+    return source(box, {static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes()});
+  const std::int64_t rows = row_count(box);
+  const std::int64_t row_bytes = box.numel() / rows * static_cast<std::int64_t>(safetensors::element_size(dtype));
+  const std::int64_t chunk = std::clamp<std::int64_t>(kStagingBytes / row_bytes, 1, rows);
+  std::uint64_t bytes = 0;
+  for (std::int64_t row = 0; row < rows; row += chunk) {
+    const Box part = rows_of_box(box, row, std::min(rows, row + chunk));
+    const auto staged = at::empty(part.shape, at::TensorOptions().dtype(type));
+    bytes += source(part, {static_cast<std::byte*>(staged.mutable_data_ptr()), staged.nbytes()});
+    (tensor.dim() == 0 ? tensor : tensor.narrow(0, row, part.shape[0])).copy_(staged);
   }
-  // Files by others need not align their tensors, and kernels may assume that data is.
-  const std::byte* data = bytes.data();
-  std::vector<std::byte> aligned;
-  if (reinterpret_cast<std::uintptr_t>(data) % safetensors::element_size(box.dtype) != 0) {
-    aligned.assign(bytes.begin(), bytes.end());
-    data = aligned.data();
-  }
-  const auto source = at::from_blob(const_cast<std::byte*>(data), box.shape, at::TensorOptions().dtype(type));
-  target.copy_(source);
+  return bytes;
 }
 
 }  // namespace phalanx

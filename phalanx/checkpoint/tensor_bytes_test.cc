@@ -1,12 +1,15 @@
 #include "phalanx/checkpoint/tensor_bytes.h"
 
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
 
 #include "phalanx/base/error.h"
+#include "phalanx/checkpoint/box_copy.h"
+#include "phalanx/checkpoint/sharded_state.h"
 #include "phalanx/checkpoint/test_state.h"
 
 namespace phalanx {
@@ -37,29 +40,43 @@ TEST(TensorBytes, RowsAreReadInRowMajorOrderWhateverTheStrides) {
   EXPECT_EQ(rows_as_bytes(at::full({}, 2.5), 0, 1), raw_bytes(at::full({}, 2.5)));
 }
 
-TEST(TensorBytes, ABoxLandsInItsPlaceAndNowhereElse) {
-  const auto box = counted({2, 3});
-  const auto box_bytes = raw_bytes(box);
+/// Gives the elements of a whole tensor's bytes, as a file does.
+BoxSource source_of(const at::Tensor& whole, const std::string& bytes) {
+  return [&whole, &bytes](const Box& box, std::span<std::byte> target) {
+    return copy_common({std::vector<std::int64_t>(static_cast<std::size_t>(whole.dim()), 0), whole.sizes().vec()},
+                       std::as_bytes(std::span(bytes)), box, target, whole.element_size());
+  };
+}
+
+TEST(TensorBytes, AShardTakesItsBoxWhateverItsStridesAndDtype) {
+  const auto whole = counted({5, 4, 3});
+  const auto bytes = raw_bytes(whole);
+  const MeshShape mesh({{"dp", 2}, {"tp", 2}});
+  const Placement placement{.splits = {{"tp", 1, {1, 3}}, {"dp", 0, {}}}};
   for (const bool strided : {false, true}) {
-    auto target = at::zeros({5, 4});
-    if (strided) target = target.t().contiguous().t();
-    target.set_requires_grad(true);  // as a live parameter
-    write_tensor_box(target, {.name = "b", .shape = {2, 3}}, std::vector<std::int64_t>{3, 1},
-                     std::as_bytes(std::span(box_bytes)));
-    auto expected = at::zeros({5, 4});
-    expected.narrow(0, 3, 2).narrow(1, 1, 3).copy_(box);
-    EXPECT_TRUE(target.detach().equal(expected));
+    for (const auto type : {at::kFloat, at::kDouble}) {
+      for (int rank = 0; rank < 4; ++rank) {
+        auto part = checkpoint_testing::hold({"w", whole}, mesh, placement, rank);
+        const auto expected = part.tensor.to(type);
+        part.tensor = at::zeros_like(expected);
+        if (strided) part.tensor = part.tensor.transpose(0, 2).contiguous().transpose(0, 2);
+        part.tensor.set_requires_grad(true);  // as a live parameter
+        EXPECT_EQ(fill_tensor(part, safetensors::Dtype::f32, source_of(whole, bytes)),
+                  static_cast<std::uint64_t>(expected.numel()) * 4);
+        EXPECT_TRUE(part.tensor.detach().equal(expected)) << rank;
+      }
+    }
   }
 }
 
-TEST(TensorBytes, ConvertsDtypesAlsoFromUnalignedBytes) {
-  const auto source = counted({4}, at::kBFloat16);
-  std::string bytes("x");
-  bytes += raw_bytes(source);
-  const auto target = at::zeros({4});
-  write_tensor_box(target, {.name = "b", .dtype = safetensors::Dtype::bf16, .shape = {4}}, std::vector<std::int64_t>{0},
-                   std::as_bytes(std::span(bytes)).subspan(1));
-  EXPECT_TRUE(target.equal(source.to(at::kFloat)));
+TEST(TensorBytes, ScalarsAndWholeTensorsAreFilled) {
+  const auto scalar = at::full({}, 2.5), vector = counted({4}, at::kBFloat16);
+  const auto scalar_bytes = raw_bytes(scalar), vector_bytes = raw_bytes(vector);
+  const auto a = at::zeros({}, at::kDouble), b = at::zeros({4});
+  fill_tensor({"a", a}, safetensors::Dtype::f32, source_of(scalar, scalar_bytes));
+  fill_tensor({"b", b}, safetensors::Dtype::bf16, source_of(vector, vector_bytes));
+  EXPECT_EQ(a.item<double>(), 2.5);
+  EXPECT_TRUE(b.equal(vector.to(at::kFloat)));
 }
 
 TEST(TensorBytes, EveryDtypeGoesThereAndBack) {

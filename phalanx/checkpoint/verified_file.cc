@@ -22,30 +22,70 @@ VerifiedFile::VerifiedFile(const std::filesystem::path& folder, ManifestFile ent
     throw DamagedError(fmt::format("{} has {} bytes; the manifest says {}", path_, file.size(), entry_.size));
   std::uint64_t header_bytes = 0;
   if (file.size() >= sizeof header_bytes) {
-    verify(0, sizeof header_bytes, "the header");
+    verify(0, sizeof header_bytes);
     std::memcpy(&header_bytes, file.data(), sizeof header_bytes);
     const auto rest = file.size() - sizeof header_bytes;
-    verify(0, sizeof header_bytes + std::min<std::uint64_t>(header_bytes, rest), "the header");
+    verify(0, sizeof header_bytes + std::min<std::uint64_t>(header_bytes, rest));
   }
   header_ = safetensors::parse_header(path_, file, file.size());
 }
 
 std::span<const std::byte> VerifiedFile::bytes(const safetensors::TensorInfo& info) {
   const auto begin = header_.data_begin + info.begin;
-  verify(begin, begin + info.size(), fmt::format("tensor {}", safetensors::quote_name(info.name)));
+  verify(begin, begin + info.size());
   return mapped_.bytes().subspan(begin, info.size());
 }
 
-void VerifiedFile::verify(std::uint64_t begin, std::uint64_t end, const std::string& what) {
+std::span<const std::byte> VerifiedFile::bytes_around(const safetensors::TensorInfo& info, const Box& part) {
+  const auto begin = header_.data_begin + info.begin;
+  const auto size = static_cast<std::int64_t>(safetensors::element_size(info.dtype));
+  for (const auto& range : flat_ranges(part, info.shape))
+    verify(begin + static_cast<std::uint64_t>(range.begin * size),
+           begin + static_cast<std::uint64_t>((range.begin + range.length) * size));
+  return mapped_.bytes().subspan(begin, info.size());
+}
+
+void VerifiedFile::verify(std::uint64_t begin, std::uint64_t end) {
   if (begin == end) return;
   for (std::uint64_t block = begin / kHashBlockBytes; block <= (end - 1) / kHashBlockBytes; ++block) {
     if (verified_[block]) continue;
     const auto first = block * kHashBlockBytes, size = std::min(kHashBlockBytes, entry_.size - first);
     if (hash_block(mapped_.bytes().subspan(first, size)) != entry_.block_hashes[block])
       throw DamagedError(fmt::format("{} is damaged: bytes {} to {} do not match their hash; they hold {}", path_,
-                                     first, first + size, what));
+                                     first, first + size, holders(first, first + size)));
     verified_[block] = true;
+    verified_bytes_ += size;
   }
+}
+
+std::string VerifiedFile::holders(std::uint64_t begin, std::uint64_t end) const {
+  if (header_.data_begin != 0) return describe_holders(header_, begin, end);
+  // The header itself is damaged. Where it can still be read it is good enough for a message.
+  try {
+    return describe_holders(safetensors::parse_header(path_, mapped_.bytes(), mapped_.size()), begin, end);
+  } catch (const CheckpointError&) {
+    return "the header";
+  }
+}
+
+std::string describe_holders(const safetensors::Header& header, std::uint64_t begin, std::uint64_t end) {
+  constexpr std::size_t kShown = 4;
+  std::vector<std::string> names;
+  if (begin < header.data_begin) names.emplace_back("the header");
+  std::size_t more = 0;
+  for (const auto& tensor : header.tensors) {
+    if (header.data_begin + tensor.begin >= end || header.data_begin + tensor.end <= begin || tensor.size() == 0)
+      continue;
+    if (names.size() < kShown) {
+      names.push_back(fmt::format("tensor {}", safetensors::quote_name(tensor.name)));
+    } else {
+      ++more;
+    }
+  }
+  std::string text;
+  for (std::size_t i = 0; i < names.size(); ++i)
+    text += fmt::format("{}{}", i == 0 ? "" : i + 1 == names.size() && more == 0 ? " and " : ", ", names[i]);
+  return more == 0 ? text : fmt::format("{} and {} more", text, more);
 }
 
 }  // namespace phalanx

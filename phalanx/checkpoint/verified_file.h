@@ -1,10 +1,11 @@
 // A safetensors file of a checkpoint, read with every touched block checked against the manifest's hashes.
 //
 // Opening checks the size and verifies the blocks of the header before a byte of it is interpreted; bytes() verifies
-// the blocks of what it returns, each block once. Damage is a DamagedError that names file, tensor and block.
+// the blocks of what it returns, each block once. Damage is a DamagedError that names file, block and tensors.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <span>
 #include <string>
@@ -14,6 +15,7 @@
 #include "phalanx/base/mapped_file.h"
 #include "phalanx/checkpoint/manifest.h"
 #include "phalanx/checkpoint/safetensors.h"
+#include "phalanx/tensor/box.h"
 
 namespace phalanx {
 
@@ -29,17 +31,26 @@ class VerifiedFile {
   VerifiedFile(const std::filesystem::path& folder, ManifestFile entry);
 
   const std::string& path() const { return path_; }
+  const ManifestFile& entry() const { return entry_; }
   const safetensors::Header& header() const { return header_; }
   std::span<const std::byte> bytes(const safetensors::TensorInfo& info);
+  /// All bytes of the tensor, of which only those of `part` (a box in the tensor as it lies here) have been verified.
+  std::span<const std::byte> bytes_around(const safetensors::TensorInfo& info, const Box& part);
+  std::uint64_t verified_bytes() const { return verified_bytes_; }
 
  private:
-  void verify(std::uint64_t begin, std::uint64_t end, const std::string& what);
+  void verify(std::uint64_t begin, std::uint64_t end);
+  std::string holders(std::uint64_t begin, std::uint64_t end) const;
 
   ManifestFile entry_;
   std::string path_;
   MappedFile mapped_;
   std::vector<bool> verified_;  // by block
+  std::uint64_t verified_bytes_ = 0;
   safetensors::Header header_;
 };
+
+/// What bytes [begin, end) of a file hold, for messages: "the header", "tensor "a" and tensor "b"", "... and 7 more".
+std::string describe_holders(const safetensors::Header& header, std::uint64_t begin, std::uint64_t end);
 
 }  // namespace phalanx

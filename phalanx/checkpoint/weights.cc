@@ -12,6 +12,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/checkpoint/block_writer.h"
+#include "phalanx/checkpoint/box_copy.h"
 #include "phalanx/checkpoint/checkpoint_reader.h"
 #include "phalanx/checkpoint/mismatch.h"
 #include "phalanx/checkpoint/safetensors.h"
@@ -79,7 +80,7 @@ std::string mapped(const NameMap& map, const std::string& name) { return map ? m
 LoadedWeights load_from_checkpoint(const std::filesystem::path& path, const std::vector<NamedTensor>& tensors) {
   const CheckpointReader reader(path);
   LoadedWeights loaded;
-  loaded.bytes = reader.read(with_prefix("model.", tensors), {.allow_unexpected = true, .convert_dtype = true});
+  loaded.bytes = reader.read(with_prefix("model.", tensors), {.allow_unexpected = true, .convert_dtype = true}).taken;
   for (const auto& file : reader.manifest().files) loaded.files.push_back(path / file.name);
   return loaded;
 }
@@ -126,8 +127,10 @@ LoadedWeights load_weights(const std::filesystem::path& path, const std::vector<
 
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const auto& [file, info, used] = chosen[i];
-    write_tensor_box(tensors[i].tensor, *info, std::vector<std::int64_t>(info->shape.size(), 0), file->bytes(*info));
-    loaded.bytes += info->size();
+    const Box whole{std::vector<std::int64_t>(info->shape.size(), 0), info->shape};
+    loaded.bytes += fill_tensor(tensors[i], info->dtype, [&](const Box& box, std::span<std::byte> target) {
+      return copy_common(whole, file->bytes(*info), box, target, safetensors::element_size(info->dtype));
+    });
   }
   return loaded;
 }
@@ -141,6 +144,11 @@ void export_weights(const std::filesystem::path& path, const std::vector<NamedTe
   std::unordered_map<std::string, at::Tensor> by_name;
   for (const auto& named : tensors) {
     auto info = describe_tensor(named);
+    if (held_box(named).shape != info.shape)
+      throw CheckpointError(
+          fmt::format("cannot write tensor {} to {}: this rank has only {} of {}; save a checkpoint and run `phalanx "
+                      "checkpoint consolidate` on it",
+                      safetensors::quote_name(named.name), path.string(), held_box(named).text(), describe_type(info)));
     info.name = mapped(options.name_in_file, named.name);
     if (options.dtype && named.tensor.is_floating_point())
       info.dtype = describe_tensor({named.name, named.tensor.detach().new_empty({1}, *options.dtype)}).dtype;

@@ -36,7 +36,7 @@ struct LoadedWeights {
 /// `path`: a .safetensors file; or a directory that holds model.safetensors.index.json (its files must lie in the
 /// directory itself), or else model.safetensors, or else exactly one .safetensors file; or a step directory of a
 /// Phalanx checkpoint, whose "model." tensors are taken (under the tensors' own names, no map). CheckpointError
-/// otherwise.
+/// otherwise. A tensor with a shard takes its rank's box alone, and reads no more than that.
 LoadedWeights load_weights(const std::filesystem::path& path, const std::vector<NamedTensor>& tensors,
                            const LoadWeightsOptions& options = {});
 
