@@ -85,14 +85,26 @@ at::Tensor Llama::logits(const at::Tensor& hidden) {
 
 at::Tensor Llama::forward(const at::Tensor& tokens) { return logits(hidden(tokens)); }
 
+std::vector<std::vector<nn::Module*>> Llama::shard_units() {
+  std::vector<std::vector<nn::Module*>> units;
+  if (output) units.push_back({tok_embeddings.get()});
+  for (const auto& layer : layers) units.push_back({layer.get()});
+  units.push_back({norm.get()});
+  if (output) units.back().push_back(output.get());
+  return units;
+}
+
 at::Tensor Llama::loss(const at::Tensor& tokens, const at::Tensor& labels) {
   if (labels.sizes() != tokens.sizes() || labels.scalar_type() != at::kLong) {
     throw Error("Llama: labels must be int64 and of the tokens' shape: one next token for each token");
   }
-  const at::Tensor h = hidden(tokens);
-  // A hook on the output layer must see its call, so the layer is not fused with the loss then.
-  if (output && output->has_forward_hooks()) return kernels::cross_entropy(call(output, h), labels);
-  return kernels::linear_cross_entropy(h, output ? output->weight : tok_embeddings->weight, labels);
+  return around_use([&] {
+    const at::Tensor h = hidden(tokens);
+    if (!output) return kernels::linear_cross_entropy(h, tok_embeddings->weight, labels);
+    // A hook on the output layer must see its call, so the layer is not fused with the loss then.
+    if (output->has_forward_hooks()) return kernels::cross_entropy(call(output, h), labels);
+    return output->around_use([&] { return kernels::linear_cross_entropy(h, output->weight, labels); });
+  });
 }
 
 nn::KvCache Llama::make_cache(std::int64_t batch, std::int64_t max_len) const {
@@ -107,6 +119,10 @@ nn::KvCache Llama::make_cache(std::int64_t batch, std::int64_t max_len) const {
 
 at::Tensor Llama::forward(const at::Tensor& tokens, nn::KvCache& cache, std::vector<std::int64_t> counts) {
   const at::NoGradGuard no_grad;
+  return around_use([&] { return forward_cached(tokens, cache, std::move(counts)); });
+}
+
+at::Tensor Llama::forward_cached(const at::Tensor& tokens, nn::KvCache& cache, std::vector<std::int64_t> counts) {
   check_tokens(tokens);
   const std::int64_t batch = tokens.size(0), count = tokens.size(1);
   if (batch != cache.options().batch || cache.options().layers != config_.n_layers) {

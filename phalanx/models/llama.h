@@ -43,6 +43,9 @@ class Llama : public nn::Module {
   at::Tensor forward(const at::Tensor& tokens, nn::KvCache& cache, std::vector<std::int64_t> counts = {});
   nn::KvCache make_cache(std::int64_t batch, std::int64_t max_len) const;
 
+  /// Embedding; each block; norm and output. Tied embeddings belong to no block and stay gathered.
+  std::vector<std::vector<nn::Module*>> shard_units() override;
+
   const LlamaConfig& config() const noexcept { return config_; }
   std::int64_t parameter_count() const noexcept { return config_.parameter_count(); }
   double flops_per_token(std::int64_t seq) const noexcept { return config_.flops_per_token(seq); }
@@ -55,6 +58,7 @@ class Llama : public nn::Module {
  private:
   at::Tensor hidden(const at::Tensor& tokens);  // after the final norm: [batch, seq, dim]
   at::Tensor logits(const at::Tensor& hidden);
+  at::Tensor forward_cached(const at::Tensor& tokens, nn::KvCache& cache, std::vector<std::int64_t> counts);
   const nn::RotaryTables& rope(std::int64_t positions, at::Device device);
   void check_tokens(const at::Tensor& tokens) const;
 

@@ -10,7 +10,11 @@ namespace phalanx::nn {
 at::Tensor Module::make_parameter(const std::string& name, at::IntArrayRef shape, TensorOptionsOfModule options,
                                   const Init& init) {
   inits_[name] = init;
-  return register_parameter(name, at::empty(shape, at::TensorOptions(options.dtype).device(options.device)));
+  const at::TensorOptions tensor = at::TensorOptions(options.dtype).device(options.device);
+  if (!options.without_memory) return register_parameter(name, at::empty(shape, tensor));
+  const at::Tensor shell = at::empty({0}, tensor);
+  shell.unsafeGetTensorImpl()->set_sizes_contiguous(shape);
+  return register_parameter(name, shell);
 }
 
 const Init& Module::init_of(const std::string& parameter) const {

@@ -31,6 +31,7 @@ namespace phalanx::nn {
 struct TensorOptionsOfModule {
   at::ScalarType dtype = at::kFloat;
   at::Device device = at::kCPU;
+  bool without_memory = false;  // parameters have shapes, but nothing behind them: for what is filled shard by shard
 };
 
 class Module : public torch::nn::Module {
@@ -42,18 +43,37 @@ class Module : public torch::nn::Module {
 
   void add_pre_forward_hook(PreHook hook) { pre_hooks_.push_back(std::move(hook)); }
   void add_post_forward_hook(PostHook hook) { post_hooks_.push_back(std::move(hook)); }
+  /// For whoever only has to act before the module's parameters are used and after: `before` runs ahead of all pre-
+  /// forward hooks and `after` behind all post-forward hooks, also where a fused kernel uses the parameters in place of
+  /// forward(); `after` then receives what that kernel has computed.
+  void add_parameter_hooks(PreHook before, PostHook after) {
+    before_use_.push_back(std::move(before));
+    after_use_.push_back(std::move(after));
+  }
+  /// The units in which a sharded model is gathered (parallel/fully_shard.h), in the order of use: modules of one unit
+  /// stand together. Empty: its numbered lists of modules are taken.
+  virtual std::vector<std::vector<Module*>> shard_units() { return {}; }
   /// The starting values of this module's own parameter `name`; throws Error where there is no such parameter.
   const Init& init_of(const std::string& name) const;
   void set_init(const std::string& name, const Init& init);
 
+  /// Whether somebody wants to see forward() called.
   bool has_forward_hooks() const noexcept { return !pre_hooks_.empty() || !post_hooks_.empty(); }
+  bool has_parameter_hooks() const noexcept { return !before_use_.empty(); }
 
-  void run_pre_forward_hooks() {
-    for (auto& hook : pre_hooks_) hook(*this);
+  /// Runs `use`, which uses the module's parameters, between the parameter hooks.
+  template <class Use>
+  at::Tensor around_use(Use&& use) {
+    for (auto& hook : before_use_) hook(*this);
+    return run_post(after_use_, std::forward<Use>(use)());
   }
-  at::Tensor run_post_forward_hooks(at::Tensor output) {
-    for (auto it = post_hooks_.rbegin(); it != post_hooks_.rend(); ++it) output = (*it)(*this, std::move(output));
-    return output;
+  /// Runs `forward` between all hooks.
+  template <class Forward>
+  at::Tensor around_forward(Forward&& forward) {
+    return around_use([&] {
+      for (auto& hook : pre_hooks_) hook(*this);
+      return run_post(post_hooks_, std::forward<Forward>(forward)());
+    });
   }
 
  protected:
@@ -62,17 +82,23 @@ class Module : public torch::nn::Module {
                             const Init& init = Init::normal(0.0, 0.02));
 
  private:
-  std::vector<PreHook> pre_hooks_;
-  std::vector<PostHook> post_hooks_;
+  at::Tensor run_post(std::vector<PostHook>& hooks, at::Tensor output) {
+    for (auto it = hooks.rbegin(); it != hooks.rend(); ++it) output = (*it)(*this, std::move(output));
+    return output;
+  }
+
+  std::vector<PreHook> pre_hooks_, before_use_;
+  std::vector<PostHook> post_hooks_, after_use_;
   std::map<std::string, Init> inits_;
 };
 
 /// The one way to run a module: hooks, forward, hooks.
 template <std::derived_from<Module> M, class... Inputs>
 at::Tensor call(M& module, Inputs&&... inputs) {
-  if (!module.has_forward_hooks()) return module.forward(std::forward<Inputs>(inputs)...);
-  module.run_pre_forward_hooks();
-  return module.run_post_forward_hooks(module.forward(std::forward<Inputs>(inputs)...));
+  if (!module.has_forward_hooks() && !module.has_parameter_hooks()) {
+    return module.forward(std::forward<Inputs>(inputs)...);
+  }
+  return module.around_forward([&] { return module.forward(std::forward<Inputs>(inputs)...); });
 }
 template <class M, class... Inputs>
 at::Tensor call(const std::shared_ptr<M>& module, Inputs&&... inputs) {

@@ -3,7 +3,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
-#include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
 #include <cstring>
@@ -11,6 +10,7 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
+#include "phalanx/parallel/end_of_backward.h"
 #include "phalanx/parallel/replicate.h"
 
 namespace phalanx {
@@ -37,26 +37,7 @@ std::int64_t fingerprint_of(const std::vector<NamedTensor>& parameters) {
 
 double seconds(std::chrono::steady_clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
 
-// Inside a node's evaluation there is one: the pass that ends now was started by a node of an outer pass.
-bool inside_an_outer_backward() { return static_cast<bool>(torch::autograd::get_current_node()); }
-
 }  // namespace
-
-// Handed to the engine; dropped without having run if the backward pass ends with an exception.
-struct GradientReducer::EndOfPass {
-  std::weak_ptr<GradientReducer> reducer;
-  std::shared_ptr<Pass> pass;
-  bool ran = false;
-
-  void run() {
-    ran = true;
-    if (const auto alive = reducer.lock()) alive->finish(pass);
-  }
-  ~EndOfPass() {
-    if (ran) return;
-    if (const auto alive = reducer.lock()) alive->abandon(pass);
-  }
-};
 
 std::shared_ptr<GradientReducer> GradientReducer::attach(std::vector<NamedTensor> parameters,
                                                          std::shared_ptr<Communicator> comm, DdpOptions options) {
@@ -143,12 +124,12 @@ void GradientReducer::on_ready(std::size_t index) {
     return;
   }
   if (!pass_) begin_pass();
-  const bool inside_backward = torch::autograd::get_current_graph_task_id() != -1;
-  if (!pass_->asked && inside_backward) ask_for_end();
+  const bool in_backward = inside_backward();
+  if (!pass_->asked && in_backward) ask_for_end();
   place(index);
   mark_ready(index);
   // Fired by hand: there is no end of a backward pass to wait for.
-  if (!inside_backward && !pass_->asked && ready_ == slots_.size()) finish(pass_);
+  if (!in_backward && !pass_->asked && ready_ == slots_.size()) finish(pass_);
 }
 
 void GradientReducer::begin_pass() {
@@ -163,10 +144,13 @@ void GradientReducer::begin_pass() {
 }
 
 void GradientReducer::ask_for_end() {
-  auto end = std::make_shared<EndOfPass>();
-  end->reducer = weak_from_this();
-  end->pass = pass_;
-  torch::autograd::Engine::get_default_engine().queue_callback([end] { end->run(); });
+  at_end_of_backward(
+      [self = weak_from_this(), pass = pass_] {
+        if (const auto alive = self.lock()) alive->finish(pass);
+      },
+      [self = weak_from_this(), pass = pass_] {
+        if (const auto alive = self.lock()) alive->abandon(pass);
+      });
   pass_->asked = true;
 }
 

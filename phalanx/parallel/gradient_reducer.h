@@ -6,8 +6,7 @@
 //   every grad_ready      place(): the gradient becomes a view of its bucket; mark_ready(); launch every bucket that is
 //                         full, strictly in bucket order, so that all ranks issue the same sequence
 //   end of backward       finish(): unused parameters, wait for all buckets, rebuild after the first pass
-//   an exception          the engine drops the call it was asked for, and with it an EndOfPass token, whose destructor
-//                         aborts the communicator: no rank waits for one that will not come
+//   an exception          abandon() aborts the communicator: no rank waits for one that will not come
 //
 // A checkpointed layer runs a backward pass inside the backward pass. Its end is not the end of the outer one: finish()
 // then does nothing unless every gradient has arrived, and the next event asks the engine again.
@@ -46,7 +45,6 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   struct Pass {
     bool asked = false;  // the engine will call back at the end of the innermost running backward pass
   };
-  struct EndOfPass;
   struct Bucket {
     at::Tensor flat;
     std::size_t pending = 0;

@@ -122,6 +122,8 @@ void set_grad_buffer(const at::Tensor& parameter, at::Tensor buffer) {
   hook->registry->buffer = std::move(buffer);
 }
 
+bool has_memory(const at::Tensor& tensor) { return tensor.numel() == 0 || tensor.storage().data() != nullptr; }
+
 at::Tensor grad_buffer(const at::Tensor& parameter) {
   const GradReadyHook* hook = parameter.defined() ? grad_ready_hook_of(parameter) : nullptr;
   return hook == nullptr ? at::Tensor() : hook->registry->buffer;
@@ -132,6 +134,7 @@ std::shared_ptr<at::Tensor> borrow_grad_buffer(const at::Tensor& parameter) {
   if (hook == nullptr) return nullptr;
   GradReadySubscription::Registry& registry = *hook->registry;
   if (!registry.buffer.defined() || parameter.grad().defined() || !registry.borrower.expired()) return nullptr;
+  if (!has_memory(registry.buffer)) return nullptr;
   auto borrowed = std::make_shared<at::Tensor>(registry.buffer);
   registry.borrower = borrowed;
   return borrowed;

@@ -60,8 +60,11 @@ void fire_grad_ready(const at::Tensor& parameter);
 
 /// Where the gradient of a parameter with listeners is to lie: a tensor of its shape, dtype and device, whose contents
 /// count only while parameter.grad() is this very tensor. An undefined tensor takes the offer back. The buffer before
-/// is reclaimed: it is not used any more.
+/// is reclaimed: it is not used any more. The buffer may be without memory at times (has_memory()): it is then passed
+/// over, and whoever takes its memory away reclaims it first.
 void set_grad_buffer(const at::Tensor& parameter, at::Tensor buffer);
+/// Whether the tensor's storage has bytes behind it, or needs none.
+bool has_memory(const at::Tensor& tensor);
 /// Undefined if there is none.
 at::Tensor grad_buffer(const at::Tensor& parameter);
 

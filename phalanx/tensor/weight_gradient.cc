@@ -24,7 +24,7 @@ bool is_only_accumulated(const at::Tensor& weight) {
 // The buffer as the place for the next contribution, if it may be that.
 std::optional<WeightGradient> in_buffer(const at::Tensor& weight) {
   const at::Tensor buffer = grad_buffer(weight);
-  if (!buffer.defined() || !is_only_accumulated(weight)) return std::nullopt;
+  if (!buffer.defined() || !has_memory(buffer) || !is_only_accumulated(weight)) return std::nullopt;
   at::Tensor& grad = weight.mutable_grad();
   const bool is_first = !grad.defined();
   if (is_first) {

@@ -1,0 +1,48 @@
+// Where the parameters of a unit lie in its flat buffer, so that every rank's part of it is whole rows. Torch-free.
+//
+// The flat buffer of a unit has ranks * shard_elements elements; rank r owns the slice [r, r + 1) * shard_elements, so
+// all-gather and reduce-scatter work on it as it is. Each parameter is one contiguous piece of it. Two rules make every
+// shard a box (some rows of each parameter): no boundary between ranks lies inside a row, and a parameter is never
+// interrupted. Both are met by the order of the parameters, gaps between them, and the choice of shard_elements; the
+// smallest shard found is taken. Padding is what is left: below 1 % on the blocks of Llamas of 1 B parameters and more
+// while a rank has at least a hundred rows of the longest kind (2048 x 8192 over 128 ranks: 58 rows, 1.7 %).
+//
+// The same arguments give the same layout on every rank. The idea of flat units with ragged rows is that of
+// Megatron-FSDP and veScale.
+//
+//   const FlatLayout layout = lay_out_flat({{4096, 4096}, {14336, 4096}, {4096, 14336}, {4096, 1}}, /*ranks=*/8);
+//   layout.rows_of(1, 3);       // rows of the second parameter that rank 3 owns
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace phalanx::fsdp {
+
+struct FlatParameter {
+  std::int64_t rows = 0;          // the first dimension
+  std::int64_t row_elements = 1;  // all others together
+  std::int64_t numel() const noexcept { return rows * row_elements; }
+};
+
+struct RowRange {
+  std::int64_t begin = 0, end = 0;
+  bool operator==(const RowRange&) const = default;
+};
+
+struct FlatLayout {
+  int ranks = 1;
+  std::int64_t shard_elements = 0;
+  std::vector<FlatParameter> parameters;
+  std::vector<std::int64_t> offsets;  // of each parameter in the flat buffer
+
+  std::int64_t flat_elements() const noexcept { return shard_elements * ranks; }
+  std::int64_t padding() const noexcept;  // elements that belong to no parameter
+  /// The rows of a parameter that lie in a rank's slice; none: begin == end.
+  RowRange rows_of(std::size_t parameter, int rank) const noexcept;
+};
+
+/// Every parameter has at least one element per row. Parameters may be empty (no rows), a unit may be empty.
+FlatLayout lay_out_flat(const std::vector<FlatParameter>& parameters, int ranks);
+
+}  // namespace phalanx::fsdp

@@ -1,0 +1,402 @@
+#include "phalanx/parallel/fsdp/sharded_units.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "phalanx/base/error.h"
+#include "phalanx/parallel/end_of_backward.h"
+
+namespace phalanx::fsdp {
+namespace {
+
+constexpr int kGatheredUnits = 2;     // the one in use, and the one that is on its way
+constexpr int kUnitsOfGradients = 2;  // one that is being made, and one that is being averaged
+
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+}  // namespace
+
+std::shared_ptr<ShardedUnits> ShardedUnits::make(std::vector<std::unique_ptr<Unit>> units,
+                                                 std::shared_ptr<Communicator> comm,
+                                                 std::shared_ptr<Communicator> replicas) {
+  const std::shared_ptr<ShardedUnits> made(new ShardedUnits(std::move(units), std::move(comm), std::move(replicas)));
+  made->subscribe();
+  return made;
+}
+
+ShardedUnits::ShardedUnits(std::vector<std::unique_ptr<Unit>> units, std::shared_ptr<Communicator> comm,
+                           std::shared_ptr<Communicator> replicas)
+    : units_(std::move(units)), states_(units_.size()), comm_(std::move(comm)), replicas_(std::move(replicas)) {
+  order_.resize(units_.size());
+  std::iota(order_.begin(), order_.end(), 0);
+  std::int64_t largest = 0;
+  int pooled = 0;
+  for (const auto& unit : units_) {
+    if (unit->resident()) continue;
+    largest = std::max(largest, unit->bytes());
+    ++pooled;
+  }
+  parameter_pool_ = MemoryPool(std::min(pooled, kGatheredUnits), largest, [&](std::int64_t bytes) {
+    return comm_->symmetric_empty({bytes},
+                                  at::TensorOptions(at::kByte).device(units_.front()->parameter(0).tensor.device()));
+  });
+  statistics_.gathered_bytes = parameter_pool_.bytes();
+}
+
+void ShardedUnits::subscribe() {
+  for (std::size_t u = 0; u < units_.size(); ++u) {
+    for (std::size_t i = 0; i < units_[u]->size(); ++i) {
+      if (!units_[u]->is_trained(i)) continue;
+      subscriptions_.push_back(
+          on_grad_ready(units_[u]->parameter(i).tensor, [this, u, i](const at::Tensor&) { on_ready(u, i); }));
+    }
+    units_[u]->offer_grad_buffers();
+  }
+}
+
+void ShardedUnits::detach() {
+  for (const auto& unit : units_) unit->withdraw_grad_buffers();
+  subscriptions_.clear();
+}
+
+// Before the first forward pass that is trained on: not in a backward pass, where other operations are under way.
+void ShardedUnits::make_pools() {
+  if (grad_pool_) return;
+  const auto allocate = [&](std::int64_t bytes) {
+    return comm_->symmetric_empty({bytes},
+                                  at::TensorOptions(at::kByte).device(units_.front()->parameter(0).tensor.device()));
+  };
+  std::int64_t largest = 0;
+  int pooled = 0;
+  for (const auto& unit : units_) {
+    const bool keeps = unit->own_grads() || keeps_all_grads_;
+    if (keeps && !unit->has_grad_memory()) {
+      unit->keep_grads(allocate(unit->bytes()));
+      statistics_.gradient_bytes += unit->bytes();
+    }
+    if (keeps) continue;
+    largest = std::max(largest, unit->bytes());
+    ++pooled;
+  }
+  grad_pool_.emplace(std::min(pooled, kUnitsOfGradients), largest, allocate);
+  statistics_.gradient_bytes += grad_pool_->bytes();
+}
+
+void ShardedUnits::hold() {
+  ++holds_;
+  if (keeps_all_grads_) return;
+  keeps_all_grads_ = true;
+  grad_pool_.reset();
+  statistics_.gradient_bytes = 0;
+  for (const auto& unit : units_) {
+    if (unit->has_grad_memory() && !unit->own_grads()) unit->detach_grads();
+    if (unit->own_grads() && unit->has_grad_memory()) statistics_.gradient_bytes += unit->bytes();
+  }
+  make_pools();
+}
+
+void ShardedUnits::forget_values() {
+  for (std::size_t u = 0; u < units_.size(); ++u) {
+    if (units_[u]->resident()) {
+      units_[u]->forget_values();
+    } else {
+      let_go(u);
+    }
+  }
+}
+
+bool ShardedUnits::is_idle(std::size_t unit) const { return !states_[unit].in_use && !states_[unit].in_backward; }
+
+at::Tensor ShardedUnits::parameter_memory() {
+  if (auto memory = parameter_pool_.take()) return *std::move(memory);
+  // Another order than the one before: what was fetched ahead is not what is needed.
+  for (std::size_t u = 0; u < units_.size(); ++u) {
+    if (units_[u]->resident() || !units_[u]->has_memory() || !is_idle(u)) continue;
+    let_go(u);
+    return *parameter_pool_.take();
+  }
+  // Units used inside units: one more for each level.
+  std::int64_t bytes = 0;
+  for (const auto& unit : units_) bytes = std::max(bytes, unit->resident() ? 0 : unit->bytes());
+  statistics_.gathered_bytes += bytes;
+  return comm_->symmetric_empty({bytes},
+                                at::TensorOptions(at::kByte).device(units_.front()->parameter(0).tensor.device()));
+}
+
+void ShardedUnits::start_gather(std::size_t unit) {
+  Unit& u = *units_[unit];
+  if (u.is_gathered()) return;
+  if (!u.has_memory()) u.attach(parameter_memory());
+  u.start_gather();
+  ++statistics_.gathers;
+}
+
+void ShardedUnits::gather(std::size_t unit) {
+  const at::NoGradGuard no_grad;
+  start_gather(unit);
+  const auto begin = Clock::now();
+  units_[unit]->finish_gather();
+  statistics_.exposed_seconds += seconds_since(begin);
+}
+
+void ShardedUnits::let_go(std::size_t unit) {
+  Unit& u = *units_[unit];
+  if (!u.resident() && u.has_memory()) parameter_pool_.give(u.detach());
+}
+
+std::size_t ShardedUnits::place_of(std::size_t unit) const {
+  return static_cast<std::size_t>(std::ranges::find(order_, unit) - order_.begin());
+}
+
+// Only into memory that is free: never more than the one in use and one ahead.
+void ShardedUnits::prefetch(std::size_t unit, int direction) {
+  const std::size_t place = place_of(unit);
+  const bool at_end = direction > 0 ? place + 1 == order_.size() : place == 0;
+  if (at_end) return;
+  const std::size_t next = order_[direction > 0 ? place + 1 : place - 1];
+  Unit& u = *units_[next];
+  if (u.is_gathered()) return;
+  if (!u.has_memory()) {
+    auto memory = parameter_pool_.take();
+    if (!memory) return;
+    u.attach(*memory);
+  }
+  u.start_gather();
+  ++statistics_.gathers;
+}
+
+void ShardedUnits::note_use(std::size_t unit) {
+  if (std::ranges::find(seen_, unit) == seen_.end()) seen_.push_back(unit);
+}
+
+void ShardedUnits::before_use(std::size_t unit) {
+  State& state = states_[unit];
+  const bool recomputing = pass_ != nullptr;
+  if (!recomputing) {
+    if (at::GradMode::is_enabled()) make_pools();
+    // A forward pass begins: what an earlier one without a backward pass left there may be out of date.
+    if (unit == order_.front() && std::ranges::none_of(states_, [](const State& s) { return s.in_use; })) {
+      for (std::size_t u = 0; u < units_.size(); ++u) let_go(u);
+      seen_.clear();
+    }
+    note_use(unit);
+  }
+  state.in_use = true;
+  gather(unit);
+  if (recomputing) return;
+  prefetch(unit, +1);
+  if (unit != order_.back() || !at::GradMode::is_enabled()) return;
+  // The backward pass begins with it: a loss that is fused with its projection makes the gradient in the forward pass,
+  // in the memory that is offered; but not over an average that lies there and that nobody has used yet.
+  if (units_[unit]->own_grads() && units_[unit]->has_shard_grads()) {
+    units_[unit]->withdraw_grad_buffers();
+  } else if (holds_ == 0) {
+    give_grads_memory(unit);
+  }
+}
+
+at::Tensor ShardedUnits::after_use(std::size_t unit, at::Tensor output) {
+  State& state = states_[unit];
+  state.in_use = false;
+  const bool recorded = at::GradMode::is_enabled() && output.requires_grad();
+  if (recorded) {
+    output.register_hook([self = weak_from_this(), unit](const at::Tensor&) {
+      if (const auto alive = self.lock()) alive->before_backward(unit);
+    });
+  }
+  const bool recomputing = pass_ != nullptr;
+  if (!recomputing && !(recorded && unit == order_.back())) let_go(unit);
+  return output;
+}
+
+void ShardedUnits::begin_pass() {
+  pass_ = std::make_shared<Pass>();
+  pass_->held = holds_ > 0;
+  for (std::size_t u = 0; u < units_.size(); ++u) {
+    State& state = states_[u];
+    state = State{.in_use = state.in_use, .ready = std::vector<bool>(units_[u]->size(), false)};
+    for (std::size_t i = 0; i < units_[u]->size(); ++i) state.pending += units_[u]->is_trained(i) ? 1 : 0;
+    if (!pass_->held) units_[u]->carry_reduced();
+    units_[u]->offer_grad_buffers();
+  }
+  // The order of the pass that has just gone forward is the best guess for the next one.
+  for (const std::size_t u : order_) note_use(u);
+  order_ = std::exchange(seen_, {});
+}
+
+void ShardedUnits::ask_for_end() {
+  if (pass_->asked || !inside_backward()) return;
+  at_end_of_backward(
+      [self = weak_from_this(), pass = pass_] {
+        if (const auto alive = self.lock()) alive->finish(pass);
+      },
+      [self = weak_from_this(), pass = pass_] {
+        if (const auto alive = self.lock()) alive->abandon(pass);
+      });
+  pass_->asked = true;
+}
+
+at::Tensor ShardedUnits::grad_memory() {
+  while (true) {
+    if (auto memory = grad_pool_->take()) return *std::move(memory);
+    if (reducing_.empty()) break;
+    finish_oldest_reduce();
+  }
+  // Held by a unit whose backward pass has not come to its end, or never came: another one beside it.
+  std::int64_t bytes = 0;
+  for (const auto& unit : units_) bytes = std::max(bytes, unit->bytes());
+  statistics_.gradient_bytes += bytes;
+  return comm_->symmetric_empty({bytes},
+                                at::TensorOptions(at::kByte).device(units_.front()->parameter(0).tensor.device()));
+}
+
+void ShardedUnits::give_grads_memory(std::size_t unit) {
+  if (!units_[unit]->has_grad_memory()) units_[unit]->attach_grads(grad_memory());
+}
+
+void ShardedUnits::before_backward(std::size_t unit) {
+  if (!pass_) begin_pass();
+  ask_for_end();
+  const at::NoGradGuard no_grad;
+  // The gradient of this unit's output is complete, so whatever came after it in the forward pass is through.
+  for (std::size_t place = place_of(unit) + 1; place < order_.size(); ++place) {
+    const std::size_t later = order_[place];
+    if (states_[later].in_backward && states_[later].pending == 0) {
+      states_[later].in_backward = false;
+      let_go(later);
+    }
+  }
+  State& state = states_[unit];
+  if (state.is_through) return;  // used twice: the second hook of a unit whose gradients are all there
+  state.in_backward = true;
+  gather(unit);
+  give_grads_memory(unit);
+  prefetch(unit, -1);
+}
+
+void ShardedUnits::on_ready(std::size_t unit, std::size_t parameter) {
+  const at::NoGradGuard no_grad;
+  if (!pass_) begin_pass();
+  ask_for_end();
+  State& state = states_[unit];
+  if (state.ready[parameter]) {
+    throw Error(
+        fmt::format("fully_shard: '{}' received a second gradient in one backward pass: its unit is used by two "
+                    "checkpointed layers, or the graph is run backward inside itself",
+                    units_[unit]->parameter(parameter).name));
+  }
+  give_grads_memory(unit);
+  units_[unit]->place_grad(parameter);
+  state.ready[parameter] = true;
+  if (--state.pending == 0) complete(unit);
+}
+
+void ShardedUnits::complete(std::size_t unit) {
+  State& state = states_[unit];
+  Unit& u = *units_[unit];
+  state.is_through = true;
+  if (!pass_->held) {
+    u.start_reduce();
+    reducing_.push_back(unit);
+    statistics_.reduced_bytes += u.bytes();
+  }
+  bool has_frozen = false;
+  for (std::size_t i = 0; i < u.size(); ++i) has_frozen = has_frozen || !u.is_trained(i);
+  if (has_frozen) return;  // the gradient of its input may still need them: let go when that has come
+  state.in_backward = false;
+  if (!state.in_use) let_go(unit);
+}
+
+void ShardedUnits::finish_oldest_reduce() {
+  const std::size_t unit = reducing_.front();
+  reducing_.pop_front();
+  const auto begin = Clock::now();
+  units_[unit]->finish_reduce();
+  statistics_.exposed_seconds += seconds_since(begin);
+  reduced_.push_back(unit);
+  if (at::Tensor memory = units_[unit]->detach_grads(); memory.defined()) grad_pool_->give(std::move(memory));
+}
+
+void ShardedUnits::average_over_replicas() {
+  if (!replicas_ || replicas_->size() == 1) return;
+  const auto begin = Clock::now();
+  std::vector<Work> works;
+  for (const std::size_t unit : reduced_) works.push_back(units_[unit]->average_over(*replicas_));
+  for (const auto& work : works) work.wait();
+  statistics_.exposed_seconds += seconds_since(begin);
+}
+
+void ShardedUnits::finish(const std::shared_ptr<Pass>& pass) {
+  if (pass_ != pass) return;
+  pass->asked = false;
+  const at::NoGradGuard no_grad;
+  try {
+    const bool all_there = std::ranges::all_of(states_, [](const State& s) { return s.pending == 0; });
+    if (!all_there && inside_an_outer_backward()) return;
+    if (!pass->held) {
+      if (!all_there) fail_unused();
+      while (!reducing_.empty()) finish_oldest_reduce();
+      average_over_replicas();
+      for (const std::size_t unit : std::exchange(reduced_, {})) units_[unit]->publish_grads();
+      ++statistics_.synchronisations;
+    }
+    for (std::size_t u = 0; u < units_.size(); ++u) {
+      states_[u].in_backward = false;
+      let_go(u);
+      // The optimizer steps now: what is resident is out of date from then on.
+      if (!pass->held && units_[u]->resident()) units_[u]->forget_values();
+    }
+  } catch (...) {
+    abandon(pass);
+    throw;
+  }
+  pass_.reset();
+}
+
+// The pass ended with an exception: this rank will not issue what its peers are waiting for.
+void ShardedUnits::abandon(const std::shared_ptr<Pass>& pass) noexcept {
+  if (pass_ != pass) return;
+  pass_.reset();
+  reducing_.clear();
+  reduced_.clear();
+  for (Communicator* comm : {comm_.get(), replicas_.get()}) {
+    if (comm == nullptr || comm->size() == 1) continue;
+    try {
+      comm->abort(fmt::format(
+          "fully_shard: the backward pass of rank {} ended with an error before its gradients were averaged",
+          comm->rank()));
+    } catch (...) {
+      // The communicator has failed already, which is all that was wanted.
+    }
+  }
+}
+
+void ShardedUnits::fail_unused() {
+  constexpr std::size_t kShown = 10;
+  std::string names;
+  std::size_t count = 0;
+  for (std::size_t u = 0; u < units_.size(); ++u) {
+    for (std::size_t i = 0; i < units_[u]->size(); ++i) {
+      if (!units_[u]->is_trained(i) || states_[u].ready[i]) continue;
+      if (count < kShown) names += fmt::format("{}'{}'", count > 0 ? ", " : "", units_[u]->parameter(i).name);
+      ++count;
+    }
+  }
+  if (count > kShown) names += fmt::format(" and {} more", count - kShown);
+  const std::string message = fmt::format(
+      "fully_shard: on rank {} the backward pass gave no gradient to {} parameter{}: {}. Use them in the loss, or "
+      "freeze "
+      "them (requires_grad = false) before sharding",
+      comm_->rank(), count, count == 1 ? "" : "s", names);
+  if (comm_->size() > 1) comm_->abort(message);
+  throw Error(message);
+}
+
+}  // namespace phalanx::fsdp

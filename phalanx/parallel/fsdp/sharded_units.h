@@ -1,0 +1,108 @@
+// ShardedUnits: the machine inside FullyShardedDataParallel. It decides when each unit is gathered, let go, and its
+// gradients are averaged. See fully_shard.h for the contract with the user.
+//
+// A training step, unit by unit in the order of use (learned from the forward pass before)
+//   before_use(u)     gathers u if it is not there, starts to gather the next one; lets nobody but u and that one keep
+//                     gathered memory
+//   after_use(u)      lets u go, unless it is the last one, which the backward pass begins with; hooks its output
+//   before_backward   the gradient of u's output has come: gathers u, starts to gather the one before it, gives its
+//                     gradients memory; units behind it are through
+//   grad_ready        the last gradient of u: starts its reduce-scatter and lets u go
+//   end of backward   finish(): waits, averages over replicas, publishes the shards' gradients
+//   an exception      abandon() aborts the communicators: no rank waits for one that will not come
+// Every rank issues the same sequence, because it follows from the model's graph alone.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "phalanx/comm/communicator.h"
+#include "phalanx/parallel/fsdp/unit.h"
+#include "phalanx/parallel/fully_shard.h"
+
+namespace phalanx::fsdp {
+
+class ShardedUnits : public std::enable_shared_from_this<ShardedUnits> {
+ public:
+  /// `replicas` is null without a replicating axis. Collective.
+  static std::shared_ptr<ShardedUnits> make(std::vector<std::unique_ptr<Unit>> units,
+                                            std::shared_ptr<Communicator> comm, std::shared_ptr<Communicator> replicas);
+  void detach();
+
+  void before_use(std::size_t unit);
+  /// Returns the output, which may be hooked.
+  at::Tensor after_use(std::size_t unit, at::Tensor output);
+
+  void hold();
+  void release() noexcept { --holds_; }
+  void forget_values();
+
+  const std::vector<std::unique_ptr<Unit>>& units() const noexcept { return units_; }
+  const FullyShardStatistics& statistics() const noexcept { return statistics_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Pass {
+    bool held = false;   // gradients are only accumulated
+    bool asked = false;  // the engine will call back at the end of the innermost running backward pass
+  };
+  struct State {
+    bool in_use = false;       // between before_use and after_use
+    bool in_backward = false;  // between before_backward and its last gradient
+    bool is_through = false;   // in this backward pass
+    std::size_t pending = 0;   // trained parameters without a gradient in this pass
+    std::vector<bool> ready;
+  };
+
+  ShardedUnits(std::vector<std::unique_ptr<Unit>> units, std::shared_ptr<Communicator> comm,
+               std::shared_ptr<Communicator> replicas);
+  void subscribe();
+  void make_pools();
+  void start_gather(std::size_t unit);
+  void gather(std::size_t unit);
+  void let_go(std::size_t unit);
+  void prefetch(std::size_t unit, int direction);
+  bool is_idle(std::size_t unit) const;
+  at::Tensor parameter_memory();
+  at::Tensor grad_memory();
+  void give_grads_memory(std::size_t unit);
+  std::size_t place_of(std::size_t unit) const;
+  void note_use(std::size_t unit);
+
+  void begin_pass();
+  void ask_for_end();
+  void before_backward(std::size_t unit);
+  void on_ready(std::size_t unit, std::size_t parameter);
+  void complete(std::size_t unit);
+  void finish_oldest_reduce();
+  void finish(const std::shared_ptr<Pass>& pass);
+  void abandon(const std::shared_ptr<Pass>& pass) noexcept;
+  void average_over_replicas();
+  [[noreturn]] void fail_unused();
+
+  std::vector<std::unique_ptr<Unit>> units_;
+  std::vector<State> states_;
+  std::shared_ptr<Communicator> comm_, replicas_;
+  std::vector<GradReadySubscription> subscriptions_;
+  MemoryPool parameter_pool_;
+  std::optional<MemoryPool> grad_pool_;  // made by the first training pass
+
+  std::vector<std::size_t> order_;  // of use
+  std::vector<std::size_t> seen_;   // in the forward pass under way
+  int holds_ = 0;
+  bool keeps_all_grads_ = false;
+  std::shared_ptr<Pass> pass_;
+  std::deque<std::size_t> reducing_;
+  std::vector<std::size_t> reduced_;
+  FullyShardStatistics statistics_;
+};
+
+}  // namespace phalanx::fsdp

@@ -1,0 +1,219 @@
+#include "phalanx/parallel/fsdp/unit.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "phalanx/base/error.h"
+#include "phalanx/comm/data_type.h"
+
+namespace phalanx::fsdp {
+namespace {
+
+std::vector<std::int64_t> with_rows(const at::Tensor& tensor, std::int64_t rows) {
+  std::vector<std::int64_t> sizes = tensor.sizes().vec();
+  sizes[0] = rows;
+  return sizes;
+}
+
+}  // namespace
+
+Unit::Unit(std::string name, std::vector<NamedTensor> parameters, std::shared_ptr<Communicator> comm,
+           const UnitOptions& options)
+    : name_(std::move(name)), comm_(std::move(comm)), resident_(options.resident), own_grads_(options.own_grads) {
+  const at::NoGradGuard no_grad;
+  check(parameters);
+  options_ = parameters.front().tensor.options().requires_grad(false);
+  std::vector<FlatParameter> shapes;
+  for (const auto& p : parameters) {
+    const std::int64_t rows = p.tensor.size(0);
+    shapes.push_back({rows, rows > 0 ? p.tensor.numel() / rows : 1});
+  }
+  layout_ = lay_out_flat(shapes, comm_->size());
+  full_ = LentTensor(layout_.flat_elements(), options_);
+  grads_ = LentTensor(layout_.flat_elements(), options_);
+  for (auto& p : parameters) parameters_.push_back({.full = std::move(p)});
+  make_shard(options);
+}
+
+void Unit::check(const std::vector<NamedTensor>& parameters) const {
+  for (const auto& [name, tensor, shard] : parameters) {
+    const at::Tensor& first = parameters.front().tensor;
+    if (tensor.dim() == 0) {
+      throw Error(
+          fmt::format("fully_shard: parameter '{}' has no dimensions and cannot be cut; make it one of shape "
+                      "[1]",
+                      name));
+    }
+    if (tensor.scalar_type() != first.scalar_type() || tensor.device() != first.device()) {
+      throw Error(
+          fmt::format("fully_shard: unit '{}' holds '{}' ({} on {}) and '{}' ({} on {}); expected one dtype and "
+                      "one device in a unit: put them into different units",
+                      name_, parameters.front().name, c10::toString(first.scalar_type()), first.device().str(), name,
+                      c10::toString(tensor.scalar_type()), tensor.device().str()));
+    }
+    if (!tensor.is_floating_point()) {
+      throw Error(fmt::format("fully_shard: parameter '{}' has dtype {}; expected a floating-point dtype", name,
+                              c10::toString(tensor.scalar_type())));
+    }
+  }
+}
+
+at::Tensor Unit::slice_of(const at::Tensor& flat) const {
+  return flat.narrow(0, comm_->rank() * layout_.shard_elements, layout_.shard_elements);
+}
+
+// The shard with this rank's rows, and the module's parameters as views of a buffer that may have no memory.
+void Unit::make_shard(const UnitOptions& options) {
+  if (resident_) {
+    full_.attach(comm_->symmetric_empty({layout_.flat_elements()}, options_).zero_());
+    shard_ = slice_of(full_.tensor());
+  } else {
+    shard_ = comm_->symmetric_empty({layout_.shard_elements}, options_).zero_();
+  }
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    auto& [full, shard, grad_view, reduced_view] = parameters_[i];
+    std::vector<std::int64_t> rows_of_ranks;
+    for (int rank = 0; rank < comm_->size(); ++rank) {
+      const RowRange rows = layout_.rows_of(i, rank);
+      rows_of_ranks.push_back(rows.end - rows.begin);
+    }
+    const RowRange mine = layout_.rows_of(i, comm_->rank());
+    const std::int64_t row = layout_.parameters[i].row_elements;
+    const std::int64_t begin =
+        mine.begin < mine.end ? layout_.offsets[i] + mine.begin * row - comm_->rank() * layout_.shard_elements : 0;
+    const auto sizes = with_rows(full.tensor, mine.end - mine.begin);
+    const at::Tensor rows = shard_.narrow(0, begin, (mine.end - mine.begin) * row).view(sizes).variable_data();
+    if (phalanx::has_memory(full.tensor)) rows.copy_(full.tensor.narrow(0, mine.begin, mine.end - mine.begin));
+    Split split{.axis = options.shard_axis, .dim = 0, .sizes = std::move(rows_of_ranks)};
+    const ShardSpec spec(full.name, full.tensor.sizes().vec(), data_type_of(full.tensor.scalar_type()), options.mesh,
+                         {.splits = {std::move(split)}, .partial = {}});
+    shard = {full.name, rows, std::make_shared<const Shard>(Shard{spec, options.mesh_rank})};
+    grad_view = grads_.view(full.tensor.sizes(), layout_.offsets[i]);
+  }
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor& parameter = parameters_[i].full.tensor;
+    parameter.set_data(full_.view(parameter.sizes(), layout_.offsets[i]));
+  }
+  gathered_ = comm_->size() == 1;
+  make_reduced(own_grads_ ? slice_of(grads_.tensor()) : comm_->symmetric_empty({layout_.shard_elements}, options_));
+}
+
+// This rank's part of the averaged gradients, and the same rows of it as its shards have.
+void Unit::make_reduced(const at::Tensor& mine) {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    auto& p = parameters_[i];
+    const at::Tensor& rows = p.shard.tensor;
+    const std::int64_t begin = rows.numel() > 0 ? rows.storage_offset() - shard_.storage_offset() : 0;
+    p.reduced_view = mine.narrow(0, begin, rows.numel()).view(rows.sizes()).variable_data();
+  }
+  reduced_ = mine;
+}
+
+std::int64_t Unit::bytes() const noexcept {
+  return layout_.flat_elements() * static_cast<std::int64_t>(options_.dtype().itemsize());
+}
+
+std::int64_t Unit::shard_bytes() const noexcept {
+  return layout_.shard_elements * static_cast<std::int64_t>(options_.dtype().itemsize());
+}
+
+void Unit::start_gather() {
+  gathered_ = true;
+  if (comm_->size() > 1) gather_ = comm_->all_gather(full_.tensor(), shard_, {.async = true});
+}
+
+void Unit::finish_gather() {
+  gather_.wait();
+  gather_ = Work();
+}
+
+void Unit::forget_values() {
+  finish_gather();
+  gathered_ = comm_->size() == 1;
+}
+
+at::Tensor Unit::detach() {
+  forget_values();
+  return full_.detach();
+}
+
+at::Tensor Unit::detach_grads() {
+  if (keeps_grads_) return {};
+  for (std::size_t i = 0; i < size(); ++i) {
+    if (is_trained(i)) reclaim_grad_buffer(parameter(i).tensor);
+  }
+  return grads_.detach();
+}
+
+void Unit::keep_grads(const at::Tensor& memory) {
+  grads_.attach(memory);
+  keeps_grads_ = true;
+}
+
+void Unit::offer_grad_buffers() {
+  for (std::size_t i = 0; i < size(); ++i) {
+    const at::Tensor &tensor = parameter(i).tensor, &buffer = parameters_[i].grad_view;
+    if (is_trained(i) && !buffer.is_same(grad_buffer(tensor))) set_grad_buffer(tensor, buffer);
+  }
+}
+
+void Unit::withdraw_grad_buffers() {
+  for (std::size_t i = 0; i < size(); ++i) {
+    if (is_trained(i)) set_grad_buffer(parameter(i).tensor, at::Tensor());
+  }
+}
+
+void Unit::place_grad(std::size_t i) {
+  auto& p = parameters_[i];
+  at::Tensor& grad = p.full.tensor.mutable_grad();
+  if (grad.is_same(p.grad_view)) return;
+  if (grad.is_sparse()) {
+    throw Error(
+        fmt::format("fully_shard: the gradient of '{}' is sparse; expected a dense one (an embedding must be "
+                    "made with sparse(false))",
+                    p.full.name));
+  }
+  reclaim_grad_buffer(p.full.tensor);
+  p.grad_view.copy_(grad);
+  grad = p.grad_view;
+}
+
+bool Unit::has_shard_grads() const {
+  return std::ranges::any_of(parameters_, [](const Parameter& p) { return p.shard.tensor.grad().defined(); });
+}
+
+void Unit::carry_reduced() { carried_ = has_shard_grads() ? reduced_.clone() : at::Tensor(); }
+
+void Unit::start_reduce() {
+  if (comm_->size() > 1) {
+    reduce_ = comm_->reduce_scatter(reduced_, grads_.tensor(), {.op = ReduceOp::avg, .async = true});
+  }
+}
+
+void Unit::finish_reduce() {
+  reduce_.wait();
+  reduce_ = Work();
+  drop_full_grads();
+}
+
+Work Unit::average_over(Communicator& replicas) {
+  return replicas.all_reduce(reduced_, {.op = ReduceOp::avg, .async = true});
+}
+
+void Unit::publish_grads() {
+  if (carried_.defined()) reduced_.add_(carried_);
+  carried_.reset();
+  for (std::size_t i = 0; i < size(); ++i) {
+    if (is_trained(i)) parameters_[i].shard.tensor.mutable_grad() = parameters_[i].reduced_view;
+  }
+}
+
+void Unit::drop_full_grads() {
+  for (auto& p : parameters_) p.full.tensor.mutable_grad().reset();
+}
+
+}  // namespace phalanx::fsdp

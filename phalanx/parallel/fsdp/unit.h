@@ -1,0 +1,110 @@
+// Unit: some parameters that are gathered, used and let go together: one flat buffer, one shard of it per rank.
+//
+// What lives where (S = layout.shard_elements, N ranks along the sharding axis)
+//   full     N * S   the parameters; every parameter of the module is a view of it. Its memory is there while gathered.
+//   shard    S       this rank's slice, always there; what the optimizer steps. A resident unit's lies in `full`.
+//   grads    N * S   the gradients while a backward pass makes them; every grad buffer is a view of it
+//   reduced  S       this rank's slice of their average. Lies in `grads` where that has memory of its own from the
+//   start.
+// No operation here decides when: that is ShardedUnits' business (sharded_units.h). All are called by the rank's thread
+// or, inside a backward pass, by the thread that runs it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "phalanx/comm/communicator.h"
+#include "phalanx/parallel/fsdp/flat_layout.h"
+#include "phalanx/parallel/fsdp/lent_memory.h"
+#include "phalanx/tensor/grad_ready.h"
+#include "phalanx/tensor/named.h"
+
+namespace phalanx::fsdp {
+
+struct UnitOptions {
+  MeshShape mesh;          // of the specs
+  int mesh_rank = 0;       // this rank in it
+  std::string shard_axis;  // the axis of `comm`
+  bool resident = false;   // `full` keeps its memory
+  bool own_grads = false;  // `grads` has memory of its own
+};
+
+class Unit {
+ public:
+  /// Collective. Takes over the parameters: copies this rank's rows of those that have values, then replaces their
+  /// memory. Throws Error for one without dimensions, or of another dtype or device than the first.
+  Unit(std::string name, std::vector<NamedTensor> parameters, std::shared_ptr<Communicator> comm,
+       const UnitOptions& options);
+
+  const std::string& name() const noexcept { return name_; }
+  const FlatLayout& layout() const noexcept { return layout_; }
+  std::int64_t bytes() const noexcept;        // of `full`
+  std::int64_t shard_bytes() const noexcept;  // of `shard`
+  std::size_t size() const noexcept { return parameters_.size(); }
+  const NamedTensor& parameter(std::size_t i) const { return parameters_[i].full; }
+  /// The rank's rows, with their spec; .grad() is what the last synchronised pass left.
+  const NamedTensor& shard(std::size_t i) const { return parameters_[i].shard; }
+  bool is_trained(std::size_t i) const { return parameters_[i].full.tensor.requires_grad(); }
+  bool resident() const noexcept { return resident_; }
+  bool own_grads() const noexcept { return own_grads_; }
+
+  // Parameters.
+  bool is_gathered() const noexcept { return gathered_; }
+  bool has_memory() const noexcept { return full_.is_attached(); }
+  void attach(const at::Tensor& memory) { full_.attach(memory); }
+  void start_gather();
+  void finish_gather();
+  /// What it holds is not what the shards hold any more.
+  void forget_values();
+  at::Tensor detach();
+
+  // Gradients.
+  bool has_grad_memory() const noexcept { return grads_.is_attached(); }
+  void attach_grads(const at::Tensor& memory) { grads_.attach(memory); }
+  at::Tensor detach_grads();  // undefined if they keep their memory
+  void offer_grad_buffers();
+  void withdraw_grad_buffers();
+  /// From now on `grads` keeps this memory.
+  void keep_grads(const at::Tensor& memory);
+  /// Puts the gradient that autograd brought where it belongs.
+  void place_grad(std::size_t i);
+  bool has_shard_grads() const;
+  /// Saves what a further reduction would overwrite: the average of earlier passes that nobody has reset.
+  void carry_reduced();
+  void start_reduce();
+  /// Waits, and lets go of the full gradients.
+  void finish_reduce();
+  /// Averages `reduced` over the replicas of the shards.
+  Work average_over(Communicator& replicas);
+  /// shard(i).tensor.grad() becomes what has been reduced, plus what was carried.
+  void publish_grads();
+  void drop_full_grads();
+
+ private:
+  struct Parameter {
+    NamedTensor full, shard;
+    at::Tensor grad_view;     // into grads_
+    at::Tensor reduced_view;  // into reduced_
+  };
+  void check(const std::vector<NamedTensor>& parameters) const;
+  void make_shard(const UnitOptions& options);
+  void make_reduced(const at::Tensor& mine);
+  at::Tensor slice_of(const at::Tensor& flat) const;
+
+  std::string name_;
+  std::shared_ptr<Communicator> comm_;
+  FlatLayout layout_;
+  at::TensorOptions options_;
+  std::vector<Parameter> parameters_;
+  LentTensor full_, grads_;
+  at::Tensor shard_, reduced_, carried_;
+  bool resident_ = false, own_grads_ = false, keeps_grads_ = false, gathered_ = false;
+  Work gather_, reduce_;
+};
+
+}  // namespace phalanx::fsdp

@@ -1,0 +1,114 @@
+// Sharded data parallelism (FSDP, ZeRO-1, -2, -3): every rank keeps a part of the model's state and borrows the rest.
+//
+//   auto model = std::make_shared<models::Llama>(config);
+//   FullyShardedDataParallel sharded(*model, mesh);             // mesh: DeviceMesh with an axis "dp_shard"
+//   sharded.initialise(seed);                                   // or a checkpoint
+//   AdamW optimizer(sharded.parameters());                      // of this rank's rows
+//   model->loss(tokens, labels).backward();
+//   clip_grad_norm(sharded.parameters(), 1.0, mesh.world().get());
+//   optimizer.step(lr);
+//
+// What it does
+// - Parameters are grouped into units (a block each). A unit is gathered right before it is used, in the forward pass
+//   and again in the backward pass, while the one before it computes, and let go after it; its gradients are averaged
+//   as soon as they are complete, and each rank keeps its rows of them. At most two units are gathered at a time.
+// - stage 3 shards parameters, gradients and optimizer state; 2 keeps parameters whole; 1 keeps gradients whole too.
+//   Communication per step in parameters: 3 for stage 3 (2 without reshard_after_forward), 2 for the others, as DDP.
+// - On a mesh that also has "dp_replicate", shards are replicated along it and averaged there (HSDP).
+// - The values are those of DistributedDataParallel to the bit, on backends whose sums are in rank order.
+//
+// Units: what nn::Module::shard_units() of the module says (models do); else the children of a torch::nn::Sequential
+// and of numbered lists of nn::Modules; parameters in no unit are one more, which stays gathered, and needs the module
+// to be run by nn::call(). A module that offers none of it is one such unit, with a warning that states its bytes.
+//
+// Contract
+// - The constructor is collective over the mesh. All ranks have the same module, mesh and options; values are taken
+//   from rank 0. A module whose parameters were born without memory (TensorOptionsOfModule::without_memory) is never
+//   whole anywhere: initialise() or a checkpoint fills it shard by shard.
+// - From then on the module's own parameters are without memory between uses: reading them is undefined.
+//   parameters() are what exists: this rank's rows, by name, with their ShardSpec; their gradients after a synchronised
+//   backward pass. zero_grad() between steps; a gradient that is still there is added to.
+// - Each synchronised backward pass must give every trained parameter a gradient (Error otherwise, on every rank, and
+//   the communicators are aborted). Gradients must be dense. An exception inside backward() aborts, too.
+// - Whoever changes parameters() other than between a synchronised backward pass and the next forward pass says so with
+//   forget_values().
+// - The module must outlive this object, and cannot be used after it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "phalanx/mesh/device_mesh.h"
+#include "phalanx/tensor/init.h"
+#include "phalanx/tensor/named.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace phalanx {
+
+namespace fsdp {
+class ShardedUnits;
+}
+
+struct FullyShardOptions {
+  int stage = 3;                      // of ZeRO: 1, 2 or 3
+  bool reshard_after_forward = true;  // stage 3: false keeps units gathered from the forward pass on
+};
+
+struct FullyShardStatistics {
+  std::int64_t synchronisations = 0;  // backward passes whose gradients were averaged
+  std::int64_t gathers = 0;           // of units
+  std::int64_t reduced_bytes = 0;     // handed to reduce_scatter by this rank
+  double exposed_seconds = 0;         // spent waiting for either (CPU; on CUDA host time)
+  // Memory of this rank.
+  std::int64_t shard_bytes = 0;         // parameters: the rows of this rank, or all of them where they stay
+  std::int64_t reduced_bytes_kept = 0;  // gradients of these rows
+  std::int64_t gathered_bytes = 0;      // for gathered units beside that
+  std::int64_t gradient_bytes = 0;      // for whole gradients
+  std::int64_t padding_bytes = 0;       // of all that is sharded, over all ranks
+};
+
+class FullyShardedDataParallel {
+ public:
+  FullyShardedDataParallel(torch::nn::Module& module, const DeviceMesh& mesh, FullyShardOptions options = {});
+  ~FullyShardedDataParallel();
+  FullyShardedDataParallel(const FullyShardedDataParallel&) = delete;
+  FullyShardedDataParallel& operator=(const FullyShardedDataParallel&) = delete;
+
+  /// Gives every parameter its starting values (nn/init.h), each rank its own rows.
+  void initialise(std::uint64_t seed);
+
+  /// While one is alive, backward() accumulates locally and nothing is sent; whole gradients are kept from then on. The
+  /// first backward() after the last guard is gone averages the sum. Made on all ranks at once.
+  class [[nodiscard]] NoSync {
+   public:
+    explicit NoSync(std::shared_ptr<fsdp::ShardedUnits> units);
+    NoSync(NoSync&&) noexcept = default;
+    NoSync& operator=(NoSync&&) = delete;
+    ~NoSync();
+
+   private:
+    std::shared_ptr<fsdp::ShardedUnits> units_;
+  };
+  NoSync no_sync();
+
+  /// This rank's rows of every parameter, each once; the same names in the same order on every rank.
+  const std::vector<NamedTensor>& parameters() const noexcept { return shards_; }
+  /// The same, of those that are trained.
+  const std::vector<NamedTensor>& trained_parameters() const noexcept { return trained_; }
+  /// The names of each unit's parameters, in the order of use.
+  std::vector<std::vector<std::string>> units() const;
+  void forget_values();
+  FullyShardStatistics statistics() const;
+
+ private:
+  std::vector<Init> inits_;
+  std::vector<NamedTensor> shards_, trained_;
+  std::shared_ptr<fsdp::ShardedUnits> units_;
+};
+
+}  // namespace phalanx
