@@ -8,7 +8,7 @@
 
 namespace phalanx {
 
-/// Callers that use several threads split at multiples of this many elements and add the parts in order.
+/// Longer rows are cut at multiples of this many elements, and the parts' sums added exactly (row_squares.h).
 inline constexpr std::size_t kSumOfSquaresBlock = 32768;
 
 double sum_of_squares(const float* values, std::size_t count);
