@@ -21,13 +21,11 @@ void require_in_unit_interval(const char* what, double value) {
 }  // namespace
 
 AdamW::AdamW(std::vector<NamedTensor> parameters, AdamWOptions options)
-    : Optimizer(std::move(parameters)), options_(options) {
-  require_in_unit_interval("beta1", options.beta1);
-  require_in_unit_interval("beta2", options.beta2);
-  if (!(options.eps > 0)) throw ConfigError(fmt::format("AdamW: eps is {}: expected a positive number", options.eps));
-  if (!(options.weight_decay >= 0)) {
-    throw ConfigError(fmt::format("AdamW: weight_decay is {}: expected 0 or a positive number", options.weight_decay));
-  }
+    : Optimizer(std::move(parameters)), options_(std::move(options)) {
+  require_in_unit_interval("beta1", options_.beta1);
+  require_in_unit_interval("beta2", options_.beta2);
+  if (!(options_.eps > 0)) throw ConfigError(fmt::format("AdamW: eps is {}: expected a positive number", options_.eps));
+  set_weight_decay("AdamW", options_.weight_decay, options_.no_decay);
   exp_avg_ = zeros_like_parameters();
   exp_avg_sq_ = zeros_like_parameters();
   for (const auto& [name, tensor, shard] : parameters_) {
@@ -41,10 +39,10 @@ void AdamW::step_on_cpu(const std::vector<Target>& targets, double lr) {
   for (const auto& target : targets) {
     float& step = *steps_[target.index].mutable_data_ptr<float>();
     step += 1;
-    steps.emplace_back(lr, options_.beta1, options_.beta2, options_.eps, options_.weight_decay, step);
+    steps.emplace_back(lr, options_.beta1, options_.beta2, options_.eps, target.weight_decay, step);
   }
   for_each_part(targets, [&](std::size_t number, std::int64_t first, std::size_t count) {
-    const auto& [index, parameter, grad] = targets[number];
+    const auto& [index, parameter, grad, weight_decay] = targets[number];
     adamw_step(steps[number], count, grad.const_data_ptr<float>() + first, parameter.mutable_data_ptr<float>() + first,
                exp_avg_[index].mutable_data_ptr<float>() + first, exp_avg_sq_[index].mutable_data_ptr<float>() + first);
   });
@@ -52,7 +50,7 @@ void AdamW::step_on_cpu(const std::vector<Target>& targets, double lr) {
 
 void AdamW::step_by_libtorch(const std::vector<Target>& targets, double lr) {
   std::vector<at::Tensor> parameters, grads, exp_avg, exp_avg_sq, steps;
-  for (const auto& [index, parameter, grad] : targets) {
+  for (const auto& [index, parameter, grad, weight_decay] : targets) {
     parameters.push_back(parameter);
     grads.push_back(grad);
     exp_avg.push_back(exp_avg_[index]);
@@ -61,7 +59,7 @@ void AdamW::step_by_libtorch(const std::vector<Target>& targets, double lr) {
   }
   at::_foreach_add_(steps, 1);
   at::_fused_adamw_(parameters, grads, exp_avg, exp_avg_sq, /*max_exp_avg_sqs=*/{}, steps, lr, options_.beta1,
-                    options_.beta2, options_.weight_decay, options_.eps, /*amsgrad=*/false, /*maximize=*/false);
+                    options_.beta2, targets.front().weight_decay, options_.eps, /*amsgrad=*/false, /*maximize=*/false);
 }
 
 void AdamW::collect_state(TrainState& state) const {

@@ -18,6 +18,7 @@ struct AdamWOptions {
   double beta2 = 0.95;
   double eps = 1e-8;
   double weight_decay = 0.1;
+  std::vector<std::string> no_decay;  // patterns of names that do not decay: {"*norm*", "*.bias"}; name_patterns.h
 };
 
 class AdamW final : public Optimizer {

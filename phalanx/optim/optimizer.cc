@@ -9,11 +9,13 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
 #include "phalanx/base/error.h"
+#include "phalanx/optim/name_patterns.h"
 
 namespace phalanx {
 namespace {
@@ -44,7 +46,8 @@ bool is_stepped_here(const at::Tensor& parameter) {
 
 }  // namespace
 
-Optimizer::Optimizer(std::vector<NamedTensor> parameters) : parameters_(std::move(parameters)) {
+Optimizer::Optimizer(std::vector<NamedTensor> parameters)
+    : parameters_(std::move(parameters)), weight_decay_(parameters_.size(), 0) {
   if (parameters_.empty()) {
     throw Error("an optimizer was given no parameters: pass the model's named parameters that require grad");
   }
@@ -62,6 +65,18 @@ Optimizer::Optimizer(std::vector<NamedTensor> parameters) : parameters_(std::mov
   }
 }
 
+void Optimizer::set_weight_decay(const std::string& who, double weight_decay,
+                                 const std::vector<std::string>& no_decay) {
+  if (!(weight_decay >= 0)) {
+    throw ConfigError(fmt::format("{}: weight_decay is {}: expected 0 or a positive number", who, weight_decay));
+  }
+  std::vector<std::string> names;
+  names.reserve(parameters_.size());
+  for (const auto& parameter : parameters_) names.push_back(parameter.name);
+  const auto exempt = matching_names(who + ": no_decay", no_decay, names);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) weight_decay_[i] = exempt[i] ? 0 : weight_decay;
+}
+
 Optimizer::Target Optimizer::target_of(std::size_t index) const {
   const auto& [name, parameter, shard] = parameters_[index];
   const at::Tensor& grad = parameter.grad();
@@ -73,7 +88,7 @@ Optimizer::Target Optimizer::target_of(std::size_t index) const {
   }
   // The kernels walk through memory, all tensors side by side. State has the parameter's layout where that has no gaps;
   // a parameter with gaps, or a gradient of another layout (or dtype), is stepped by way of a copy.
-  Target target{index, parameter, grad};
+  Target target{index, parameter, grad, weight_decay_[index]};
   if (!parameter.is_non_overlapping_and_dense()) target.parameter = at::empty_like(parameter).copy_(parameter);
   if (grad.strides() != target.parameter.strides() || grad.scalar_type() != parameter.scalar_type()) {
     target.grad = at::empty_like(target.parameter).copy_(grad);
@@ -88,14 +103,14 @@ void Optimizer::step(double lr) {
     if (parameters_[i].tensor.grad().defined()) targets.push_back(target_of(i));
   }
   std::vector<Target> on_cpu;
-  std::map<std::pair<int, int>, std::vector<Target>> by_libtorch;  // by device and dtype
+  std::map<std::tuple<int, int, double>, std::vector<Target>> by_libtorch;  // by device, dtype and weight decay
   for (const auto& target : targets) {
     const at::Device device = target.parameter.device();
     if (is_stepped_here(target.parameter)) {
       on_cpu.push_back(target);
     } else {
       by_libtorch[{static_cast<int>(device.type()) * 256 + device.index(),
-                   static_cast<int>(target.parameter.scalar_type())}]
+                   static_cast<int>(target.parameter.scalar_type()), target.weight_decay}]
           .push_back(target);
     }
   }

@@ -49,15 +49,18 @@ class Optimizer {
   /// Throws on an empty list, an undefined or integer tensor, names or tensors given twice, and a tensor that is not of
   /// its shard's shape.
   explicit Optimizer(std::vector<NamedTensor> parameters);
+  /// `who` begins the messages. See name_patterns.h for the patterns and what is thrown.
+  void set_weight_decay(const std::string& who, double weight_decay, const std::vector<std::string>& no_decay);
 
   /// What is stepped of parameter `index`: it and its gradient, dense and in the memory layout of its state.
   struct Target {
     std::size_t index = 0;
     at::Tensor parameter, grad;
+    double weight_decay = 0;
   };
   /// One step of these, all float32 on the CPU.
   virtual void step_on_cpu(const std::vector<Target>& targets, double lr) = 0;
-  /// One step of these, all of one device and dtype, by libtorch's fused kernel.
+  /// One step of these, all of one device, dtype and weight decay, by libtorch's fused kernel.
   virtual void step_by_libtorch(const std::vector<Target>& targets, double lr) = 0;
 
   /// Calls body(target's number, first element, count) for parts of all targets, on several threads.
@@ -75,6 +78,8 @@ class Optimizer {
 
  private:
   Target target_of(std::size_t index) const;
+
+  std::vector<double> weight_decay_;  // by parameter
 };
 
 }  // namespace phalanx

@@ -6,6 +6,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -16,6 +17,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/optim/adamw.h"
+#include "phalanx/optim/name_patterns.h"
 #include "phalanx/optim/sgd.h"
 
 namespace phalanx {
@@ -172,6 +174,40 @@ void expect_optimizer_error(const std::string& part, Body&& body) {
   }
 }
 
+TEST(Optimizer, NamesThatMatchAPatternDoNotDecay) {
+  for (const auto dtype : {at::kFloat, at::kDouble}) {  // our own kernels, libtorch's
+    std::vector<NamedTensor> parameters;
+    for (const std::string name : {"layers.0.attention_norm.weight", "layers.0.wq.weight", "layers.0.wq.bias", "norm.w",
+                                   "layers.1.wq.weight", "biases"}) {
+      parameters.push_back({name, at::ones({2}, dtype).requires_grad_()});
+    }
+    AdamW adamw(parameters, {.weight_decay = 0.5, .no_decay = {"*norm*", "*.bias", "layers.[1-9].*"}});
+    Sgd sgd(parameters, {.weight_decay = 0.5, .no_decay = {"*norm*", "*.bias", "layers.[1-9].*"}});
+    for (Optimizer* optimizer : {static_cast<Optimizer*>(&adamw), static_cast<Optimizer*>(&sgd)}) {
+      {
+        const at::NoGradGuard no_grad;
+        for (const auto& parameter : parameters) parameter.tensor.fill_(1);
+      }
+      // With gradients of 0 decay is all that happens: 1 - lr * weight_decay.
+      for (const auto& parameter : parameters) parameter.tensor.mutable_grad() = at::zeros({2}, dtype);
+      optimizer->step(0.5);
+      std::vector<double> values;
+      for (const auto& parameter : parameters) values.push_back(parameter.tensor[1].item<double>());
+      EXPECT_THAT(values, ::testing::ElementsAre(1, 0.75, 1, 1, 1, 0.75)) << dtype;
+    }
+  }
+}
+
+TEST(Optimizer, PatternDistanceCountsWhatStarsDoNotCover) {
+  EXPECT_EQ(pattern_distance("*norm*", "layers.0.attention_norm.weight"), 0U);
+  EXPECT_EQ(pattern_distance("*nrom*", "layers.0.attention_norm.weight"), 2U);
+  EXPECT_EQ(pattern_distance("*.bais", "wq.bias"), 2U);
+  EXPECT_EQ(pattern_distance("w?.weight", "wq.weight"), 0U);
+  EXPECT_EQ(pattern_distance("", "abc"), 3U);
+  EXPECT_EQ(pattern_distance("abc", ""), 3U);
+  EXPECT_EQ(pattern_distance("*", ""), 0U);
+}
+
 TEST(Optimizer, RefusesWrongParametersAndOptions) {
   const auto p = at::ones({3}).requires_grad_();
   expect_optimizer_error("no parameters", [] { AdamW optimizer({}); });
@@ -183,6 +219,17 @@ TEST(Optimizer, RefusesWrongParametersAndOptions) {
   expect_optimizer_error("beta2 is -1", [&] { AdamW optimizer({{"a", p}}, {.beta2 = -1.0}); });
   expect_optimizer_error("eps is 0", [&] { AdamW optimizer({{"a", p}}, {.eps = 0}); });
   expect_optimizer_error("weight_decay is -0.1", [&] { AdamW optimizer({{"a", p}}, {.weight_decay = -0.1}); });
+  const std::vector<NamedTensor> named = {{"layers.0.wq.weight", p}, {"layers.0.ffn_norm.weight", at::ones({2})}};
+  expect_optimizer_error(
+      "AdamW: no_decay: pattern '*_nrom.*' matches none of the 2 parameters; the nearest is "
+      "'layers.0.ffn_norm.weight'",
+      [&] {
+        AdamW optimizer(named, {.no_decay = {"*weight", "*_nrom.*"}});
+      });
+  expect_optimizer_error(
+      "SGD: no_decay: pattern 'wq.weight' matches none of the 2 parameters; the nearest is "
+      "'layers.0.wq.weight'",
+      [&] { Sgd optimizer(named, {.no_decay = {"wq.weight"}}); });
   expect_optimizer_error("momentum is 1", [&] { Sgd optimizer({{"a", p}}, {.momentum = 1}); });
   expect_optimizer_error("weight_decay is -0.1", [&] { Sgd optimizer({{"a", p}}, {.weight_decay = -0.1}); });
   expect_optimizer_error("nesterov needs a momentum", [&] { Sgd optimizer({{"a", p}}, {.nesterov = true}); });

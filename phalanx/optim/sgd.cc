@@ -11,24 +11,22 @@
 namespace phalanx {
 
 Sgd::Sgd(std::vector<NamedTensor> parameters, SgdOptions options)
-    : Optimizer(std::move(parameters)), options_(options) {
-  if (!(options.momentum >= 0 && options.momentum < 1)) {
-    throw ConfigError(fmt::format("SGD: momentum is {}: expected 0 <= momentum < 1", options.momentum));
+    : Optimizer(std::move(parameters)), options_(std::move(options)) {
+  if (!(options_.momentum >= 0 && options_.momentum < 1)) {
+    throw ConfigError(fmt::format("SGD: momentum is {}: expected 0 <= momentum < 1", options_.momentum));
   }
-  if (!(options.weight_decay >= 0)) {
-    throw ConfigError(fmt::format("SGD: weight_decay is {}: expected 0 or a positive number", options.weight_decay));
-  }
-  if (options.nesterov && options.momentum == 0) {
+  set_weight_decay("SGD", options_.weight_decay, options_.no_decay);
+  if (options_.nesterov && options_.momentum == 0) {
     throw ConfigError("SGD: nesterov needs a momentum greater than 0");
   }
-  if (options.momentum > 0) momentum_buffer_ = zeros_like_parameters();
+  if (options_.momentum > 0) momentum_buffer_ = zeros_like_parameters();
 }
 
 void Sgd::step_on_cpu(const std::vector<Target>& targets, double lr) {
-  const SgdStep step{static_cast<float>(lr), static_cast<float>(options_.momentum),
-                     static_cast<float>(options_.weight_decay), options_.nesterov};
   for_each_part(targets, [&](std::size_t number, std::int64_t first, std::size_t count) {
-    const auto& [index, parameter, grad] = targets[number];
+    const auto& [index, parameter, grad, weight_decay] = targets[number];
+    const SgdStep step{static_cast<float>(lr), static_cast<float>(options_.momentum), static_cast<float>(weight_decay),
+                       options_.nesterov};
     sgd_step(step, count, grad.const_data_ptr<float>() + first, parameter.mutable_data_ptr<float>() + first,
              momentum_buffer_.empty() ? nullptr : momentum_buffer_[index].mutable_data_ptr<float>() + first);
   });
@@ -36,12 +34,12 @@ void Sgd::step_on_cpu(const std::vector<Target>& targets, double lr) {
 
 void Sgd::step_by_libtorch(const std::vector<Target>& targets, double lr) {
   std::vector<at::Tensor> parameters, grads, momentum;
-  for (const auto& [index, parameter, grad] : targets) {
+  for (const auto& [index, parameter, grad, weight_decay] : targets) {
     parameters.push_back(parameter);
     grads.push_back(grad);
     if (!momentum_buffer_.empty()) momentum.push_back(momentum_buffer_[index]);
   }
-  at::_fused_sgd_(parameters, grads, momentum, options_.weight_decay, options_.momentum, lr, /*dampening=*/0.0,
+  at::_fused_sgd_(parameters, grads, momentum, targets.front().weight_decay, options_.momentum, lr, /*dampening=*/0.0,
                   options_.nesterov, /*maximize=*/false, /*is_first_step=*/false);
 }
 

@@ -14,6 +14,7 @@ namespace phalanx {
 struct SgdOptions {
   double momentum = 0.0;
   double weight_decay = 0.0;
+  std::vector<std::string> no_decay;  // patterns of names that do not decay: {"*norm*", "*.bias"}; name_patterns.h
   bool nesterov = false;
 };
 
