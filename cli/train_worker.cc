@@ -38,10 +38,12 @@ CommunicatorOptions communicator_options(const train::TrainConfig& config) {
 }
 
 void conclude(const train::TrainConfig& config, train::Trainer& trainer, const train::TrainResult& result) {
+  // A sharded model is run by all ranks together: they hold the same values and so choose the same tokens.
+  const bool writes_sample = !config.metrics.sample_prompt.empty() && (trainer.files() || trainer.is_sharded());
+  const std::string sample = writes_sample ? training_sample(config, trainer.model()) : "";
   if (!trainer.files()) return;
-  if (!config.metrics.sample_prompt.empty()) {
-    trainer.files()->describe(
-        {{"sample", {{"prompt", config.metrics.sample_prompt}, {"text", training_sample(config, trainer.model())}}}});
+  if (writes_sample) {
+    trainer.files()->describe({{"sample", {{"prompt", config.metrics.sample_prompt}, {"text", sample}}}});
   }
   if (result.validation_loss && result.unigram_entropy) {
     log::info(fmt::format("validation loss {:.4f}, {:.3f} x the unigram entropy {:.4f}", *result.validation_loss,

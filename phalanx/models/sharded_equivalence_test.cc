@@ -120,7 +120,7 @@ Outcome train(const std::shared_ptr<Communicator>& world, const Layout& layout, 
     }
     world->all_reduce(mean, {.op = ReduceOp::avg});
     outcome.losses.push_back(mean.item<double>());
-    outcome.norms.push_back(0.0);
+    outcome.norms.push_back(clip_grad_norm(parameters, 1.0, sharding ? world.get() : nullptr).value());
     optimizer->step(2e-3);
     optimizer->zero_grad();
   }

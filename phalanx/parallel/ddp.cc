@@ -60,7 +60,7 @@ const std::vector<std::vector<std::size_t>>& DistributedDataParallel::buckets() 
 DdpStatistics DistributedDataParallel::statistics() const { return reducer_->statistics(); }
 
 void DistributedDataParallel::collect_state(TrainState& state) const {
-  state.tensors.push_back({"ddp.bucket_order", reducer_->order_state()});
+  state.tensors.push_back({"layout.ddp.bucket_order", reducer_->order_state()});
 }
 
 }  // namespace phalanx

@@ -393,7 +393,7 @@ TEST(Ddp, ALoadedBucketOrderIsTakenOver) {
     TrainState saved, loaded;
     trained.collect_state(saved);
     ASSERT_EQ(saved.tensors.size(), 1U);
-    EXPECT_EQ(saved.tensors[0].name, "ddp.bucket_order");
+    EXPECT_EQ(saved.tensors[0].name, "layout.ddp.bucket_order");
 
     DistributedDataParallel resumed(second, comm, options);
     {

@@ -4,7 +4,8 @@
 // the state needs no second step after a load. Integers are values: after a load their owners read them back by name.
 //
 // Names: "model.<fqn>", "optimizer.<fqn>.exp_avg", "optimizer.<fqn>.exp_avg_sq", "optimizer.<fqn>.step"; integers such
-// as "step", "data.position", "seed".
+// as "step", "data.position", "seed". What belongs to the way the run is laid out, and not to what is trained, is named
+// "layout.<...>": a load into another layout passes over it.
 //
 //   TrainState state;
 //   for (auto& p : model->named_parameters()) state.tensors.push_back({"model." + p.key(), p.value()});
@@ -15,11 +16,14 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "phalanx/tensor/named.h"
 
 namespace phalanx {
+
+inline bool is_of_layout(std::string_view name) { return name.starts_with("layout."); }
 
 struct TrainState {
   std::vector<NamedTensor> tensors;

@@ -303,6 +303,12 @@ void resolve(TrainConfig& config) {
                     training.seq_len);
   refuse_zero("training", "global_batch_size", training.global_batch_size);
   refuse_zero("parallelism", "data_parallel_replicate_degree", config.parallelism.data_parallel_replicate_degree);
+  refuse_zero("parallelism", "data_parallel_shard_degree", config.parallelism.data_parallel_shard_degree);
+  if (config.parallelism.data_parallel_shard_degree != 1 && config.training.mixed_precision_param != "float32") {
+    throw ConfigError(
+        "[training] mixed_precision_param = \"bfloat16\" with [parallelism] data_parallel_shard_degree: sharded "
+        "training is in float32 in this version; set one of them back");
+  }
   refuse_zero("validation", "local_batch_size", config.validation.local_batch_size);
   refuse_zero("validation", "freq", config.validation.freq);
   refuse_zero("validation", "steps", config.validation.steps);
@@ -378,14 +384,32 @@ std::string print_config(const TrainConfig& config) {
   return text;
 }
 
-BatchPlan plan_batches(const TrainConfig& config, std::int64_t world_size) {
+namespace {
+
+struct Degrees {
+  std::int64_t replicas = 1, shards = 1;
+};
+
+/// -1 stands for the ranks that the other degree leaves; with both at -1 all of them shard.
+Degrees degrees_of(const TrainConfig& config, std::int64_t world_size) {
   const std::int64_t replicas = config.parallelism.data_parallel_replicate_degree;
-  if (replicas != -1 && replicas != world_size) {
+  const std::int64_t shards = config.parallelism.data_parallel_shard_degree;
+  Degrees result{replicas, shards};
+  if (shards == -1) result.shards = world_size / std::max<std::int64_t>(1, replicas);
+  if (replicas == -1) result.replicas = world_size / std::max<std::int64_t>(1, result.shards);
+  if (result.replicas * result.shards != world_size || result.shards < 1) {
     throw ConfigError(
-        fmt::format("[parallelism] data_parallel_replicate_degree is {}, but there are {} ranks: expected {} "
-                    "or -1 (all ranks)",
-                    replicas, world_size, world_size));
+        fmt::format("[parallelism] data_parallel_replicate_degree {} x data_parallel_shard_degree {} do not make {} "
+                    "rank{}: their product must be the number of ranks; -1 for one of them takes what the other leaves",
+                    replicas, shards, world_size, world_size == 1 ? "" : "s"));
   }
+  return result;
+}
+
+}  // namespace
+
+BatchPlan plan_batches(const TrainConfig& config, std::int64_t world_size) {
+  const Degrees degrees = degrees_of(config, world_size);
   const std::int64_t local = config.training.local_batch_size;
   const std::int64_t unit = local * world_size;
   const std::int64_t global = config.training.global_batch_size == -1 ? unit : config.training.global_batch_size;
@@ -403,6 +427,8 @@ BatchPlan plan_batches(const TrainConfig& config, std::int64_t world_size) {
         global, local, world_size, unit, choices));
   }
   return {.world_size = world_size,
+          .replicas = degrees.replicas,
+          .shards = degrees.shards,
           .local_batch_size = local,
           .accumulation_steps = global / unit,
           .global_batch_size = global};

@@ -71,6 +71,9 @@ struct TrainConfig {
 
   struct Parallelism {
     std::int64_t data_parallel_replicate_degree = -1;
+    std::int64_t data_parallel_shard_degree = 1;
+    std::int64_t zero_stage = 3;
+    std::string fsdp_reshard_after_forward = "default";
   } parallelism;
 
   struct Checkpoint {
@@ -142,11 +145,13 @@ std::string config_reference();
 /// How one optimizer step is made of batches.
 struct BatchPlan {
   std::int64_t world_size = 1;
+  std::int64_t replicas = 1;            // of the model, or of its shards
+  std::int64_t shards = 1;              // 1: every rank holds the whole model
   std::int64_t local_batch_size = 1;    // sequences in one forward pass of one rank
   std::int64_t accumulation_steps = 1;  // forward passes of one rank before a step
   std::int64_t global_batch_size = 1;   // = local_batch_size * accumulation_steps * world_size
 };
-/// Throws a ConfigError with the equation and the nearest valid sizes when the global batch does not divide.
+/// Throws a ConfigError with the equation and the nearest valid sizes when degrees or the global batch do not divide.
 BatchPlan plan_batches(const TrainConfig& config, std::int64_t world_size);
 
 }  // namespace phalanx::train

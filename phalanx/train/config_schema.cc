@@ -139,7 +139,23 @@ const std::vector<Key>& known_keys() {
 
       {"parallelism", "data_parallel_replicate_degree",
        at<&C::parallelism, &C::Parallelism::data_parallel_replicate_degree>,
-       "Ranks that hold a whole model each (DDP). -1: all ranks.", -1, kAny},
+       "Copies of the model, or of its shards, whose gradients are averaged (DDP, HSDP). -1: as many as "
+       "data_parallel_shard_degree leaves.",
+       -1, kAny},
+      {"parallelism", "data_parallel_shard_degree", at<&C::parallelism, &C::Parallelism::data_parallel_shard_degree>,
+       "Ranks among which a copy of the model is sharded (FSDP, ZeRO). -1: as many as data_parallel_replicate_degree "
+       "leaves; with both at -1, all.",
+       -1, kAny},
+      {"parallelism", "zero_stage", at<&C::parallelism, &C::Parallelism::zero_stage>,
+       "What is sharded: 1 the optimizer's state, 2 gradients too, 3 parameters too.", 1, 3},
+      {"parallelism",
+       "fsdp_reshard_after_forward",
+       at<&C::parallelism, &C::Parallelism::fsdp_reshard_after_forward>,
+       "Stage 3: whether a block's parameters are let go after the forward pass and gathered again for the backward "
+       "pass (less memory) or kept. default: always.",
+       -kAny,
+       kAny,
+       {"default", "always", "never"}},
 
       {"checkpoint", "enable", at<&C::checkpoint, &C::Checkpoint::enable>,
        "Save checkpoints and continue from the newest complete one."},
@@ -245,9 +261,6 @@ const std::vector<RefusedKey>& refused_keys() {
       {"training", "enable_cpu_offload", "false", "nothing is offloaded"},
       {"training", "gc_freq", "", "there is no garbage collector to run"},
       {"training", "gc_debug", "false", "there is no garbage collector to run"},
-      {"parallelism", "data_parallel_shard_degree", "1",
-       "sharded data parallelism (FSDP) is not part of this version; set it to 1: every rank then holds the whole "
-       "model"},
       {"parallelism", "tensor_parallel_degree", "1", "tensor parallelism is not part of this version"},
       {"parallelism", "enable_async_tensor_parallel", "false", "tensor parallelism is not part of this version"},
       {"parallelism", "disable_loss_parallel", "", "tensor parallelism is not part of this version"},
@@ -259,7 +272,6 @@ const std::vector<RefusedKey>& refused_keys() {
       {"parallelism", "context_parallel_rotate_method", "", "context parallelism is not part of this version"},
       {"parallelism", "expert_parallel_degree", "1", "there are no mixture-of-experts models in this version"},
       {"parallelism", "expert_tensor_parallel_degree", "1", "there are no mixture-of-experts models in this version"},
-      {"parallelism", "fsdp_reshard_after_forward", "", "sharded data parallelism (FSDP) is not part of this version"},
       {"parallelism", "enable_compiled_autograd", "false", "there is no compiler for C++ modules"},
       {"checkpoint", "async_mode", "\"disabled\"", "checkpoints are saved between two steps"},
       {"checkpoint", "export_dtype", "\"float32\"", "weights are saved in float32"},

@@ -143,7 +143,7 @@ TEST(Config, KnownButUnsupportedKeysAreRefusedByNameWithTheReason) {
   EXPECT_THAT(refusal("[compile]\nenable = true\n"), AllOf(HasSubstr("[compile] enable"), HasSubstr("not supported")));
   EXPECT_THAT(refusal("[metrics]\nenable_wandb = true\n"), HasSubstr("[metrics] enable_wandb"));
   EXPECT_THAT(refusal("[parallelism]\ntensor_parallel_degree = 2\n"), HasSubstr("set it to 1"));
-  EXPECT_THAT(refusal("[parallelism]\ndata_parallel_shard_degree = -1\n"), HasSubstr("FSDP"));
+  EXPECT_THAT(refusal("[parallelism]\ncontext_parallel_degree = 2\n"), HasSubstr("context parallelism"));
   EXPECT_THAT(refusal("[activation_checkpoint]\nmode = \"full\"\n"), HasSubstr("activations"));
   EXPECT_THAT(refusal("[checkpoint]\nasync_mode = \"async\"\n"), HasSubstr("async_mode"));
   EXPECT_THAT(refusal("", {"--compile.enable"}), HasSubstr("[compile] enable"));
@@ -235,6 +235,25 @@ TEST(BatchPlan, IndivisibleBatchGivesEquationAndChoices) {
   degree.training.global_batch_size = -1;
   EXPECT_THROW(plan_batches(degree, 2), ConfigError);
   EXPECT_EQ(plan_batches(degree, 4).global_batch_size, 16);
+}
+
+TEST(BatchPlan, DegreesOfDataParallelismMakeTheRanks) {
+  const auto degrees = [](std::int64_t replicate, std::int64_t shard, std::int64_t ranks) {
+    TrainConfig config;
+    config.parallelism.data_parallel_replicate_degree = replicate;
+    config.parallelism.data_parallel_shard_degree = shard;
+    const BatchPlan plan = plan_batches(config, ranks);
+    return std::pair(plan.replicas, plan.shards);
+  };
+  EXPECT_EQ(degrees(-1, 1, 4), std::pair(4L, 1L));
+  EXPECT_EQ(degrees(-1, -1, 4), std::pair(1L, 4L));
+  EXPECT_EQ(degrees(1, -1, 4), std::pair(1L, 4L));
+  EXPECT_EQ(degrees(-1, 2, 8), std::pair(4L, 2L));
+  EXPECT_EQ(degrees(2, -1, 8), std::pair(2L, 4L));
+  EXPECT_THROW(degrees(2, 2, 8), ConfigError);
+  EXPECT_THROW(degrees(-1, 3, 8), ConfigError);
+  EXPECT_THROW(degrees(3, -1, 8), ConfigError);
+  EXPECT_THROW(degrees(-1, 16, 8), ConfigError);
 }
 
 TEST(ConfigReference, HasEveryKey) {

@@ -25,7 +25,6 @@
 #include "phalanx/checkpoint/checkpoint_list.h"
 #include "phalanx/checkpoint/weights.h"
 #include "phalanx/data/token_statistics.h"
-#include "phalanx/nn/init.h"
 #include "phalanx/optim/adamw.h"
 #include "phalanx/optim/grad_norm.h"
 #include "phalanx/optim/sgd.h"
@@ -227,23 +226,23 @@ void Trainer::open_data() {
 }
 
 void Trainer::make_model() {
-  model_ = std::make_shared<models::Llama>(model_config(config_), nn::TensorOptionsOfModule{.device = context_.device});
+  model_ = std::make_unique<DataParallelModel>(config_, plan_, context_.world, context_.device);
   const std::string folder = in_dump_folder(config_, config_.checkpoint.folder);
   const bool continues =
       config_.checkpoint.enable && (config_.checkpoint.load_step >= 0 || !list_checkpoints(folder).complete.empty());
   if (!continues) {
     if (config_.checkpoint.initial_load_path.empty()) {
-      nn::initialise(*model_, static_cast<std::uint64_t>(config_.debug.seed));
+      model_->initialise(static_cast<std::uint64_t>(config_.debug.seed));
     } else {
       const std::filesystem::path path = initial_weights(config_.checkpoint);
       LoadWeightsOptions options;
       if (config_.checkpoint.initial_load_in_hf) options.name_in_file = models::llama_hf_name;
-      const LoadedWeights loaded = load_weights(path, nn::named_parameters(*model_), options);
+      const LoadedWeights loaded = load_weights(path, model_->weights(), options);
       say(fmt::format("initial weights: {} ({})", path.string(), human_bytes(loaded.bytes)));
     }
   }
-  ddp_ = std::make_unique<DistributedDataParallel>(*model_, context_.world);
-  optimizer_ = make_optimizer(config_.optimizer, ddp_->parameters());
+  model_->values_were_loaded();
+  optimizer_ = make_optimizer(config_.optimizer, model_->parameters());
   schedule_ = std::make_unique<LearningRateSchedule>(
       LearningRateScheduleOptions{.base_lr = config_.optimizer.lr,
                                   .total_steps = config_.training.steps,
@@ -255,9 +254,8 @@ void Trainer::make_model() {
 
 TrainState Trainer::collect_state() const {
   TrainState state;
-  state.tensors = with_prefix("model.", nn::named_parameters(*model_));
+  model_->collect_state(state);
   optimizer_->collect_state(state);
-  ddp_->collect_state(state);
   state.integers["step"] = step_;
   state.integers["seed"] = config_.debug.seed;
   state.integers["data.position"] = step_ * plan_.global_batch_size;
@@ -279,6 +277,7 @@ void Trainer::load_state() {
     loaded = checkpoints_->load_latest(state);
   }
   if (!loaded) return;
+  model_->values_were_loaded();
   step_ = saved_step_ = state.integers.at("step");
   say(fmt::format("continuing from {} (step {}, {})", loaded->path.string(), step_, human_bytes(loaded->bytes)));
   if (state.integers.at("seed") != config_.debug.seed) {
@@ -315,19 +314,18 @@ Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
       data_seconds += seconds_since(data_begin);
     }
 
-    std::optional<DistributedDataParallel::NoSync> local_only;
-    if (part + 1 < parts) local_only.emplace(ddp_->no_sync());
+    const std::shared_ptr<void> local_only = part + 1 < parts ? model_->no_sync() : nullptr;
     at::Tensor part_loss;
     {
       const TraceSpan span(tracing, "forward", "compute");
       const AutocastGuard autocast(context_.device.type(), bfloat16);
-      part_loss = model_->loss(batch.inputs, batch.labels);
+      part_loss = model().loss(batch.inputs, batch.labels);
     }
     {
       const TraceSpan span(tracing, "backward", "compute");
-      const double exposed_before = tracing ? ddp_->statistics().exposed_seconds : 0;
+      const double exposed_before = tracing ? model_->exposed_seconds() : 0;
       part_loss.backward(share);
-      if (tracing && !local_only) trace_.backward_done(ddp_->statistics().exposed_seconds - exposed_before);
+      if (tracing && !local_only) trace_.backward_done(model_->exposed_seconds() - exposed_before);
     }
     const at::Tensor detached = part_loss.detach();
     loss_sum = loss_sum.defined() ? loss_sum + detached : detached;
@@ -336,7 +334,7 @@ Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
       config_.training.max_norm > 0 ? config_.training.max_norm : std::numeric_limits<double>::infinity();
   const GradNorm norm = [&] {
     const TraceSpan span(tracing, "gradient clipping", "compute");
-    return clip_grad_norm(optimizer_->parameters(), max_norm);
+    return clip_grad_norm(optimizer_->parameters(), max_norm, model_->norm_ranks());
   }();
   loss = loss_sum.item<double>() / static_cast<double>(parts);
 
@@ -386,7 +384,7 @@ Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
 void Trainer::log_step(const StepOutcome& outcome, double lr) {
   const double device_tokens =
       static_cast<double>(plan_.global_batch_size * config_.training.seq_len) / plan_.world_size;
-  const double flops = model_->flops_per_token(config_.training.seq_len);
+  const double flops = model_->model().flops_per_token(config_.training.seq_len);
   const bool to_log = step_ == 1 || step_ % config_.metrics.log_freq == 0 || step_ == config_.training.steps;
   StepMetrics metrics{.step = step_,
                       .loss = outcome.loss,
@@ -422,7 +420,7 @@ void Trainer::log_step(const StepOutcome& outcome, double lr) {
 
 void Trainer::validate() {
   const TraceSpan span(trace_.recorder(), "validation", "validation");
-  const ValidationMetrics metrics = validator_->run(*model_, *context_.world, step_);
+  const ValidationMetrics metrics = validator_->run(model(), *context_.world, step_, model_->is_sharded());
   result_.validation_loss = metrics.loss;
   if (!files_) return;
   files_->write_validation(metrics);
@@ -439,19 +437,20 @@ void Trainer::save_checkpoint() {
   const TraceSpan span(trace_.recorder(), "checkpoint save", "checkpoint");
   const auto begin = Clock::now();
   const SavedCheckpoint saved =
-      checkpoints_->save(collect_state(), step_, model_metadata(model_->config(), config_).dump());
+      checkpoints_->save(collect_state(), step_, model_metadata(model().config(), config_).dump());
   saved_step_ = step_;
   say(fmt::format("saved {} ({}, {})", saved.path.string(), human_bytes(saved.bytes),
                   human_duration(seconds_since(begin))));
 }
 
 void Trainer::export_in_hf() {
-  if (!config_.checkpoint.last_save_in_hf || !is_first_rank()) return;
+  if (!config_.checkpoint.last_save_in_hf) return;
+  const std::vector<NamedTensor> whole = model_->whole_on_first_rank();
+  if (!is_first_rank()) return;
   const std::filesystem::path folder = std::filesystem::path(config_.job.dump_folder) / "hf";
   std::filesystem::create_directories(folder);
-  export_weights(folder / "model.safetensors", nn::named_parameters(*model_), {.name_in_file = models::llama_hf_name},
-                 posix_file_system());
-  const models::LlamaConfig& model = model_->config();
+  export_weights(folder / "model.safetensors", whole, {.name_in_file = models::llama_hf_name}, posix_file_system());
+  const models::LlamaConfig& model = model_->model().config();
   const nlohmann::json description = {{"architectures", {"LlamaForCausalLM"}},
                                       {"model_type", "llama"},
                                       {"hidden_size", model.dim},
@@ -474,22 +473,20 @@ void Trainer::export_in_hf() {
 }
 
 std::vector<std::pair<std::string, std::string>> Trainer::description() const {
-  const models::LlamaConfig& model = model_->config();
+  const models::LlamaConfig& model = model_->model().config();
   const auto& training = config_.training;
-  const std::uint64_t parameters = static_cast<std::uint64_t>(model_->parameter_count());
-  const std::uint64_t copies = config_.optimizer.name == "AdamW" ? 4 : config_.optimizer.momentum > 0 ? 3 : 2;
   std::vector<std::pair<std::string, std::string>> lines = {
       {"libtorch", TORCH_VERSION},
       {"device", fmt::format("{} ({}, {})", context_.device.str(), device_name_, human_bytes(device_bytes_))},
       {"ranks", fmt::format("{}, backend {}, {} thread{} each", plan_.world_size, context_.world->backend_name(),
                             at::get_num_threads(), at::get_num_threads() == 1 ? "" : "s")}};
   lines.insert(lines.end(), context_.environment.begin(), context_.environment.end());
-  lines.emplace_back(
-      "model", fmt::format("llama {}: {} parameters, dim {}, {} layers, {}/{} heads, ffn {}, vocabulary {}",
-                           config_.model.flavor, with_commas(model_->parameter_count()), model.dim, model.n_layers,
-                           model.n_heads, model.n_kv_heads, model.ffn_hidden, model.vocab_size));
-  lines.emplace_back("memory", fmt::format("{} for weights, gradients and optimizer on each rank, and activations",
-                                           human_bytes(parameters * 4 * copies)));
+  lines.emplace_back("model",
+                     fmt::format("llama {}: {} parameters, dim {}, {} layers, {}/{} heads, ffn {}, vocabulary {}",
+                                 config_.model.flavor, with_commas(model_->model().parameter_count()), model.dim,
+                                 model.n_layers, model.n_heads, model.n_kv_heads, model.ffn_hidden, model.vocab_size));
+  if (plan_.world_size > 1) lines.emplace_back("layout", model_->layout());
+  lines.emplace_back("memory", model_->memory_text());
   lines.emplace_back("precision", training.mixed_precision_param == "bfloat16"
                                       ? "bfloat16 matrix products (autocast), float32 weights"
                                       : "float32");
@@ -522,16 +519,15 @@ void Trainer::announce() const {
     say(fmt::format("{}: {}", name, value));
     environment[name] = value;
   }
-  nlohmann::json run = {
-      {"description", config_.job.description},
-      {"status", "running"},
-      {"steps", config_.training.steps},
-      {"parameters", model_->parameter_count()},
-      {"world_size", plan_.world_size},
-      {"model", fmt::format("llama {}", config_.model.flavor)},
-      {"layout", plan_.world_size == 1 ? "1 rank" : fmt::format("{} ranks, data parallel", plan_.world_size)},
-      {"config", print_config(with_model_numbers(config_))},
-      {"environment", environment}};
+  nlohmann::json run = {{"description", config_.job.description},
+                        {"status", "running"},
+                        {"steps", config_.training.steps},
+                        {"parameters", model_->model().parameter_count()},
+                        {"world_size", plan_.world_size},
+                        {"model", fmt::format("llama {}", config_.model.flavor)},
+                        {"layout", model_->layout()},
+                        {"config", print_config(with_model_numbers(config_))},
+                        {"environment", environment}};
   if (result_.unigram_entropy) run["unigram_entropy"] = *result_.unigram_entropy;
   files_->describe(run);
 }

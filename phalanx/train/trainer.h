@@ -1,4 +1,5 @@
-// Trainer: trains a Llama with data parallelism as a TrainConfig says, from start or from the newest checkpoint.
+// Trainer: trains a Llama with data parallelism, whole or sharded, as a TrainConfig says, from start or from the newest
+// checkpoint, of whatever layout.
 //
 // Contract
 // - Every rank makes one with the same configuration and calls run() once; construction and run() are collective.
@@ -27,12 +28,11 @@
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/comm/communicator.h"
 #include "phalanx/data/batches.h"
-#include "phalanx/models/llama.h"
 #include "phalanx/optim/lr_schedule.h"
 #include "phalanx/optim/optimizer.h"
-#include "phalanx/parallel/ddp.h"
 #include "phalanx/tensor/train_state.h"
 #include "phalanx/train/config.h"
+#include "phalanx/train/data_parallel_model.h"
 #include "phalanx/train/run_files.h"
 #include "phalanx/train/step_trace.h"
 #include "phalanx/train/validation.h"
@@ -64,7 +64,11 @@ class Trainer {
 
   TrainResult run();
 
-  models::Llama& model() { return *model_; }
+  /// Under sharding to be run by all ranks together.
+  models::Llama& model() { return model_->model(); }
+  bool is_sharded() const { return model_->is_sharded(); }
+  /// What this rank holds of the weights.
+  std::vector<NamedTensor> weights() const { return model_->weights(); }
   RunFiles* files() { return files_.get(); }  // rank 0 only; null elsewhere
   const BatchPlan& plan() const { return plan_; }
 
@@ -92,8 +96,7 @@ class Trainer {
   std::unique_ptr<RunFiles> files_;
   std::unique_ptr<data::Batches> batches_;
   std::unique_ptr<Validator> validator_;
-  std::shared_ptr<models::Llama> model_;
-  std::unique_ptr<DistributedDataParallel> ddp_;
+  std::unique_ptr<DataParallelModel> model_;
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<LearningRateSchedule> schedule_;
   std::unique_ptr<CheckpointManager> checkpoints_;

@@ -53,7 +53,7 @@ TEST_F(TrainerCheckpointTest, TheBucketOrderIsSavedAndTakenOver) {
   std::reverse(other_order.begin() + 2, other_order.end() - static_cast<int>(parameters));
   TrainState state = state_in("parts", 1);
   for (const auto& [name, tensor, shard] : state.tensors) {
-    if (name == "ddp.bucket_order") tensor.copy_(at::tensor(other_order));
+    if (name == "layout.ddp.bucket_order") tensor.copy_(at::tensor(other_order));
   }
   const std::string folder = path("parts/checkpoint");
   const std::string metadata = CheckpointReader(folder + "/step-1").manifest().metadata;

@@ -65,22 +65,35 @@ class TrainerTest : public ::testing::Test {
     return parse_config("", "test", flags);
   }
 
-  /// Trains on `ranks` threads; returns rank 0's final weights, and checks that the other ranks have the same.
+  /// Trains on `ranks` threads; returns the final weights, put together where they are sharded, and checks that ranks
+  /// with the same part have the same.
   Weights train(const TrainConfig& config, int ranks, std::function<bool(int rank)> stop = {}) {
     std::vector<Weights> weights(static_cast<std::size_t>(ranks));
+    bool is_sharded = false;
     run_local_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {
       const int rank = world->rank();
       Trainer trainer(config,
                       {.world = world, .stop_requested = [&stop, rank] { return stop && stop(rank); }, .quiet = true});
       const TrainResult result = trainer.run();
-      if (rank == 0) result_ = result;
-      for (const auto& [name, tensor, shard] : nn::named_parameters(trainer.model())) {
+      if (rank == 0) {
+        result_ = result;
+        is_sharded = trainer.is_sharded();
+      }
+      for (const auto& [name, tensor, shard] : trainer.weights()) {
+        if (shard && !shard->is_first_holder()) continue;
         weights[static_cast<std::size_t>(rank)][name] =
             std::string(static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes());
       }
     });
-    for (const Weights& other : weights) EXPECT_EQ(other, weights[0]);
-    return weights[0];
+    if (!is_sharded) {
+      for (const Weights& other : weights) EXPECT_EQ(other, weights[0]);
+      return weights[0];
+    }
+    Weights whole;  // ranks hold consecutive rows
+    for (const Weights& part : weights) {
+      for (const auto& [name, rows] : part) whole[name] += rows;
+    }
+    return whole;
   }
 
   std::vector<double> losses(const std::string& run) const {
@@ -145,10 +158,10 @@ class TrainerTest : public ::testing::Test {
     std::int64_t size = 0;
     for (const ManifestFile& file : reader.manifest().files) {
       const safetensors::File shard((reader.folder() / file.name).string());
-      if (const auto* part = shard.find("ddp.bucket_order")) size += part->shape[0];
+      if (const auto* part = shard.find("layout.ddp.bucket_order")) size += part->shape[0];
     }
     const at::Tensor order = at::empty({size}, at::kLong);
-    reader.read({{"ddp.bucket_order", order}}, {.allow_unexpected = true});
+    reader.read({{"layout.ddp.bucket_order", order}}, {.allow_unexpected = true});
     return {order.const_data_ptr<std::int64_t>(), order.const_data_ptr<std::int64_t>() + size};
   }
   static std::function<bool(int)> stop_after_first_step() {

@@ -20,7 +20,8 @@ std::int64_t Validator::sample_count(int world_size) const {
   return std::min(batches_.sample_count(), options_.steps * options_.local_batch_size * world_size);
 }
 
-ValidationMetrics Validator::run(models::Llama& model, Communicator& world, std::int64_t step) const {
+ValidationMetrics Validator::run(models::Llama& model, Communicator& world, std::int64_t step,
+                                 bool runs_together) const {
   const auto begin = std::chrono::steady_clock::now();
   const at::NoGradGuard no_grad;
   const bool was_training = model.is_training();
@@ -33,7 +34,12 @@ ValidationMetrics Validator::run(models::Llama& model, Communicator& world, std:
   for (std::int64_t first = 0; first < samples; first += round) {
     const std::int64_t mine = first + world.rank() * options_.local_batch_size;
     const std::int64_t rows = std::min(options_.local_batch_size, samples - mine);
-    if (rows <= 0) continue;
+    if (rows <= 0) {
+      // Nothing left for this rank, while others still need its part of the model.
+      const TokenBatch any = load_samples(batches_, 0, 1, options_.device);
+      if (runs_together) model.loss(any.inputs, any.labels);
+      continue;
+    }
     const TokenBatch batch = load_samples(batches_, mine, rows, options_.device);
     const AutocastGuard autocast(options_.device.type(), options_.bfloat16);
     sums[0].add_(model.loss(batch.inputs, batch.labels).to(at::kDouble), static_cast<double>(rows));

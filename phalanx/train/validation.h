@@ -26,7 +26,8 @@ struct ValidatorOptions {
 class Validator {
  public:
   Validator(data::Batches batches, ValidatorOptions options);
-  ValidationMetrics run(models::Llama& model, Communicator& world, std::int64_t step) const;
+  /// `runs_together`: the model is sharded, so every rank goes through as many forward passes as the others.
+  ValidationMetrics run(models::Llama& model, Communicator& world, std::int64_t step, bool runs_together = false) const;
   std::int64_t sample_count(int world_size) const;  // of one run()
 
  private:

@@ -1,0 +1,70 @@
+// The model of a training run under whichever form of data parallelism its configuration asks for.
+//
+//   DataParallelModel model(config, plan, world, device);      // collective
+//   model.initialise(seed);
+//   model.values_were_loaded();
+//   { const auto held = model.no_sync(); loss.backward(); }    // gradients are only accumulated
+//   loss.backward();                                           // averaged
+//   clip_grad_norm(model.parameters(), 1.0, model.norm_ranks());
+//
+// Without sharding every rank holds the whole model (DistributedDataParallel); with it, its rows of every parameter
+// (FullyShardedDataParallel), and the model itself must be run by all ranks together.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "phalanx/comm/communicator.h"
+#include "phalanx/models/llama.h"
+#include "phalanx/parallel/ddp.h"
+#include "phalanx/parallel/fully_shard.h"
+#include "phalanx/tensor/train_state.h"
+#include "phalanx/train/config.h"
+
+namespace phalanx::train {
+
+class DataParallelModel {
+ public:
+  /// The parameters have no values yet.
+  DataParallelModel(const TrainConfig& config, const BatchPlan& plan, std::shared_ptr<Communicator> world,
+                    at::Device device);
+
+  models::Llama& model() noexcept { return *model_; }
+  const models::Llama& model() const noexcept { return *model_; }
+  bool is_sharded() const noexcept { return sharded_ != nullptr; }
+  /// What this rank holds of the weights, to be filled.
+  std::vector<NamedTensor> weights() const;
+  /// What this rank trains; not before values_were_loaded().
+  const std::vector<NamedTensor>& parameters() const;
+
+  void initialise(std::uint64_t seed);
+  /// Collective. To be called before the first step, and whenever weights() have been written to since.
+  void values_were_loaded();
+
+  /// While what it returns is alive, backward() only accumulates.
+  std::shared_ptr<void> no_sync();
+  double exposed_seconds() const;
+  /// Who adds up the gradient norm with this rank; null: each rank has it all.
+  Communicator* norm_ranks() const;
+
+  /// Appends "model.<name>" and what belongs to the form of parallelism.
+  void collect_state(TrainState& state) const;
+  /// Collective: whole parameters on rank 0, an empty list on the others.
+  std::vector<NamedTensor> whole_on_first_rank() const;
+
+  std::string layout() const;       // "4 ranks, ZeRO-3 over 2, replicated 2 times"
+  std::string memory_text() const;  // bytes of weights, gradients and optimizer state on this rank
+
+ private:
+  std::shared_ptr<Communicator> world_;
+  BatchPlan plan_;
+  std::int64_t optimizer_copies_ = 2;
+  std::string stage_text_;
+  std::shared_ptr<models::Llama> model_;
+  std::unique_ptr<DistributedDataParallel> ddp_;
+  std::unique_ptr<FullyShardedDataParallel> sharded_;
+};
+
+}  // namespace phalanx::train
