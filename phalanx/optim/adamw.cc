@@ -21,7 +21,7 @@ void require_in_unit_interval(const char* what, double value) {
 }  // namespace
 
 AdamW::AdamW(std::vector<NamedTensor> parameters, AdamWOptions options)
-    : Optimizer(std::move(parameters)), options_(std::move(options)) {
+    : Optimizer(std::move(parameters), options.master_weights), options_(std::move(options)) {
   require_in_unit_interval("beta1", options_.beta1);
   require_in_unit_interval("beta2", options_.beta2);
   if (!(options_.eps > 0)) throw ConfigError(fmt::format("AdamW: eps is {}: expected a positive number", options_.eps));
@@ -41,21 +41,22 @@ void AdamW::step_on_cpu(const std::vector<Target>& targets, double lr) {
     step += 1;
     steps.emplace_back(lr, options_.beta1, options_.beta2, options_.eps, target.weight_decay, step);
   }
-  for_each_part(targets, [&](std::size_t number, std::int64_t first, std::size_t count) {
-    const auto& [index, parameter, grad, weight_decay] = targets[number];
-    adamw_step(steps[number], count, grad.const_data_ptr<float>() + first, parameter.mutable_data_ptr<float>() + first,
-               exp_avg_[index].mutable_data_ptr<float>() + first, exp_avg_sq_[index].mutable_data_ptr<float>() + first);
+  for_each_part(targets, [&](std::size_t number, std::int64_t first, std::size_t count, const float* grad) {
+    const Target& target = targets[number];
+    adamw_step(steps[number], count, grad, target.parameter.mutable_data_ptr<float>() + first,
+               exp_avg_[target.index].mutable_data_ptr<float>() + first,
+               exp_avg_sq_[target.index].mutable_data_ptr<float>() + first);
   });
 }
 
 void AdamW::step_by_libtorch(const std::vector<Target>& targets, double lr) {
   std::vector<at::Tensor> parameters, grads, exp_avg, exp_avg_sq, steps;
-  for (const auto& [index, parameter, grad, weight_decay] : targets) {
-    parameters.push_back(parameter);
-    grads.push_back(grad);
-    exp_avg.push_back(exp_avg_[index]);
-    exp_avg_sq.push_back(exp_avg_sq_[index]);
-    steps.push_back(steps_[index]);
+  for (const auto& target : targets) {
+    parameters.push_back(target.parameter);
+    grads.push_back(target.grad);
+    exp_avg.push_back(exp_avg_[target.index]);
+    exp_avg_sq.push_back(exp_avg_sq_[target.index]);
+    steps.push_back(steps_[target.index]);
   }
   at::_foreach_add_(steps, 1);
   at::_fused_adamw_(parameters, grads, exp_avg, exp_avg_sq, /*max_exp_avg_sqs=*/{}, steps, lr, options_.beta1,
@@ -66,6 +67,7 @@ void AdamW::collect_state(TrainState& state) const {
   collect_elements(state, exp_avg_, "exp_avg");
   collect_elements(state, exp_avg_sq_, "exp_avg_sq");
   collect_replicated(state, steps_, "step");
+  collect_masters(state);
 }
 
 }  // namespace phalanx

@@ -19,6 +19,7 @@ struct AdamWOptions {
   double eps = 1e-8;
   double weight_decay = 0.1;
   std::vector<std::string> no_decay;  // patterns of names that do not decay: {"*norm*", "*.bias"}; name_patterns.h
+  bool master_weights = true;         // of 16-bit parameters; see optimizer.h
 };
 
 class AdamW final : public Optimizer {

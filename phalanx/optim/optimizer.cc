@@ -3,11 +3,13 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <tuple>
 #include <unordered_map>
@@ -16,6 +18,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/optim/name_patterns.h"
+#include "phalanx/optim/widen.h"
 
 namespace phalanx {
 namespace {
@@ -44,9 +47,16 @@ bool is_stepped_here(const at::Tensor& parameter) {
   return parameter.device().is_cpu() && parameter.scalar_type() == at::kFloat;
 }
 
+std::shared_ptr<const Shard> shard_in_float32(const std::shared_ptr<const Shard>& shard) {
+  if (!shard) return nullptr;
+  const ShardSpec& spec = shard->spec;
+  return std::make_shared<const Shard>(
+      Shard{ShardSpec(spec.name(), spec.shape(), DataType::f32, spec.mesh(), spec.placement()), shard->rank});
+}
+
 }  // namespace
 
-Optimizer::Optimizer(std::vector<NamedTensor> parameters)
+Optimizer::Optimizer(std::vector<NamedTensor> parameters, bool master_weights)
     : parameters_(std::move(parameters)), weight_decay_(parameters_.size(), 0) {
   if (parameters_.empty()) {
     throw Error("an optimizer was given no parameters: pass the model's named parameters that require grad");
@@ -63,6 +73,12 @@ Optimizer::Optimizer(std::vector<NamedTensor> parameters)
           fmt::format("optimizer: '{}' and '{}' are one tensor: pass a shared parameter once", other->second, name));
     }
   }
+  const at::NoGradGuard no_grad;
+  for (const auto& [name, tensor, shard] : parameters_) {
+    const bool has_master = master_weights && is_16_bit(tensor.scalar_type());
+    masters_.push_back(has_master ? at::empty_like(tensor, at::kFloat).copy_(tensor) : at::Tensor());
+    state_shards_.push_back(has_master ? shard_in_float32(shard) : shard);
+  }
 }
 
 void Optimizer::set_weight_decay(const std::string& who, double weight_decay,
@@ -77,7 +93,7 @@ void Optimizer::set_weight_decay(const std::string& who, double weight_decay,
   for (std::size_t i = 0; i < parameters_.size(); ++i) weight_decay_[i] = exempt[i] ? 0 : weight_decay;
 }
 
-Optimizer::Target Optimizer::target_of(std::size_t index) const {
+Optimizer::Target Optimizer::target_of(std::size_t index, double grad_factor) const {
   const auto& [name, parameter, shard] = parameters_[index];
   const at::Tensor& grad = parameter.grad();
   if (grad.is_sparse()) throw Error(fmt::format("optimizer: the gradient of '{}' is sparse; expected dense", name));
@@ -87,38 +103,104 @@ Optimizer::Target Optimizer::target_of(std::size_t index) const {
                             parameter.device().str()));
   }
   // The kernels walk through memory, all tensors side by side. State has the parameter's layout where that has no gaps;
-  // a parameter with gaps, or a gradient of another layout (or dtype), is stepped by way of a copy.
-  Target target{index, parameter, grad, weight_decay_[index]};
-  if (!parameter.is_non_overlapping_and_dense()) target.parameter = at::empty_like(parameter).copy_(parameter);
-  if (grad.strides() != target.parameter.strides() || grad.scalar_type() != parameter.scalar_type()) {
-    target.grad = at::empty_like(target.parameter).copy_(grad);
+  // a parameter with gaps, or a gradient of another layout, is stepped by way of a copy.
+  Target target{index, parameter, grad, {}, weight_decay_[index], grad_factor};
+  if (masters_[index].defined()) {
+    target.parameter = masters_[index];
+    target.narrow = parameter;
+    if (parameter.strides() != target.parameter.strides()) {
+      target.narrow = at::empty_like(target.parameter, parameter.scalar_type()).copy_(parameter);
+    }
+  } else if (!parameter.is_non_overlapping_and_dense()) {
+    target.parameter = at::empty_like(parameter).copy_(parameter);
+  }
+  const bool widened_later = is_16_bit(grad.scalar_type()) && target.parameter.scalar_type() == at::kFloat;
+  if (grad.strides() != target.parameter.strides() ||
+      (grad.scalar_type() != target.parameter.scalar_type() && !widened_later)) {
+    target.grad = at::empty_like(target.parameter, widened_later ? grad.scalar_type() : target.parameter.scalar_type())
+                      .copy_(grad);
   }
   return target;
 }
 
-void Optimizer::step(double lr) {
+void Optimizer::step(double lr, StepOptions options) {
   const at::NoGradGuard no_grad;
   std::vector<Target> targets;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (parameters_[i].tensor.grad().defined()) targets.push_back(target_of(i));
+    if (parameters_[i].tensor.grad().defined()) targets.push_back(target_of(i, options.grad_factor));
   }
   std::vector<Target> on_cpu;
   std::map<std::tuple<int, int, double>, std::vector<Target>> by_libtorch;  // by device, dtype and weight decay
-  for (const auto& target : targets) {
-    const at::Device device = target.parameter.device();
+  for (auto& target : targets) {
     if (is_stepped_here(target.parameter)) {
       on_cpu.push_back(target);
     } else {
+      target.narrow.reset();  // rounded below, all at once
+      const at::Device device = target.parameter.device();
       by_libtorch[{static_cast<int>(device.type()) * 256 + device.index(),
                    static_cast<int>(target.parameter.scalar_type()), target.weight_decay}]
           .push_back(target);
     }
   }
   if (!on_cpu.empty()) step_on_cpu(on_cpu, lr);
-  for (const auto& [key, group] : by_libtorch) step_by_libtorch(group, lr);
+  for (const auto& [key, group] : by_libtorch) step_group_by_libtorch(group, lr);
   for (const auto& target : targets) {
     const at::Tensor& parameter = parameters_[target.index].tensor;
-    if (!target.parameter.is_same(parameter)) parameter.copy_(target.parameter);
+    const at::Tensor& stepped = target.narrow.defined() ? target.narrow : target.parameter;
+    if (!stepped.is_same(parameter)) parameter.copy_(stepped);
+  }
+}
+
+void Optimizer::step_group_by_libtorch(const std::vector<Target>& group, double lr) {
+  constexpr std::int64_t kCopied = std::int64_t{1} << 25;  // elements whose gradients are copied at a time
+  std::vector<Target> batch;
+  std::int64_t copied = 0;
+  for (std::size_t i = 0; i < group.size(); ++i) {
+    Target target = group[i];
+    const at::Tensor& parameter = parameters_[target.index].tensor;
+    if (masters_[target.index].defined()) {
+      const at::Tensor& master = target.parameter;
+      master.copy_(at::where(master.to(parameter.scalar_type()).ne(parameter), parameter.to(at::kFloat), master));
+    }
+    if (target.grad.scalar_type() != target.parameter.scalar_type()) target.grad = target.grad.to(at::kFloat);
+    if (target.grad_factor != 1) target.grad = target.grad.mul(target.grad_factor);
+    if (!target.grad.is_same(parameter.grad())) copied += target.grad.numel();
+    batch.push_back(std::move(target));
+    if (copied < kCopied && i + 1 < group.size()) continue;
+    step_by_libtorch(batch, lr);
+    batch.clear();
+    copied = 0;
+  }
+}
+
+void Optimizer::step_part(const Target& target, std::size_t number, std::int64_t first, std::int64_t count,
+                          const Part& body) {
+  const at::ScalarType dtype = target.grad.scalar_type();
+  const auto* grad = static_cast<const char*>(target.grad.const_data_ptr()) + first * target.grad.itemsize();
+  if (dtype == at::kFloat && target.grad_factor == 1 && !target.narrow.defined()) {
+    return body(number, first, static_cast<std::size_t>(count), reinterpret_cast<const float*>(grad));
+  }
+  constexpr std::int64_t kTile = 2048;  // its float32 gradient stays in the first cache
+  float widened[kTile];
+  const auto factor = static_cast<float>(target.grad_factor);
+  for (std::int64_t done = 0; done < count; done += kTile) {
+    const auto elements = static_cast<std::size_t>(std::min(kTile, count - done));
+    const auto* values = grad + done * target.grad.itemsize();
+    if (dtype == at::kFloat) {
+      std::memcpy(widened, values, elements * sizeof(float));
+    } else {
+      widen(dtype, elements, values, widened);
+    }
+    for (std::size_t i = 0; i < elements; ++i) widened[i] *= factor;
+    if (!target.narrow.defined()) {
+      body(number, first + done, elements, widened);
+      continue;
+    }
+    auto* narrowed = static_cast<char*>(target.narrow.mutable_data_ptr()) + (first + done) * target.narrow.itemsize();
+    float* master = target.parameter.mutable_data_ptr<float>() + first + done;
+    adopt_changes(target.narrow.scalar_type(), elements, narrowed, master);
+    body(number, first + done, elements, widened);
+    narrow(target.narrow.scalar_type(), elements, master, narrowed);
   }
 }
 
@@ -139,7 +221,7 @@ void Optimizer::for_each_part(const std::vector<Target>& targets, const Part& bo
                    [&](std::int64_t begin, std::int64_t end) {
                      for (std::int64_t i = begin; i < end; ++i) {
                        const auto& range = ranges[static_cast<std::size_t>(i)];
-                       body(range.number, range.first, static_cast<std::size_t>(range.count));
+                       step_part(targets[range.number], range.number, range.first, range.count, body);
                      }
                    });
 }
@@ -152,14 +234,23 @@ std::vector<at::Tensor> Optimizer::zeros_like_parameters() const {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> result;
   result.reserve(parameters_.size());
-  for (const auto& [name, tensor, shard] : parameters_) result.push_back(at::zeros_like(tensor));
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    result.push_back(at::zeros_like(masters_[i].defined() ? masters_[i] : parameters_[i].tensor));
+  }
   return result;
 }
 
 void Optimizer::collect_elements(TrainState& state, const std::vector<at::Tensor>& tensors,
                                  const std::string& what) const {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    state.tensors.push_back({"optimizer." + parameters_[i].name + "." + what, tensors[i], parameters_[i].shard});
+    state.tensors.push_back({"optimizer." + parameters_[i].name + "." + what, tensors[i], state_shards_[i]});
+  }
+}
+
+void Optimizer::collect_masters(TrainState& state) const {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (!masters_[i].defined()) continue;
+    state.tensors.push_back({"optimizer." + parameters_[i].name + ".master", masters_[i], state_shards_[i]});
   }
 }
 

@@ -1,26 +1,18 @@
 #include "phalanx/optim/row_squares.h"
 
 #include <ATen/Parallel.h>
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
 
 #include <algorithm>
 #include <mutex>
 
 #include "phalanx/optim/sum_of_squares.h"
+#include "phalanx/optim/widen.h"
 
 namespace phalanx {
 namespace {
 
 // Elements of one part: a long row is cut there, short rows are taken together up to there.
 constexpr auto kPart = static_cast<std::int64_t>(kSumOfSquaresBlock);
-
-template <class T>
-const float* widen(const void* values, std::int64_t count, std::vector<float>& widened) {
-  widened.resize(static_cast<std::size_t>(count));
-  std::copy_n(static_cast<const T*>(values), count, widened.data());
-  return widened.data();
-}
 
 }  // namespace
 
@@ -46,9 +38,12 @@ void RowSquares::add_rows(const at::Tensor& tensor) {
 
 void RowSquares::add_part(const Part& part, std::vector<float>& widened, ExactSum& sum) {
   const std::int64_t count = part.rows * part.length;
-  const float* values = part.dtype == at::kBFloat16 ? widen<c10::BFloat16>(part.values, count, widened)
-                        : part.dtype == at::kHalf   ? widen<c10::Half>(part.values, count, widened)
-                                                    : static_cast<const float*>(part.values);
+  const auto* values = static_cast<const float*>(part.values);
+  if (is_16_bit(part.dtype)) {
+    widened.resize(static_cast<std::size_t>(count));
+    widen(part.dtype, widened.size(), part.values, widened.data());
+    values = widened.data();
+  }
   if (part.length == 1) {
     for (std::int64_t i = 0; i < count; ++i) {
       const double x = values[i];

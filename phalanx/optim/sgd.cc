@@ -11,7 +11,7 @@
 namespace phalanx {
 
 Sgd::Sgd(std::vector<NamedTensor> parameters, SgdOptions options)
-    : Optimizer(std::move(parameters)), options_(std::move(options)) {
+    : Optimizer(std::move(parameters), options.master_weights), options_(std::move(options)) {
   if (!(options_.momentum >= 0 && options_.momentum < 1)) {
     throw ConfigError(fmt::format("SGD: momentum is {}: expected 0 <= momentum < 1", options_.momentum));
   }
@@ -23,21 +23,21 @@ Sgd::Sgd(std::vector<NamedTensor> parameters, SgdOptions options)
 }
 
 void Sgd::step_on_cpu(const std::vector<Target>& targets, double lr) {
-  for_each_part(targets, [&](std::size_t number, std::int64_t first, std::size_t count) {
-    const auto& [index, parameter, grad, weight_decay] = targets[number];
-    const SgdStep step{static_cast<float>(lr), static_cast<float>(options_.momentum), static_cast<float>(weight_decay),
-                       options_.nesterov};
-    sgd_step(step, count, grad.const_data_ptr<float>() + first, parameter.mutable_data_ptr<float>() + first,
-             momentum_buffer_.empty() ? nullptr : momentum_buffer_[index].mutable_data_ptr<float>() + first);
+  for_each_part(targets, [&](std::size_t number, std::int64_t first, std::size_t count, const float* grad) {
+    const Target& target = targets[number];
+    const SgdStep step{static_cast<float>(lr), static_cast<float>(options_.momentum),
+                       static_cast<float>(target.weight_decay), options_.nesterov};
+    sgd_step(step, count, grad, target.parameter.mutable_data_ptr<float>() + first,
+             momentum_buffer_.empty() ? nullptr : momentum_buffer_[target.index].mutable_data_ptr<float>() + first);
   });
 }
 
 void Sgd::step_by_libtorch(const std::vector<Target>& targets, double lr) {
   std::vector<at::Tensor> parameters, grads, momentum;
-  for (const auto& [index, parameter, grad, weight_decay] : targets) {
-    parameters.push_back(parameter);
-    grads.push_back(grad);
-    if (!momentum_buffer_.empty()) momentum.push_back(momentum_buffer_[index]);
+  for (const auto& target : targets) {
+    parameters.push_back(target.parameter);
+    grads.push_back(target.grad);
+    if (!momentum_buffer_.empty()) momentum.push_back(momentum_buffer_[target.index]);
   }
   at::_fused_sgd_(parameters, grads, momentum, targets.front().weight_decay, options_.momentum, lr, /*dampening=*/0.0,
                   options_.nesterov, /*maximize=*/false, /*is_first_step=*/false);
@@ -45,6 +45,7 @@ void Sgd::step_by_libtorch(const std::vector<Target>& targets, double lr) {
 
 void Sgd::collect_state(TrainState& state) const {
   if (!momentum_buffer_.empty()) collect_elements(state, momentum_buffer_, "momentum_buffer");
+  collect_masters(state);
 }
 
 }  // namespace phalanx

@@ -15,6 +15,7 @@ struct SgdOptions {
   double momentum = 0.0;
   double weight_decay = 0.0;
   std::vector<std::string> no_decay;  // patterns of names that do not decay: {"*norm*", "*.bias"}; name_patterns.h
+  bool master_weights = true;         // of 16-bit parameters; see optimizer.h
   bool nesterov = false;
 };
 

@@ -1,0 +1,189 @@
+// 16-bit parameters that are stepped through float32 masters.
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/sin.h>
+#include <ATen/ops/zeros.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+
+#include "phalanx/optim/adamw.h"
+#include "phalanx/optim/sgd.h"
+
+namespace phalanx {
+namespace {
+
+using MakeStepper = std::function<std::unique_ptr<Optimizer>(std::vector<NamedTensor>)>;
+
+const std::vector<MakeStepper>& steppers() {
+  static const std::vector<MakeStepper> all = {
+      [](auto parameters) { return std::make_unique<AdamW>(std::move(parameters)); },
+      [](auto parameters) {
+        return std::make_unique<Sgd>(std::move(parameters), SgdOptions{.momentum = 0.9, .weight_decay = 0.01});
+      },
+  };
+  return all;
+}
+
+at::Tensor waves(std::int64_t count, double frequency, at::ScalarType dtype) {
+  return at::sin(at::arange(count, at::TensorOptions(at::kFloat)).mul(frequency)).to(dtype);
+}
+
+at::Tensor state_of(const Optimizer& optimizer, const std::string& name) {
+  TrainState state;
+  optimizer.collect_state(state);
+  for (const auto& tensor : state.tensors) {
+    if (tensor.name == "optimizer." + name) return tensor.tensor;
+  }
+  return {};
+}
+
+bool equal_bytes(const at::Tensor& a, const at::Tensor& b) {
+  return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() &&
+         std::memcmp(a.const_data_ptr(), b.const_data_ptr(), static_cast<std::size_t>(a.numel() * a.itemsize())) == 0;
+}
+
+constexpr std::int64_t kElements = 40'003;  // several parts, and a rest
+
+TEST(MasterWeights, TakeTheStepsOfFloat32) {
+  for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+    for (const auto& make : steppers()) {
+      const auto narrow = waves(kElements, 0.7, dtype).requires_grad_();
+      const auto wide = narrow.detach().to(at::kFloat).requires_grad_();
+      const auto optimizer = make({{"w", narrow}}), reference = make({{"w", wide}});
+      for (int step = 0; step < 4; ++step) {
+        narrow.mutable_grad() = waves(kElements, 0.3 + step, dtype);
+        wide.mutable_grad() = narrow.grad().to(at::kFloat);
+        optimizer->step(1e-3);
+        reference->step(1e-3);
+        ASSERT_TRUE(equal_bytes(state_of(*optimizer, "w.master"), wide.detach())) << dtype << " step " << step;
+        ASSERT_TRUE(equal_bytes(narrow.detach(), wide.detach().to(dtype))) << dtype << " step " << step;
+      }
+    }
+  }
+}
+
+TEST(MasterWeights, KeepUpdatesThatSixteenBitsWouldLose) {
+  const auto with = at::ones({8}, at::kBFloat16).requires_grad_(), without = with.detach().clone().requires_grad_();
+  Sgd kept({{"w", with}}), lost({{"w", without}}, {.master_weights = false});
+  for (int step = 0; step < 100; ++step) {
+    with.mutable_grad() = at::ones({8}, at::kBFloat16);
+    without.mutable_grad() = at::ones({8}, at::kBFloat16);
+    kept.step(1e-3);
+    lost.step(1e-3);
+  }
+  EXPECT_NEAR(with[3].item<double>(), 0.9, 2e-3);
+  EXPECT_EQ(without[3].item<double>(), 1);  // 1 - 0.001 rounds to 1
+}
+
+TEST(MasterWeights, APartGetsTheBitsOfTheWhole) {
+  const auto whole = waves(kElements, 0.7, at::kBFloat16).requires_grad_();
+  const std::vector<std::int64_t> ends = {0, 1, 777, 777, 16'385, kElements};
+  std::vector<NamedTensor> parts;
+  for (std::size_t i = 0; i + 1 < ends.size(); ++i) {
+    const auto part = whole.detach().narrow(0, ends[i], ends[i + 1] - ends[i]).clone().requires_grad_();
+    parts.push_back({std::to_string(i), part});
+  }
+  for (const auto& make : steppers()) {
+    const auto reference = make({{"w", whole}}), optimizer = make(parts);
+    for (int step = 0; step < 3; ++step) {
+      whole.mutable_grad() = waves(kElements, 0.3 + step, at::kBFloat16);
+      for (std::size_t i = 0; i < parts.size(); ++i) {
+        parts[i].tensor.mutable_grad() = whole.grad().narrow(0, ends[i], ends[i + 1] - ends[i]);
+      }
+      reference->step(1e-2, {.grad_factor = 0.3});
+      optimizer->step(1e-2, {.grad_factor = 0.3});
+    }
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      const auto expected = state_of(*reference, "w.master").narrow(0, ends[i], ends[i + 1] - ends[i]);
+      EXPECT_TRUE(equal_bytes(state_of(*optimizer, parts[i].name + ".master"), expected)) << i;
+    }
+  }
+}
+
+TEST(MasterWeights, WhatSomebodyElseWroteIsTakenOver) {
+  const auto w = at::full({3}, 1.0, at::kBFloat16).requires_grad_();
+  Sgd optimizer({{"w", w}});
+  w.mutable_grad() = at::ones({3}, at::kBFloat16);
+  optimizer.step(1e-3);  // the master is 0.999, w still 1
+  {
+    const at::NoGradGuard no_grad;
+    w[1] = 5;  // as loaded weights do
+  }
+  optimizer.step(1e-3);
+  const auto master = state_of(optimizer, "w.master");
+  EXPECT_FLOAT_EQ(master[0].item<float>(), 0.998F);  // kept what 16 bits do not show
+  EXPECT_FLOAT_EQ(master[1].item<float>(), 4.999F);
+  EXPECT_EQ(w[1].item<float>(), 5);
+}
+
+TEST(MasterWeights, AreStateOfTheParametersLayoutInFloat32) {
+  const auto shard = std::make_shared<const Shard>(
+      Shard{ShardSpec("w", {5, 4}, DataType::bf16, MeshShape({{"dp", 2}}), Placement::parse("dp:S(0){3, 2}")), 1});
+  AdamW optimizer({{"w", at::ones({2, 4}, at::kBFloat16), shard}, {"b", at::ones({4})}});
+  TrainState state;
+  optimizer.collect_state(state);
+  std::map<std::string, NamedTensor> by_name;
+  for (const auto& tensor : state.tensors) by_name.emplace(tensor.name, tensor);
+  EXPECT_EQ(by_name.count("optimizer.b.master"), 0U);
+  for (const std::string what : {"master", "exp_avg", "exp_avg_sq"}) {
+    const NamedTensor& tensor = by_name.at("optimizer.w." + what);
+    EXPECT_EQ(tensor.tensor.scalar_type(), at::kFloat) << what;
+    ASSERT_NE(tensor.shard, nullptr) << what;
+    EXPECT_EQ(tensor.shard->spec.text(), "'w' float32[5, 4] on (dp=2): dp:S(0){3, 2}") << what;
+    EXPECT_EQ(tensor.shard->rank, 1) << what;
+  }
+}
+
+TEST(MasterWeights, ResumeBitwise) {
+  for (const auto& make : steppers()) {
+    const auto w = waves(100, 0.7, at::kBFloat16).requires_grad_(),
+               v = at::zeros({100}, at::kBFloat16).requires_grad_();
+    const auto optimizer = make({{"w", w}});
+    const auto step = [](Optimizer& stepped, const at::Tensor& parameter, int number) {
+      parameter.mutable_grad() = waves(100, 0.3 + number, at::kBFloat16);
+      stepped.step(1e-3);
+    };
+    for (int i = 0; i < 3; ++i) step(*optimizer, w, i);
+    const auto resumed = make({{"w", v}});
+    TrainState saved, loaded;
+    optimizer->collect_state(saved);
+    resumed->collect_state(loaded);
+    {
+      const at::NoGradGuard no_grad;
+      v.copy_(w);
+      for (std::size_t i = 0; i < saved.tensors.size(); ++i) loaded.tensors[i].tensor.copy_(saved.tensors[i].tensor);
+    }
+    for (int i = 3; i < 6; ++i) {
+      step(*optimizer, w, i);
+      step(*resumed, v, i);
+    }
+    EXPECT_TRUE(equal_bytes(state_of(*resumed, "w.master"), state_of(*optimizer, "w.master")));
+  }
+}
+
+TEST(MasterWeights, LayoutInMemoryDoesNotMatter) {
+  for (const auto& make : steppers()) {
+    const auto plain = waves(35, 0.7, at::kHalf).view({5, 7}).requires_grad_();
+    const auto wide = at::full({5, 9}, 3.0, at::kHalf);
+    const auto part = wide.narrow(1, 1, 7);
+    part.copy_(plain.detach());
+    const auto turned = plain.detach().t().contiguous().t().requires_grad_();
+    for (const auto& tensor : {plain, part, turned}) tensor.mutable_grad() = waves(35, 0.3, at::kHalf).view({5, 7});
+    const auto optimizer = make({{"plain", plain}, {"part", part}, {"turned", turned}});
+    for (int step = 0; step < 3; ++step) optimizer->step(0.01);
+    EXPECT_TRUE(at::equal(part, plain));
+    EXPECT_TRUE(at::equal(turned, plain));
+    EXPECT_TRUE(at::equal(wide.select(1, 8), at::full({5}, 3.0, at::kHalf)));
+  }
+}
+
+}  // namespace
+}  // namespace phalanx
