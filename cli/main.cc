@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cli/bench_command.h"
+#include "cli/checkpoint_command.h"
 #include "cli/command.h"
 #include "cli/launch_command.h"
 #include "cli/report_command.h"
@@ -36,6 +37,7 @@ std::vector<Command> commands() {
       {"train", "train a model as a configuration file says", kTrainHelp, train_command},
       {"tokenize", "train a tokenizer, turn text into a token file", "", tokenize_command},
       {"generate", "continue a text with a trained model", "", in_worker("generate")},
+      {"checkpoint", "look into checkpoints, check, compare and rewrite them", "", checkpoint_command},
       {"launch", "start the ranks of any program on this machine", "", launch_command},
       {"bench", "measure the collectives: latency, bandwidth, correctness", "", bench_command},
       {"report", "write the HTML report of a run", kReportHelp, report_command},

@@ -35,4 +35,19 @@ Box rows_of_box(const Box& box, std::int64_t begin, std::int64_t end) {
   return rows;
 }
 
+void for_each_piece(const Box& box, std::int64_t max_elements, const std::function<void(const Box&)>& use) {
+  if (box.empty()) return;
+  if (box.numel() <= max_elements) return use(box);
+  // Dimensions before the first of more than one element make no order; one index of it has `inner` elements.
+  std::size_t d = 0;
+  while (box.shape[d] == 1) ++d;
+  const std::int64_t inner = box.numel() / box.shape[d], count = std::max<std::int64_t>(1, max_elements / inner);
+  for (std::int64_t begin = 0; begin < box.shape[d]; begin += count) {
+    Box part = box;
+    part.offsets[d] += begin;
+    part.shape[d] = std::min(count, box.shape[d] - begin);
+    for_each_piece(part, max_elements, use);
+  }
+}
+
 }  // namespace phalanx

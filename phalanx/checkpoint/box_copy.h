@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 
 #include "phalanx/tensor/box.h"
@@ -21,5 +22,9 @@ std::uint64_t copy_common(const Box& source_box, std::span<const std::byte> sour
 /// The box's elements from row `begin` to row `end` of it; a box without dimensions has one row, itself.
 Box rows_of_box(const Box& box, std::int64_t begin, std::int64_t end);
 std::int64_t row_count(const Box& box);
+
+/// The box in pieces of at most `max_elements` (at least 1), whose elements follow each other in row-major order: to
+/// stream a tensor of any shape through a small buffer. An empty box has none.
+void for_each_piece(const Box& box, std::int64_t max_elements, const std::function<void(const Box&)>& use);
 
 }  // namespace phalanx
