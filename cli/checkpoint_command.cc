@@ -46,8 +46,8 @@ DIR, A and B: a run's checkpoint folder (its newest complete step) or one of its
   diff          tensors and integers that differ, and by how much. Status 0 if all is the same to the bit, else 1
   consolidate   writes the model's weights as plain safetensors, whole tensors that any reader takes. OUT is a new file
                 x.safetensors, or a new directory for model.safetensors
-  reshard       writes the same state as N files with even parts of the rows, to OUT/step-N. Not needed for loading:
-                any number of ranks loads what any other has saved
+  reshard       writes the same state as N files with even parts of the rows, to a step directory in the folder OUT.
+                Not needed for loading: any number of ranks loads what any other has saved
 
   --all                 consolidate every tensor under its whole name, the optimizer's too
   --dtype TYPE          convert floating-point tensors to bf16, f16, f32 or f64

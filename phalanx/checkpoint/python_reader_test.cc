@@ -7,6 +7,7 @@
 
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
+#include "phalanx/checkpoint/rewrite.h"
 #include "phalanx/checkpoint/sharded_state.h"
 #include "phalanx/checkpoint/test_state.h"
 #include "phalanx/comm/local.h"
@@ -41,6 +42,17 @@ for step in ('step-1', 'step-2'):
         expected = torch.arange(first[name], first[name] + tensor.numel(), dtype=torch.float32)
         assert torch.equal(tensor, expected.to(tensor.dtype).reshape(tensor.shape)), (step, name, tensor)
     assert state['model.norm.weight'].dtype == torch.bfloat16
+
+# What consolidate() wrote is plain: no shards, no names of ours but the tensors' own.
+from safetensors import safe_open
+with safe_open(plain, 'pt') as f:
+    assert f.metadata() == {'format': 'pt'}, f.metadata()
+    assert sorted('model.' + name for name in f.keys()) == sorted(n for n in shapes if n.startswith('model.'))
+    for name in f.keys():
+        tensor = f.get_tensor(name)
+        assert list(tensor.shape) == shapes['model.' + name] and tensor.dtype == torch.bfloat16
+        expected = torch.arange(5, 5 + tensor.numel(), dtype=torch.float32)
+        assert torch.equal(tensor, expected.to(tensor.dtype).reshape(tensor.shape)), (name, tensor)
 )";
 
 TEST(PythonReader, PutsSavedBoxesTogether) {
@@ -71,7 +83,10 @@ TEST(PythonReader, PutsSavedBoxesTogether) {
     const bool is_moment = named.name.ends_with("exp_avg");
     first += "'" + named.name + "': " + (is_moment ? "12" : "5") + ",";
   }
-  const std::string folder = "folder = '" + scratch.path().string() + "'\n";
+  SavedState saved(scratch.path() / "step-2");
+  const auto plain = scratch.path() / "plain.safetensors";
+  consolidate(saved, plain, {.dtype = safetensors::Dtype::bf16});
+  const std::string folder = "folder = '" + scratch.path().string() + "'\n" + "plain = '" + plain.string() + "'\n";
   EXPECT_EQ(run_program(scratch.path(), folder + shapes + "}\n" + first + "}\n" + kReadAll), 0);
 }
 

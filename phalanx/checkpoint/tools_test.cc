@@ -142,6 +142,16 @@ TEST(VerifyStep, FindsAllDamageAndNamesIt) {
   EXPECT_THROW(verify_step(step), DamagedError);
 }
 
+TEST(VerifyStep, AStepUnderAnotherStepsNameIsFound) {
+  const TempDirectory scratch("verify");
+  std::filesystem::rename(write_small_step(scratch.path(), 1, small_state(1)), scratch.path() / "step-2");
+  const auto found = verify_step(scratch.path() / "step-2/");
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_THAT(found[0].reason, HasSubstr("its manifest is of step 1"));
+  std::filesystem::rename(scratch.path() / "step-2", scratch.path() / "kept");
+  EXPECT_THAT(verify_step(scratch.path() / "kept"), IsEmpty());
+}
+
 TEST(VerifyStep, BoxesThatDoNotMakeAWholeTensorAreDamage) {
   const TempDirectory scratch("verify");
   const auto step = write_small_step(scratch.path(), 1, small_state(1), 3);

@@ -65,6 +65,11 @@ std::vector<Damage> verify_step(const std::filesystem::path& folder,
   std::vector<Damage> found;
   const auto manifest = manifest_of(folder);
   for (const auto& entry : manifest.files) verify_file(folder, entry, progress, found);
+  const auto name = (folder.has_filename() ? folder : folder.parent_path()).filename().string();
+  const auto expected = fmt::format("step-{}", manifest.step);
+  if (name.starts_with("step-") && name != expected && name != expected + ".replaced")
+    found.push_back({"", fmt::format("{}: its manifest is of step {}: no run takes it under this name", folder.string(),
+                                     manifest.step)});
   if (!found.empty()) return found;
   // Every byte is as it was written; was it written by one save, with every tensor whole?
   try {
