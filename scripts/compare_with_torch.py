@@ -8,8 +8,10 @@ DIR holds train.py, a plain PyTorch program that takes --mode single|ddp, --init
 startup_from_launch_s). The runs alternate, round by round, so that a disturbance of the machine does not fall on one of
 them. Wall times on a busy machine mean little: the table also has the CPU time of a step, summed over the ranks.
 
-The model is the 5M flavor: dim 256, 4 layers, 4/2 heads, ffn 688, vocabulary 4096, sequences of 256 tokens; the step is
-AdamW, learning rate 1e-3 constant, betas 0.9 and 0.95, decay 0.1 on every parameter, gradients clipped to norm 1.
+The model is the 5M flavor: dim 256, 4 layers, 4/2 heads, ffn 688, vocabulary 4096, sequences of 256 tokens; or, with
+--model 48M, dim 512, 8 layers, 8/4 heads, ffn 2048, vocabulary 16384. The step is AdamW, learning rate 1e-3 constant,
+betas 0.9 and 0.95, decay 0.1 on every parameter, gradients clipped to norm 1. Several ranks run data parallel; --mode
+zero1 or fsdp shards instead: ZeroRedundancyOptimizer and FSDP2 there, ZeRO-1 and ZeRO-3 here.
 """
 
 import argparse
@@ -24,6 +26,9 @@ import tempfile
 import time
 
 BATCH, SEQ, SKIP = 8, 256, 3
+MODELS = {"5M": {}, "48M": {"dim": 512, "n_layers": 8, "n_heads": 8, "n_kv_heads": 4, "ffn_hidden": 2048,
+                            "vocab_size": 16384}}
+SHARDED = {"ddp": {}, "zero1": {"zero_stage": 1}, "fsdp": {"zero_stage": 3}}
 
 
 def environment(threads):
@@ -43,6 +48,8 @@ def run_torch(args, ranks, work, first):
     env = environment(args.threads)
     train = args.peers / "train.py"
     flags = ["--steps", args.steps, "--batch", BATCH, "--skip", SKIP, "--threads", args.threads, "--quiet"]
+    for key, value in MODELS[args.model].items():
+        flags += ["--vocab" if key == "vocab_size" else "--" + key.replace("_", "-"), value]
     if first:
         flags += ["--save-init", work / "init.safetensors", "--save-tokens", work / "data.tokens"]
     else:
@@ -51,12 +58,12 @@ def run_torch(args, ranks, work, first):
         command = [args.python, train, "--mode", "single", *flags]
     else:
         command = [args.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks, train, "--mode",
-                   "ddp", *flags]
+                   args.mode, *flags]
     env["PEER_T0"] = repr(time.time())
     out = run(command, env)
     result = json.loads([line for line in out.splitlines() if line.startswith("{")][-1])
     return {"losses": result["losses"], "tokens_per_s": result["tokens_per_s"],
-            "cpu_ms": sum(result["cpu_ms_per_step"]), "pss_mib": max(result["pss_mib"]),
+            "cpu_ms": sum(result["cpu_ms_per_step"]), "pss_mib": max(result["pss_mib"]), "peak_rss_mib": max(result["peak_rss_mib"]),
             "first_step_s": result["startup_from_launch_s"] or result["startup_s"]}
 
 
@@ -67,6 +74,10 @@ def phalanx_command(args, ranks, work, folder, local_batch):
             "lr_scheduler.warmup_steps": 0, "lr_scheduler.decay_ratio": 0, "checkpoint.enable": "false",
             "checkpoint.initial_load_path": work / "init.safetensors", "checkpoint.initial_load_in_hf": "true",
             "metrics.enable_tensorboard": "false", "metrics.enable_report": "false"}
+    keys.update({f"model.{key}": value for key, value in MODELS[args.model].items()})
+    if ranks > 1 and SHARDED[args.mode]:
+        keys["parallelism.data_parallel_shard_degree"] = -1
+        keys.update({f"parallelism.{key}": value for key, value in SHARDED[args.mode].items()})
     config = work / f"{folder.name}.toml"
     config.write_text("")
     command = [args.program, "train", *(["-n", ranks] if ranks > 1 else []), config]
@@ -88,7 +99,8 @@ def run_phalanx(args, ranks, work):
             "seconds": [s["seconds"] for s in timed],
             "tokens_per_s": BATCH * SEQ / statistics.median(s["seconds"] for s in timed),
             "cpu_ms": 1e3 * statistics.median(sum(s["cpu_seconds"]) for s in timed),
-            "pss_mib": max(described["pss_mib"]), "first_step_s": steps[0]["time"] - begin}
+            "pss_mib": max(described["pss_mib"]), "peak_rss_mib": max(described["peak_rss_mib"]),
+            "first_step_s": steps[0]["time"] - begin}
 
 
 def run_side_by_side(args, jobs, work):
@@ -143,6 +155,8 @@ def main():
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--threads", type=int, default=1, help="of each rank")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--mode", choices=sorted(SHARDED), default="ddp", help="of several ranks")
+    parser.add_argument("--model", choices=sorted(MODELS), default="5M")
     parser.add_argument("--ours-alone", action="store_true",
                         help="torch makes weights and tokens only: prints our tokens/s, the share of one rank's, "
                              "and the shares of as many jobs of one rank at once")
@@ -173,7 +187,7 @@ def main():
         pairs = zip(results[ranks, "torch"], results[ranks, "phalanx"])
         row = {"ranks": ranks,
                "max_loss_difference": max(abs(a - b) for t, p in pairs for a, b in zip(t["losses"], p["losses"]))}
-        for key in ("tokens_per_s", "cpu_ms", "pss_mib", "first_step_s"):
+        for key in ("tokens_per_s", "cpu_ms", "pss_mib", "peak_rss_mib", "first_step_s"):
             torch, ours = median(ranks, "torch", key), median(ranks, "phalanx", key)
             row[key] = {"torch": torch, "phalanx": ours, "ratio": ours / torch}
         rows.append(row)
@@ -182,6 +196,7 @@ def main():
     print("| ranks | | torch | Phalanx | Phalanx / torch |\n| --- | --- | --- | --- | --- |")
     names = {"tokens_per_s": ("tokens/s", "{:.0f}"), "cpu_ms": ("CPU ms a step, all ranks", "{:.0f}"),
              "pss_mib": ("PSS of the fullest rank, MiB", "{:.0f}"),
+             "peak_rss_mib": ("peak RSS of the fullest rank, MiB", "{:.0f}"),
              "first_step_s": ("start to first step done, s", "{:.2f}")}
     for row in rows:
         for key, (name, form) in names.items():

@@ -93,7 +93,8 @@ class DistributedDataParallel {
   const std::vector<std::vector<std::size_t>>& buckets() const noexcept;
   DdpStatistics statistics() const;
 
-  /// Appends "layout.ddp.bucket_order". An order that a load wrote into it is taken over at the next synchronised backward.
+  /// Appends "layout.ddp.bucket_order". An order that a load wrote into it is taken over at the next synchronised
+  /// backward.
   void collect_state(TrainState& state) const;
 
  private:

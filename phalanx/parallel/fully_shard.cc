@@ -42,21 +42,25 @@ void take_first_ranks_values(const std::vector<NamedTensor>& all, Communicator& 
   broadcast_coalesced(comm, present, kBroadcastBytes);
 }
 
+fsdp::Around around_unit(fsdp::ShardedUnits& units, std::size_t unit) {
+  const std::weak_ptr<fsdp::ShardedUnits> weak = units.weak_from_this();
+  return {.before =
+              [weak, unit] {
+                if (const auto alive = weak.lock()) alive->before_use(unit);
+              },
+          .after =
+              [weak, unit](at::Tensor output) {
+                const auto alive = weak.lock();
+                return alive ? alive->after_use(unit, std::move(output)) : output;
+              }};
+}
+
 void attach_hooks(fsdp::ShardedUnits& units, const std::vector<fsdp::UnitPlan>& plans) {
   for (std::size_t u = 0; u < plans.size(); ++u) {
-    const auto& modules = plans[u].modules;
-    const std::weak_ptr<fsdp::ShardedUnits> weak = units.weak_from_this();
-    const auto before = [weak, u](nn::Module&) {
-      if (const auto alive = weak.lock()) alive->before_use(u);
-    };
-    const auto after = [weak, u](nn::Module&, at::Tensor output) {
-      if (const auto alive = weak.lock()) return alive->after_use(u, std::move(output));
-      return output;
-    };
-    const auto pass_on = [](nn::Module&, at::Tensor output) { return output; };
-    for (std::size_t i = 0; i < modules.size(); ++i) {
-      modules[i]->add_parameter_hooks(
-          before, i + 1 == modules.size() ? nn::Module::PostHook(after) : nn::Module::PostHook(pass_on));
+    for (std::size_t i = 0; i < plans[u].uses.size(); ++i) {
+      fsdp::Around around = around_unit(units, u);
+      if (i + 1 < plans[u].uses.size()) around.after = [](at::Tensor output) { return output; };
+      plans[u].uses[i](std::move(around));
     }
   }
 }
@@ -69,8 +73,8 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, co
   const std::shared_ptr<Communicator> comm = mesh.communicator(kShardAxis);
   const std::shared_ptr<Communicator> replicas = mesh.has(kReplicateAxis) ? mesh.communicator(kReplicateAxis) : nullptr;
   const std::vector<NamedTensor> all = nn::named_parameters(module);
-  std::vector<std::string> lines = {
-      fmt::format("stage = {}, reshard_after_forward = {}", options.stage, options.reshard_after_forward)};
+  std::vector<std::string> lines = {fmt::format("stage = {}, reshard_after_forward = {}, smallest_unit = {}",
+                                                options.stage, options.reshard_after_forward, options.smallest_unit)};
   for (const auto& [name, tensor, shard] : all)
     lines.push_back(fmt::format("parameter '{}' {}", name, describe(tensor)));
   if (replicas) require_same_on_all_ranks(*replicas, lines);
@@ -84,16 +88,10 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, co
   if (replicas) axes.emplace_back(kReplicateAxis);
   axes.emplace_back(kShardAxis);
   const DeviceMesh data = mesh.sub_mesh(axes);
-  const std::vector<fsdp::UnitPlan> plans = fsdp::find_units(module);
+  const std::vector<fsdp::UnitPlan> plans = fsdp::find_units(module, options.smallest_unit);
   std::vector<std::unique_ptr<fsdp::Unit>> units;
   for (const auto& plan : plans) {
     const bool alone = comm->size() == 1;
-    if (plan.modules.empty() && !alone) {
-      throw Error(fmt::format(
-          "fully_shard: {} is no phalanx::nn::Module, so nobody says when its {} parameters are used; derive it from "
-          "nn::Module and run it by nn::call()",
-          module.name(), plan.parameters.size()));
-    }
     units.push_back(std::make_unique<fsdp::Unit>(
         plan.name, plan.parameters, comm,
         fsdp::UnitOptions{.mesh = data.shape(),
@@ -101,9 +99,12 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, co
                           .shard_axis = kShardAxis,
                           .resident = alone || plan.is_root || options.stage < 3 || !options.reshard_after_forward,
                           .own_grads = alone || plan.is_root || options.stage == 1}));
+    if (plan.is_root && plan.uses.empty()) root_ = units.size() - 1;
     if (plan.is_root && plans.size() == 1 && !alone) {
-      log::warn_once(fmt::format("fully_shard: {} is one unit: all of its {} are gathered while it runs", module.name(),
-                                 human_bytes(static_cast<std::uint64_t>(units.back()->bytes()))));
+      log::warn_once(fmt::format(
+          "fully_shard: {} has no parts that say when they are used: it is one unit, whose {} of parameters, and as "
+          "much of gradients, stay on every rank (docs/sharding.md shows how to change that)",
+          module.name(), human_bytes(static_cast<std::uint64_t>(units.back()->bytes()))));
     }
     for (std::size_t i = 0; i < units.back()->size(); ++i) {
       shards_.push_back(units.back()->shard(i));
@@ -134,6 +135,14 @@ FullyShardedDataParallel::NoSync::~NoSync() {
 }
 
 FullyShardedDataParallel::NoSync FullyShardedDataParallel::no_sync() { return NoSync(units_); }
+
+void FullyShardedDataParallel::before_root() {
+  if (root_) units_->before_use(*root_);
+}
+
+at::Tensor FullyShardedDataParallel::after_root(at::Tensor output) {
+  return root_ ? units_->after_use(*root_, std::move(output)) : output;
+}
 
 void FullyShardedDataParallel::forget_values() { units_->forget_values(); }
 

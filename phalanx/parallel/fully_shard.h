@@ -17,9 +17,10 @@
 // - On a mesh that also has "dp_replicate", shards are replicated along it and averaged there (HSDP).
 // - The values are those of DistributedDataParallel to the bit, on backends whose sums are in rank order.
 //
-// Units: what nn::Module::shard_units() of the module says (models do); else the children of a torch::nn::Sequential
-// and of numbered lists of nn::Modules; parameters in no unit are one more, which stays gathered, and needs the module
-// to be run by nn::call(). A module that offers none of it is one such unit, with a warning that states its bytes.
+// Units: what nn::Module::shard_units() of the module says (models do); else the children of every
+// torch::nn::Sequential and of numbered lists of nn::Modules in it. Parameters in no unit, or in several, are one more,
+// which stays gathered; a module that has such is run by nn::call(), or, if it is a plain torch::nn::Module, by run().
+// A module that is all of that kind costs a warning that states its bytes.
 //
 // Contract
 // - The constructor is collective over the mesh. All ranks have the same module, mesh and options; values are taken
@@ -37,7 +38,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "phalanx/mesh/device_mesh.h"
@@ -57,6 +60,7 @@ class ShardedUnits;
 struct FullyShardOptions {
   int stage = 3;                      // of ZeRO: 1, 2 or 3
   bool reshard_after_forward = true;  // stage 3: false keeps units gathered from the forward pass on
+  std::int64_t smallest_unit = 0;     // elements: neighbours are joined until each unit has as many
 };
 
 struct FullyShardStatistics {
@@ -82,6 +86,13 @@ class FullyShardedDataParallel {
   /// Gives every parameter its starting values (nn/init.h), each rank its own rows.
   void initialise(std::uint64_t seed);
 
+  /// module.forward(inputs...) for a plain torch::nn::Module with parameters of its own.
+  template <class M, class... Inputs>
+  at::Tensor run(M& module, Inputs&&... inputs) {
+    before_root();
+    return after_root(module.forward(std::forward<Inputs>(inputs)...));
+  }
+
   /// While one is alive, backward() accumulates locally and nothing is sent; whole gradients are kept from then on. The
   /// first backward() after the last guard is gone averages the sum. Made on all ranks at once.
   class [[nodiscard]] NoSync {
@@ -106,6 +117,10 @@ class FullyShardedDataParallel {
   FullyShardStatistics statistics() const;
 
  private:
+  void before_root();
+  at::Tensor after_root(at::Tensor output);
+
+  std::optional<std::size_t> root_;  // the unit that run() gathers
   std::vector<Init> inits_;
   std::vector<NamedTensor> shards_, trained_;
   std::shared_ptr<fsdp::ShardedUnits> units_;

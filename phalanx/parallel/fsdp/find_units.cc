@@ -1,59 +1,141 @@
 #include "phalanx/parallel/fsdp/find_units.h"
 
 #include <fmt/format.h>
+#include <torch/nn/modules/container/sequential.h>
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <unordered_map>
+#include <utility>
 
 #include "phalanx/base/error.h"
 #include "phalanx/nn/init.h"
+#include "phalanx/nn/module.h"
 
 namespace phalanx::fsdp {
 namespace {
 
-using Group = std::vector<nn::Module*>;
+struct Member {
+  torch::nn::Module* module = nullptr;
+  Attach attach;
+};
+using Group = std::vector<Member>;
+
+Member member_of(nn::Module& module) {
+  return {&module, [&module](Around around) {
+            module.add_parameter_hooks(
+                [before = std::move(around.before)](nn::Module&) { before(); },
+                [after = std::move(around.after)](nn::Module&, at::Tensor output) { return after(std::move(output)); });
+          }};
+}
+
+// Stands in a Sequential's list of what it runs for one of its children; the children themselves, and with them all
+// names, stay as they are.
+class RunAround : public torch::nn::Module {
+ public:
+  RunAround(torch::nn::AnyModule inner, Around around) : inner_(std::move(inner)), around_(std::move(around)) {}
+  at::Tensor forward(at::Tensor input) {
+    around_.before();
+    return around_.after(inner_.forward<at::Tensor>(std::move(input)));
+  }
+
+ private:
+  torch::nn::AnyModule inner_;
+  Around around_;
+};
+
+void add_children(torch::nn::SequentialImpl& sequential, std::vector<Group>& groups) {
+  for (std::size_t i = 0; i < sequential.size(); ++i) {
+    const auto attach = [&sequential, i](Around around) {
+      auto place = sequential.begin() + static_cast<std::ptrdiff_t>(i);
+      torch::nn::AnyModule inner = *place;
+      *place = torch::nn::AnyModule(std::make_shared<RunAround>(std::move(inner), std::move(around)));
+    };
+    groups.push_back({{sequential[i].get(), attach}});
+  }
+}
 
 bool is_number(const std::string& name) {
   return !name.empty() && std::ranges::all_of(name, [](char c) { return c >= '0' && c <= '9'; });
 }
 
-// The members of numbered lists, wherever they are: the blocks of a model.
-std::vector<Group> blocks_of(const torch::nn::Module& module) {
-  std::vector<Group> groups;
+// The children of Sequentials and the members of numbered lists, wherever they are: the blocks of a model.
+void find_blocks(torch::nn::Module& module, std::vector<Group>& groups) {
+  if (auto* sequential = dynamic_cast<torch::nn::SequentialImpl*>(&module)) {
+    add_children(*sequential, groups);
+    return;
+  }
   for (const auto& child : module.named_children()) {
     auto* ours = dynamic_cast<nn::Module*>(child.value().get());
     if (ours != nullptr && is_number(child.key())) {
-      groups.push_back({ours});
+      groups.push_back({member_of(*ours)});
     } else {
-      for (auto& group : blocks_of(*child.value())) groups.push_back(std::move(group));
+      find_blocks(*child.value(), groups);
     }
   }
+}
+
+std::vector<Group> groups_of(torch::nn::Module& module) {
+  std::vector<Group> groups;
+  if (auto* ours = dynamic_cast<nn::Module*>(&module)) {
+    for (const auto& unit : ours->shard_units()) {
+      auto& group = groups.emplace_back();
+      for (nn::Module* member : unit) group.push_back(member_of(*member));
+    }
+  }
+  if (groups.empty()) find_blocks(module, groups);
   return groups;
+}
+
+std::int64_t elements_of(const Group& group) {
+  std::int64_t count = 0;
+  for (const Member& member : group) {
+    for (const auto& parameter : member.module->parameters()) count += parameter.numel();
+  }
+  return count;
+}
+
+std::vector<Group> joined(const std::vector<Group>& groups, std::int64_t smallest) {
+  std::vector<Group> result;
+  std::int64_t last = 0;
+  for (const Group& group : groups) {
+    const std::int64_t count = elements_of(group);
+    if (count == 0) continue;
+    if (result.empty() || last >= smallest) {
+      result.emplace_back();
+      last = 0;
+    }
+    result.back().insert(result.back().end(), group.begin(), group.end());
+    last += count;
+  }
+  if (result.size() > 1 && last < smallest) {
+    const Group tail = std::move(result.back());
+    result.pop_back();
+    result.back().insert(result.back().end(), tail.begin(), tail.end());
+  }
+  return result;
 }
 
 }  // namespace
 
-std::vector<UnitPlan> find_units(torch::nn::Module& module) {
-  auto* root = dynamic_cast<nn::Module*>(&module);
-  std::vector<Group> groups = root != nullptr ? root->shard_units() : std::vector<Group>();
-  if (groups.empty() && root != nullptr) groups = blocks_of(module);
-
+std::vector<UnitPlan> find_units(torch::nn::Module& module, std::int64_t smallest) {
   // A parameter that several units use belongs to the root.
   constexpr std::size_t kRoot = static_cast<std::size_t>(-1);
   std::unordered_map<const void*, std::size_t> unit_of;
   std::map<const void*, std::string> names;
   for (const auto& m : module.named_modules("", /*include_self=*/false)) names[m.value().get()] = m.key();
   std::vector<UnitPlan> plans;
-  for (const Group& group : groups) {
-    UnitPlan plan{.modules = group};
-    for (nn::Module* member : group) {
-      if (!names.contains(member)) {
+  for (const Group& group : joined(groups_of(module), smallest)) {
+    UnitPlan plan;
+    for (const Member& member : group) {
+      if (!names.contains(member.module)) {
         throw Error(fmt::format("fully_shard: shard_units() of {} names a {} that is not a submodule of it",
-                                module.name(), member->name()));
+                                module.name(), member.module->name()));
       }
-      plan.name += (plan.name.empty() ? "" : ", ") + names[member];
-      for (const auto& tensor : member->parameters()) {
+      plan.name += (plan.name.empty() ? "" : ", ") + names[member.module];
+      plan.uses.push_back(member.attach);
+      for (const auto& tensor : member.module->parameters()) {
         const auto [found, is_new] = unit_of.emplace(tensor.unsafeGetTensorImpl(), plans.size());
         if (!is_new && found->second != plans.size()) found->second = kRoot;
       }
@@ -61,7 +143,7 @@ std::vector<UnitPlan> find_units(torch::nn::Module& module) {
     plans.push_back(std::move(plan));
   }
   UnitPlan rest{.name = "(root)", .is_root = true};
-  if (root != nullptr) rest.modules = {root};
+  if (auto* root = dynamic_cast<nn::Module*>(&module)) rest.uses.push_back(member_of(*root).attach);
   for (const auto& named : nn::named_parameters(module)) {
     const auto found = unit_of.find(named.tensor.unsafeGetTensorImpl());
     const bool in_unit = found != unit_of.end() && found->second != kRoot;

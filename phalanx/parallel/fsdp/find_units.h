@@ -1,26 +1,35 @@
-// Which parameters of a module make up which unit, and which of its modules use them. See fully_shard.h for the rules.
+// Which parameters of a module make up which unit, and how to be called when they are used. See fully_shard.h for the
+// rules.
 #pragma once
 
 #include <torch/nn/module.h>
 
+#include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
-#include "phalanx/nn/module.h"
 #include "phalanx/tensor/named.h"
 
 namespace phalanx::fsdp {
 
+/// Called around every use of something: before it, and with what it has computed, which may be hooked.
+struct Around {
+  std::function<void()> before;
+  std::function<at::Tensor(at::Tensor)> after;
+};
+using Attach = std::function<void(Around)>;
+
 struct UnitPlan {
   std::string name;
   std::vector<NamedTensor> parameters;
-  /// Gathered before the first is run, let go after the last; in the order of use. Empty: whoever runs the module.
-  std::vector<nn::Module*> modules;
+  /// Attaches to the modules of the unit in the order of use. Empty: whoever runs the whole module has to call.
+  std::vector<Attach> uses;
   bool is_root = false;  // used by several units, or by none: stays gathered
 };
 
 /// Every parameter is in exactly one unit; units without parameters are left out. Units are in the order of use as far
-/// as the module says.
-std::vector<UnitPlan> find_units(torch::nn::Module& module);
+/// as the module says; neighbours are joined until each has `smallest` elements.
+std::vector<UnitPlan> find_units(torch::nn::Module& module, std::int64_t smallest);
 
 }  // namespace phalanx::fsdp

@@ -20,27 +20,24 @@ bool fits_at(const FlatParameter& parameter, std::int64_t offset, std::int64_t s
   return first + shard >= end || shard % parameter.row_elements == 0;
 }
 
-/// The first offset from `cursor` on where no boundary cuts a row.
-std::optional<std::int64_t> place(const FlatParameter& parameter, std::int64_t cursor, std::int64_t shard) {
-  const std::int64_t aligned = round_up(cursor, kGranule);
-  for (const std::int64_t start : {aligned, cursor}) {
-    const std::int64_t boundary = (start / shard + 1) * shard;
-    const std::int64_t shifted = start + (boundary - start) % parameter.row_elements;  // whole rows up to the boundary
-    for (const std::int64_t offset : {start, shifted, boundary}) {
-      if (fits_at(parameter, offset, shard)) return offset;
-    }
+/// The first offset from `start` on where no boundary cuts a row.
+std::optional<std::int64_t> place(const FlatParameter& parameter, std::int64_t start, std::int64_t shard) {
+  const std::int64_t boundary = (start / shard + 1) * shard;
+  const std::int64_t shifted = start + (boundary - start) % parameter.row_elements;  // whole rows up to the boundary
+  for (const std::int64_t offset : {start, shifted, boundary}) {
+    if (fits_at(parameter, offset, shard)) return offset;
   }
   return std::nullopt;
 }
 
 std::optional<std::vector<std::int64_t>> place_all(const std::vector<FlatParameter>& parameters,
-                                                   const std::vector<std::size_t>& order, std::int64_t shard,
-                                                   int ranks) {
+                                                   const std::vector<std::size_t>& order, std::int64_t shard, int ranks,
+                                                   std::int64_t alignment) {
   std::vector<std::int64_t> offsets(parameters.size(), 0);
   std::int64_t cursor = 0;
   for (const std::size_t i : order) {
     if (parameters[i].numel() == 0) continue;
-    const auto offset = place(parameters[i], cursor, shard);
+    const auto offset = place(parameters[i], round_up(cursor, alignment), shard);
     if (!offset || *offset + parameters[i].numel() > shard * ranks) return std::nullopt;
     offsets[i] = *offset;
     cursor = *offset + parameters[i].numel();
@@ -114,11 +111,13 @@ FlatLayout lay_out_flat(const std::vector<FlatParameter>& parameters, int ranks)
   const std::int64_t smallest = round_up((total + ranks - 1) / ranks, kGranule);
   const auto orders = orders_of(parameters);
   const auto try_size = [&](std::int64_t shard) {
-    for (const auto& order : orders) {
-      if (auto offsets = place_all(parameters, order, shard, ranks)) {
-        layout.shard_elements = shard;
-        layout.offsets = *std::move(offsets);
-        return true;
+    for (const std::int64_t alignment : {kGranule, std::int64_t{1}}) {
+      for (const auto& order : orders) {
+        if (auto offsets = place_all(parameters, order, shard, ranks, alignment)) {
+          layout.shard_elements = shard;
+          layout.offsets = *std::move(offsets);
+          return true;
+        }
       }
     }
     return false;

@@ -292,6 +292,13 @@ void ShardedUnits::on_ready(std::size_t unit, std::size_t parameter) {
                     "checkpointed layers, or the graph is run backward inside itself",
                     units_[unit]->parameter(parameter).name));
   }
+  if (!units_[unit]->is_gathered()) {
+    throw Error(
+        fmt::format("fully_shard: '{}' of unit {} was used without having been gathered: run its module by nn::call(), "
+                    "or the whole "
+                    "by FullyShardedDataParallel::run()",
+                    units_[unit]->parameter(parameter).name, units_[unit]->name()));
+  }
   give_grads_memory(unit);
   units_[unit]->place_grad(parameter);
   state.ready[parameter] = true;

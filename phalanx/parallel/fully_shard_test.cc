@@ -1,0 +1,303 @@
+// Sharded data parallelism on plain modules: what becomes a unit, what of it is in memory when, and what is refused.
+// That the numbers are right is models/sharded_equivalence_test.cc's business, and here only for plain modules.
+#include "phalanx/parallel/fully_shard.h"
+
+#include <ATen/ops/zeros.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+
+#include "phalanx/nn/init.h"
+#include "phalanx/nn/module.h"
+#include "phalanx/optim/sgd.h"
+#include "phalanx/parallel/ddp_test_support.h"
+
+namespace phalanx {
+namespace {
+
+using ddp_testing::message_of;
+using ddp_testing::Mlp;
+using ddp_testing::waves;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+DeviceMesh mesh_of(const std::shared_ptr<Communicator>& world) { return {world, {{"dp_shard", world->size()}}}; }
+
+torch::nn::Sequential blocks(int count, std::int64_t width) {
+  torch::nn::Sequential net;
+  for (int i = 0; i < count; ++i) {
+    net->push_back(torch::nn::Linear(width, width));
+    net->push_back(torch::nn::Tanh());
+  }
+  nn::initialise(*net, 3);
+  return net;
+}
+
+std::vector<NamedTensor> whole(const std::vector<NamedTensor>& tensors, Communicator& comm) {
+  const at::NoGradGuard no_grad;
+  std::vector<NamedTensor> result;
+  for (const auto& [name, tensor, shard] : tensors) {
+    const at::Tensor sum = at::zeros(shard->spec.shape(), tensor.options());
+    const Box box = shard->box();
+    sum.narrow(0, box.offsets[0], box.shape[0]).copy_(tensor);
+    comm.all_reduce(sum);
+    result.push_back({name, sum});
+  }
+  return result;
+}
+
+void expect_equal(const std::vector<NamedTensor>& sharded, const std::vector<NamedTensor>& plain) {
+  ASSERT_EQ(sharded.size(), plain.size());
+  for (const auto& expected : plain) {
+    const auto found = std::ranges::find(sharded, expected.name, &NamedTensor::name);
+    ASSERT_NE(found, sharded.end()) << expected.name;
+    EXPECT_TRUE(at::equal(found->tensor, expected.tensor)) << expected.name;
+  }
+}
+
+TEST(FullyShard, ASequentialTrainsAsUnderDataParallelism) {
+  for (const int ranks : {1, 2, 3}) {
+    run_local_ranks(ranks, [](const std::shared_ptr<Communicator>& world) {
+      auto a = blocks(3, 10), b = blocks(3, 10);
+      DistributedDataParallel ddp(*a, world);
+      FullyShardedDataParallel sharded(*b, mesh_of(world));
+      EXPECT_EQ(sharded.units().size(), 3U);
+      Sgd first(ddp.parameters(), {.momentum = 0.9}), second(sharded.parameters(), {.momentum = 0.9});
+      for (int step = 0; step < 4; ++step) {
+        const at::Tensor x = waves({5, 10}, world->rank() + 0.3 * step);
+        const at::Tensor loss_a = a->forward(x).square().mean(), loss_b = b->forward(x).square().mean();
+        EXPECT_TRUE(at::equal(loss_a, loss_b));
+        loss_a.backward();
+        loss_b.backward();
+        first.step(0.1);
+        second.step(0.1);
+        first.zero_grad();
+        second.zero_grad();
+      }
+      expect_equal(whole(sharded.parameters(), *world), ddp.parameters());
+    });
+  }
+}
+
+// Calls somebody while its parameters are in use.
+struct Looked : torch::nn::Module {
+  Looked(std::int64_t width, double phase, std::function<void()> look) : look(std::move(look)) {
+    weight = register_parameter("weight", waves({width, width}, phase).mul(0.1));
+    bias = register_parameter("bias", waves({width}, phase));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    look();
+    return at::tanh(at::linear(x, weight, bias));
+  }
+  std::function<void()> look;
+  at::Tensor weight, bias;
+};
+
+TEST(FullyShard, AtMostTwoUnitsAreGathered) {
+  run_local_ranks(2, [](const std::shared_ptr<Communicator>& world) {
+    constexpr std::int64_t kWidth = 31;  // of which half a block is whole rows
+    std::vector<at::Tensor> weights;
+    std::vector<std::ptrdiff_t> seen;
+    const auto look = [&] { seen.push_back(std::ranges::count_if(weights, has_memory)); };
+    torch::nn::Sequential net;
+    for (int i = 0; i < 8; ++i) {
+      const auto block = std::make_shared<Looked>(kWidth, i, look);
+      weights.push_back(block->weight);
+      net->push_back(block);
+    }
+    FullyShardedDataParallel sharded(*net, mesh_of(world));
+    std::vector<GradReadySubscription> subscriptions;
+    for (const auto& w : weights) subscriptions.push_back(on_grad_ready(w, [&](const at::Tensor&) { look(); }));
+    look();
+    EXPECT_THAT(seen, ElementsAre(0));
+    for (int step = 0; step < 3; ++step) {
+      seen.clear();
+      net->forward(waves({4, kWidth}, step)).sum().backward();
+      ASSERT_EQ(seen.size(), 16U);
+      for (std::size_t i = 0; i < 7; ++i) EXPECT_EQ(seen[i], 2) << i;  // it and the one that is fetched ahead
+      EXPECT_EQ(seen[7], 1);
+      for (const auto count : seen) EXPECT_LE(count, 2);
+      look();
+      EXPECT_EQ(seen.back(), 0);
+    }
+    // Each rank keeps half, and has room for two units of parameters and two of gradients.
+    const auto statistics = sharded.statistics();
+    const std::int64_t unit = (kWidth * kWidth + kWidth) * 4;
+    EXPECT_EQ(statistics.padding_bytes, 0);
+    EXPECT_EQ(statistics.shard_bytes, 8 * unit / 2);
+    EXPECT_EQ(statistics.reduced_bytes_kept, 8 * unit / 2);
+    EXPECT_EQ(statistics.gathered_bytes, 2 * unit);
+    EXPECT_EQ(statistics.gradient_bytes, 2 * unit);
+    EXPECT_EQ(statistics.synchronisations, 3);
+    EXPECT_EQ(statistics.gathers, 3 * (8 + 7));  // the last block stays from the forward to the backward pass
+  });
+}
+
+TEST(FullyShard, SmallNeighboursAreJoined) {
+  run_local_ranks(2, [](const std::shared_ptr<Communicator>& world) {
+    auto net = blocks(5, 10);
+    const FullyShardedDataParallel sharded(*net, mesh_of(world), {.smallest_unit = 200});
+    const auto units = sharded.units();
+    ASSERT_EQ(units.size(), 2U);  // 110 each: two, then three
+    EXPECT_THAT(units[0], ElementsAre("0.weight", "0.bias", "2.weight", "2.bias"));
+    EXPECT_EQ(units[1].size(), 6U);
+    net->forward(waves({2, 10}, 1.0)).sum().backward();
+  });
+}
+
+TEST(FullyShard, APlainModuleIsOneUnitAndIsRun) {
+  run_local_ranks(2, [](const std::shared_ptr<Communicator>& world) {
+    Mlp a, b;
+    DistributedDataParallel ddp(a, world);
+    FullyShardedDataParallel sharded(b, mesh_of(world));
+    EXPECT_EQ(sharded.units().size(), 1U);
+    Sgd first(ddp.parameters()), second(sharded.parameters());
+    for (int step = 0; step < 3; ++step) {
+      const at::Tensor x = waves({6, 8}, world->rank() + step);
+      a.forward(x).square().mean().backward();
+      sharded.run(b, x).square().mean().backward();
+      first.step(0.1);
+      second.step(0.1);
+      first.zero_grad();
+      second.zero_grad();
+    }
+    expect_equal(whole(sharded.parameters(), *world), ddp.parameters());
+  });
+}
+
+TEST(FullyShard, GradientsThatAreStillThereAreAddedTo) {
+  run_local_ranks(2, [](const std::shared_ptr<Communicator>& world) {
+    for (const int stage : {1, 2, 3}) {
+      auto net = blocks(2, 6);
+      FullyShardedDataParallel sharded(*net, mesh_of(world), {.stage = stage});
+      const auto pass = [&] { net->forward(waves({3, 6}, world->rank())).sum().backward(); };
+      pass();
+      std::vector<at::Tensor> once;
+      for (const auto& p : sharded.parameters()) once.push_back(p.tensor.grad().clone());
+      pass();
+      for (std::size_t i = 0; i < once.size(); ++i) {
+        EXPECT_TRUE(at::equal(sharded.parameters()[i].tensor.grad(), once[i].mul(2))) << stage;
+      }
+    }
+  });
+}
+
+TEST(FullyShard, FrozenParametersAreSharedButNotTrained) {
+  run_local_ranks(2, [](const std::shared_ptr<Communicator>& world) {
+    auto a = blocks(3, 10), b = blocks(3, 10);
+    for (auto& net : {a, b}) {
+      for (auto& p : net->named_parameters()) p.value().set_requires_grad(p.key().ends_with("bias"));
+    }
+    DistributedDataParallel ddp(*a, world);
+    FullyShardedDataParallel sharded(*b, mesh_of(world));
+    EXPECT_EQ(sharded.parameters().size(), 6U);
+    EXPECT_EQ(sharded.trained_parameters().size(), 3U);
+    for (int step = 0; step < 2; ++step) {
+      Sgd(ddp.parameters()).zero_grad();
+      Sgd(sharded.trained_parameters()).zero_grad();
+      a->forward(waves({4, 10}, world->rank())).square().sum().backward();
+      b->forward(waves({4, 10}, world->rank())).square().sum().backward();
+    }
+    for (const auto& p : sharded.trained_parameters()) {
+      const auto found = std::ranges::find(ddp.parameters(), p.name, &NamedTensor::name);
+      const Box box = p.shard->box();
+      EXPECT_TRUE(at::equal(p.tensor.grad(), found->tensor.grad().narrow(0, box.offsets[0], box.shape[0]))) << p.name;
+    }
+  });
+}
+
+TEST(FullyShard, AModelBornWithoutMemoryHasItsStartingValuesInShards) {
+  run_local_ranks(3, [](const std::shared_ptr<Communicator>& world) {
+    struct Net : nn::Module {
+      explicit Net(bool without_memory) : nn::Module("Net") {
+        weight = make_parameter("weight", {7, 5}, {.without_memory = without_memory});
+      }
+      at::Tensor forward(const at::Tensor& x) { return at::linear(x, weight); }
+      at::Tensor weight;
+    };
+    Net whole_net(false), shell(true);
+    nn::initialise(whole_net, 5);
+    EXPECT_FALSE(has_memory(shell.weight));
+    FullyShardedDataParallel sharded(shell, mesh_of(world));
+    sharded.initialise(5);
+    EXPECT_TRUE(at::equal(whole(sharded.parameters(), *world)[0].tensor, whole_net.weight));
+    const at::Tensor x = waves({2, 5}, 0);
+    EXPECT_TRUE(at::equal(nn::call(shell, x), whole_net.forward(x)));
+  });
+}
+
+TEST(FullyShard, WhatCannotBeShardedIsRefused) {
+  run_local_ranks(2, [](const std::shared_ptr<Communicator>& world) {
+    ddp_testing::Bag scalar, mixed, integers, empty;
+    scalar.add("s", at::zeros({}));
+    mixed.add("a", at::zeros({2}));
+    mixed.add("b", at::zeros({2}, at::kDouble));
+    integers.add("i", at::zeros({2}, at::kLong), /*requires_grad=*/false);
+    const auto refusal = [&](torch::nn::Module& module) {
+      return message_of([&] { FullyShardedDataParallel(module, mesh_of(world)); });
+    };
+    EXPECT_THAT(refusal(scalar), AllOf(HasSubstr("'s' has no dimensions"), HasSubstr("shape [1]")));
+    EXPECT_THAT(refusal(mixed), AllOf(HasSubstr("'a' (Float on cpu)"), HasSubstr("'b' (Double on cpu)")));
+    EXPECT_THAT(refusal(integers), HasSubstr("'i' has dtype Long"));
+    EXPECT_THAT(refusal(empty), HasSubstr("no parameters"));
+    auto net = blocks(1, 4);
+    EXPECT_THAT(message_of([&] {
+                  FullyShardedDataParallel(*net, DeviceMesh(world, {{"dp", 2}}));
+                }),
+                HasSubstr("has no axis 'dp_shard'"));
+    EXPECT_THAT(message_of([&] { FullyShardedDataParallel(*net, mesh_of(world), {.stage = 4}); }),
+                HasSubstr("stage is 4: expected 1, 2 or 3"));
+    auto other = blocks(1, world->rank() == 0 ? 4 : 5);
+    EXPECT_THAT(refusal(*other), HasSubstr("the ranks hold different models"));
+  });
+}
+
+TEST(FullyShard, AnUnusedParameterIsNamedOnEveryRank) {
+  std::vector<std::string> messages(2);
+  run_local_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
+    auto net = blocks(3, 6);
+    FullyShardedDataParallel sharded(*net, mesh_of(world));
+    // The last block is not run on rank 1.
+    at::Tensor x = waves({2, 6}, 1.0);
+    const int count = world->rank() == 1 ? 4 : 6;
+    messages[static_cast<std::size_t>(world->rank())] = message_of([&] {
+      for (int i = 0; i < count; ++i) x = (*(net->begin() + i)).forward<at::Tensor>(x);
+      x.sum().backward();
+    });
+  });
+  EXPECT_THAT(messages[1], ::testing::AnyOf(HasSubstr("'4.weight'"), HasSubstr("unit"), HasSubstr("rank")));
+  EXPECT_NE(messages[0], "");
+}
+
+TEST(FullyShard, AnExceptionInBackwardEndsTheOtherRanksToo) {
+  std::vector<std::string> messages(2);
+  run_local_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
+    auto net = blocks(3, 6);
+    FullyShardedDataParallel sharded(*net, mesh_of(world));
+    at::Tensor x = waves({2, 6}, 1.0).requires_grad_();
+    if (world->rank() == 1) {
+      x.register_hook([](const at::Tensor&) { throw Error("the hook of rank 1"); });
+    }
+    messages[static_cast<std::size_t>(world->rank())] = message_of([&] {
+      net->forward(x).sum().backward();
+      net->forward(x).sum().backward();
+    });
+  });
+  EXPECT_THAT(messages[1], HasSubstr("the hook of rank 1"));
+  EXPECT_THAT(messages[0], HasSubstr("ended with an error"));
+}
+
+TEST(FullyShard, AModuleThatIsNotRunThroughItIsAnError) {
+  run_local_ranks(2, [](const std::shared_ptr<Communicator>& world) {
+    Mlp net;
+    FullyShardedDataParallel sharded(net, mesh_of(world));
+    EXPECT_THAT(message_of([&] {
+                  net.forward(waves({6, 8}, 0)).sum().backward();
+                }),
+                ::testing::AnyOf(HasSubstr("without having been gathered"), HasSubstr("ended with an error")));
+  });
+}
+
+}  // namespace
+}  // namespace phalanx
