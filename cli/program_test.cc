@@ -301,6 +301,43 @@ TEST_F(ProgramTest, StoppedBySigtermTwoRanksSaveAndContinueWithTheSameBits) {
   EXPECT_EQ(shards, 2);
 }
 
+// In processes and shared memory, where the collectives are others than between threads: see trainer_sharded_test.cc.
+TEST_F(ProgramTest, ShardedRanksHaveTheBitsOfDataParallelismAndGoOnInAnotherLayout) {
+  const std::string file = config();
+  const auto losses_of = [&](const std::string& folder) {
+    std::vector<std::pair<double, double>> values;
+    std::istringstream lines(contents(path(folder + "/metrics.jsonl")));
+    for (std::string line; std::getline(lines, line);) {
+      const auto entry = nlohmann::json::parse(line);
+      values.emplace_back(entry["loss"], entry["grad_norm"]);
+    }
+    return values;
+  };
+  const auto train = [&](const std::string& ranks, const std::string& folder, std::vector<std::string> keys) {
+    keys.insert(keys.begin(), {"train", "-n", ranks, file, "--training.global_batch_size=8",
+                               "--training.local_batch_size=" + std::to_string(8 / std::stoi(ranks)),
+                               "--job.dump_folder", path(folder)});
+    const Outcome outcome = run(keys);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    return outcome.err;
+  };
+  for (const std::string ranks : {"2", "4"}) {
+    train(ranks, "ddp" + ranks, {});
+    const auto expected = losses_of("ddp" + ranks);
+    ASSERT_EQ(expected.size(), 8U);
+    for (const std::string stage : {"1", "3"}) {
+      const std::string folder = "zero" + stage + "-" + ranks;
+      const std::string log =
+          train(ranks, folder, {"--parallelism.data_parallel_shard_degree=-1", "--parallelism.zero_stage=" + stage});
+      EXPECT_THAT(log, HasSubstr("layout: " + ranks + " ranks, ZeRO-" + stage + " over " + ranks));
+      EXPECT_EQ(losses_of(folder), expected) << folder;
+    }
+  }
+  const std::string log = train("2", "zero3-4", {"--training.steps=10"});  // four ranks' rows, whole on two
+  EXPECT_THAT(log, HasSubstr("continuing from"));
+  EXPECT_EQ(losses_of("zero3-4").size(), 10U);
+}
+
 TEST_F(ProgramTest, DataErrorsOfTwoRanksAreToldOnce) {
   for (const char* ranks : {"1", "2"}) {
     expect_one_error(run({"train", "-n", ranks, config(), "--training.dataset_path=/nonexistent/t.bin"}), 1,
