@@ -89,6 +89,21 @@ int main(int argc, char** argv) {
         "SGD with momentum", repeats, [&] { optimizer.step(1e-3); },
         [&] { at::_fused_sgd_({peer}, {grad}, {b}, 0.1, 0.9, 1e-3, 0.0, false, false, false); });
   }
+  {
+    // The peer: widen the gradient, step the master, round it into the parameter.
+    const auto ours = value.to(at::kBFloat16), peer = ours.clone(), narrow_grad = grad.to(at::kBFloat16);
+    const auto master = value.clone(), m = at::zeros_like(value), v = at::zeros_like(value);
+    ours.mutable_grad() = narrow_grad;
+    phalanx::AdamW optimizer({{"w", ours}});
+    const auto step = at::full({}, 1.0F);
+    compare(
+        "AdamW, bfloat16 and master", repeats, [&] { optimizer.step(1e-3); },
+        [&] {
+          at::_fused_adamw_({master}, {narrow_grad.to(at::kFloat)}, {m}, {v}, {}, {step}, 1e-3, 0.9, 0.95, 0.1, 1e-8,
+                            false, false);
+          peer.copy_(master);
+        });
+  }
   for (const std::int64_t row : {1, 16, 256, 1024, 4096}) {
     const auto shaped = row == 1 ? grad : grad.narrow(0, 0, elements / row * row).view({elements / row, row});
     const auto parameter = shaped.clone();

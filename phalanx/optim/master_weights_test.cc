@@ -16,6 +16,7 @@
 
 #include "phalanx/optim/adamw.h"
 #include "phalanx/optim/sgd.h"
+#include "phalanx/optim/widen.h"
 
 namespace phalanx {
 namespace {
@@ -67,6 +68,34 @@ TEST(MasterWeights, TakeTheStepsOfFloat32) {
         ASSERT_TRUE(equal_bytes(narrow.detach(), wide.detach().to(dtype))) << dtype << " step " << step;
       }
     }
+  }
+}
+
+TEST(MasterWeights, AreRoundedAsLibtorchRounds) {
+  std::vector<std::uint32_t> bits;  // of every 16-bit value: itself, ties and their neighbours, both ways
+  for (std::uint32_t upper = 0; upper < 0x10000; ++upper) {
+    for (const std::uint32_t lower : {0x0U, 0x1U, 0x7FFFU, 0x8000U, 0x8001U, 0xFFFFU})
+      bits.push_back(upper << 16 | lower);
+  }
+  const auto count = static_cast<std::int64_t>(bits.size());
+  const auto values = at::zeros({count}, at::TensorOptions(at::kFloat));
+  std::memcpy(values.mutable_data_ptr(), bits.data(), bits.size() * sizeof(float));
+  for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+    const auto narrowed = at::zeros({count}, dtype);
+    const auto widened = at::zeros({count}, at::TensorOptions(at::kFloat));
+    narrow(dtype, bits.size(), values.const_data_ptr<float>(), narrowed.mutable_data_ptr());
+    widen(dtype, bits.size(), narrowed.const_data_ptr(), widened.mutable_data_ptr<float>());
+    const auto numbers = values.eq(values);  // NaNs are NaNs, whichever
+    EXPECT_TRUE(equal_bytes(narrowed.masked_select(numbers), values.to(dtype).masked_select(numbers))) << dtype;
+    EXPECT_TRUE(equal_bytes(widened.masked_select(numbers), values.to(dtype).to(at::kFloat).masked_select(numbers)));
+    EXPECT_TRUE(narrowed.ne(narrowed).equal(numbers.logical_not())) << dtype;
+    // A master that rounds to its value is left alone.
+    const auto masters = values.clone();
+    adopt_changes(dtype, bits.size(), narrowed.const_data_ptr(), masters.mutable_data_ptr<float>());
+    EXPECT_TRUE(equal_bytes(masters, values)) << dtype;
+    const auto doubled = narrowed.mul(2);
+    adopt_changes(dtype, bits.size(), doubled.const_data_ptr(), masters.mutable_data_ptr<float>());
+    EXPECT_TRUE(at::equal(masters.to(dtype).masked_select(numbers), doubled.masked_select(numbers))) << dtype;
   }
 }
 

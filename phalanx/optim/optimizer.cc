@@ -191,7 +191,7 @@ void Optimizer::step_part(const Target& target, std::size_t number, std::int64_t
     } else {
       widen(dtype, elements, values, widened);
     }
-    for (std::size_t i = 0; i < elements; ++i) widened[i] *= factor;
+    if (factor != 1) multiply(elements, widened, factor);
     if (!target.narrow.defined()) {
       body(number, first + done, elements, widened);
       continue;

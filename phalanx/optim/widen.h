@@ -15,6 +15,7 @@ inline bool is_16_bit(c10::ScalarType dtype) {
 
 void widen(c10::ScalarType dtype, std::size_t count, const void* from, float* to);
 void narrow(c10::ScalarType dtype, std::size_t count, const float* from, void* to);
+void multiply(std::size_t count, float* values, float factor);
 /// Where a master does not round to its value any more, somebody has written the value: the master starts from it.
 void adopt_changes(c10::ScalarType dtype, std::size_t count, const void* values, float* masters);
 
