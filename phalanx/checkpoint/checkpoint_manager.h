@@ -14,9 +14,10 @@
 // - Any layout loads into any other: other ranks, another mesh, other placements. Global names, shapes and dtypes must
 //   agree; a tensor with a shard (tensor/named.h) takes the bytes of its own box only, whoever has saved them.
 //
-// All calls are collective over the communicator and synchronous. All ranks list the same names in the same order. A
-// replicated tensor has the same values on every rank, and each writes an even share of it; of a tensor with a shard
-// the first holder of each box writes it; a partial one is refused. The folder must be visible to all ranks.
+// All calls are collective over the communicator and, but for save_async(), synchronous. All ranks list the same names
+// in the same order. A replicated tensor has the same values on every rank, and each writes an even share of it; of a
+// tensor with a shard the first holder of each box writes it; a partial one is refused. The folder must be visible to
+// all ranks.
 //
 //   CheckpointManager checkpoints("run/checkpoint", {.keep_latest_k = 3}, comm);
 //   if (auto loaded = checkpoints.load_latest(state)) step = state.integers.at("step");
@@ -25,29 +26,27 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "phalanx/base/file.h"
-#include "phalanx/checkpoint/manifest.h"
+#include "phalanx/checkpoint/rank_group.h"
+#include "phalanx/checkpoint/staging_buffer.h"
+#include "phalanx/checkpoint/step_writer.h"
 #include "phalanx/tensor/train_state.h"
 
 namespace phalanx {
 
 class Communicator;
 
-struct CheckpointOptions {
-  int keep_latest_k = 0;              // 0 keeps all
-  std::int64_t keep_every_steps = 0;  // checkpoints whose step this divides are never removed; 0: none
-};
-
-struct SavedCheckpoint {
-  std::filesystem::path path;
-  std::uint64_t bytes = 0;                     // of all ranks
-  std::vector<std::filesystem::path> removed;  // by keep_latest_k; known on rank 0
+/// A save that goes on in the background.
+struct StartedSave {
+  std::filesystem::path path;  // where it will be
+  std::uint64_t bytes = 0;     // that this rank copied
+  double stall_seconds = 0;    // how long the caller was held up: an earlier save's end, the plan and the copy
 };
 
 struct LoadedCheckpoint {
@@ -64,6 +63,8 @@ class CheckpointManager {
   /// Without a communicator this process is the only rank. `fs` must outlive the manager.
   CheckpointManager(std::filesystem::path folder, CheckpointOptions options = {},
                     std::shared_ptr<Communicator> comm = nullptr, FileSystem& fs = posix_file_system());
+  ~CheckpointManager();  // waits for a save under way; a failure that nobody has asked for is logged
+  CheckpointManager(CheckpointManager&&) = delete;
 
   /// An existing step-N is replaced. `metadata` is rank 0's JSON object, kept in the manifest.
   SavedCheckpoint save(const TrainState& state, std::int64_t step, const std::string& metadata = "{}");
@@ -74,22 +75,28 @@ class CheckpointManager {
   /// One particular step directory. Names, shapes, dtypes and integers are compared before any tensor is overwritten.
   LoadedCheckpoint load(const std::filesystem::path& step_directory, TrainState& state);
 
+  /// As save(), but returns when the state has been copied, which may then be changed; a thread of this object's own
+  /// writes the copy, and talks to the other ranks over a communicator of its own (made by the first call).
+  /// A failure of it is thrown, on all ranks, by the next call of any method here but folder() and is_saving(), which
+  /// then does nothing else: whoever wants it at once asks finish(). The copy takes as much host memory as this rank
+  /// writes, kept for the next save.
+  StartedSave save_async(const TrainState& state, std::int64_t step, const std::string& metadata = "{}");
+  /// Waits for the save under way: what became of it, or its failure. Nothing if there is none.
+  std::optional<SavedCheckpoint> finish();
+  bool is_saving() const;  // this rank's part; never blocks
+
   const std::filesystem::path& folder() const { return folder_; }
 
  private:
-  std::vector<std::string> together(const std::function<std::string()>& work);
-  void prepare(const std::filesystem::path& temporary);
-  void commit(const Manifest& manifest, const std::filesystem::path& temporary, const std::filesystem::path& final);
-  std::vector<std::filesystem::path> remove_old(const std::filesystem::path& newest);
-  void retire(const std::filesystem::path& directory);
+  std::vector<PlannedBox> plan(const TrainState& state, std::int64_t step) const;
   LoadedCheckpoint read(const std::filesystem::path& step_directory, TrainState& state) const;
 
   std::filesystem::path folder_;
-  CheckpointOptions options_;
-  std::shared_ptr<Communicator> comm_;
-  FileSystem& fs_;
-  int rank_ = 0;
-  int world_size_ = 1;
+  StepWriter writer_;
+  RankGroup ranks_;
+  std::optional<RankGroup> background_ranks_;
+  StagingBuffer staging_;
+  std::future<SavedCheckpoint> under_way_;  // destroyed first: waits for the thread that reads the staging buffer
 };
 
 }  // namespace phalanx
