@@ -1,0 +1,64 @@
+// A deep network that is sharded over the ranks: the losses of data parallelism, a fraction of its memory.
+//
+//   phalanx launch --nproc-per-node 2 -- sharded_sequential          parameters, gradients and optimizer state sharded
+//   phalanx launch --nproc-per-node 2 -- sharded_sequential ddp      every rank has them all
+//
+// Each block of the Sequential is a unit: gathered from the ranks when it is used, and let go after it.
+#include <torch/torch.h>
+
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "phalanx/launch/process_context.h"
+#include "phalanx/mesh/device_mesh.h"
+#include "phalanx/optim/adamw.h"
+#include "phalanx/parallel/ddp.h"
+#include "phalanx/parallel/fully_shard.h"
+
+int main(int argc, char** argv) {
+  const phalanx::ProcessContext context = phalanx::init_from_environment();
+  const bool whole = argc > 1 && std::string(argv[1]) == "ddp";
+
+  torch::manual_seed(1);
+  torch::nn::Sequential model;
+  for (int layer = 0; layer < 8; ++layer) {
+    model->push_back(torch::nn::Linear(128, 128));
+    model->push_back(torch::nn::Tanh());
+  }
+  model->push_back(torch::nn::Linear(128, 1));
+
+  std::unique_ptr<phalanx::DistributedDataParallel> ddp;
+  std::unique_ptr<phalanx::FullyShardedDataParallel> sharded;
+  if (whole) {
+    ddp = std::make_unique<phalanx::DistributedDataParallel>(*model, context.world);
+  } else {
+    const phalanx::DeviceMesh mesh(context.world, {{"dp_shard", context.world_size}});
+    sharded = std::make_unique<phalanx::FullyShardedDataParallel>(*model, mesh);
+  }
+  const auto& parameters = whole ? ddp->parameters() : sharded->parameters();
+  phalanx::AdamW optimizer(parameters, {.weight_decay = 0.0});
+
+  const int64_t batch = 64, share = batch / context.world_size;
+  const auto inputs = torch::randn({batch, 128});  // the same data on every rank
+  const auto targets = inputs.narrow(1, 0, 1).sin();
+  const auto x = inputs.narrow(0, context.rank * share, share), y = targets.narrow(0, context.rank * share, share);
+
+  double loss_now = 0;
+  for (int step = 0; step < 60; ++step) {
+    auto loss = torch::mse_loss(model->forward(x), y);
+    loss.backward();
+    optimizer.step(1e-3);
+    optimizer.zero_grad();
+    auto mean = loss.detach().clone();
+    context.world->all_reduce(mean, {.op = phalanx::ReduceOp::avg});
+    loss_now = mean.item<double>();
+  }
+  int64_t mine = 0;
+  for (const auto& parameter : parameters) mine += parameter.tensor.numel();
+  if (context.rank == 0) {
+    std::printf("%d rank(s): loss %.6f; rank 0 trains %.0f %% of the parameters\n", context.world_size, loss_now,
+                100.0 * static_cast<double>(mine) / (8.0 * (128 * 128 + 128) + 129));
+  }
+  return 0;
+}
