@@ -147,7 +147,12 @@ void Optimizer::step(double lr, StepOptions options) {
   for (const auto& target : targets) {
     const at::Tensor& parameter = parameters_[target.index].tensor;
     const at::Tensor& stepped = target.narrow.defined() ? target.narrow : target.parameter;
-    if (!stepped.is_same(parameter)) parameter.copy_(stepped);
+    if (!stepped.is_same(parameter)) {
+      parameter.copy_(stepped);
+    } else {
+      // As libtorch's operators do: a backward through the old values is an error then, not a wrong result.
+      parameter.unsafeGetTensorImpl()->bump_version();
+    }
   }
 }
 

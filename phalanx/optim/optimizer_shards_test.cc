@@ -230,6 +230,22 @@ void expect_refusal(const std::vector<std::string>& parts, Body&& body) {
   }
 }
 
+TEST(OptimizerShards, AutogradNoticesTheStep) {
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+    const auto w = at::ones({3}, dtype).requires_grad_();
+    AdamW optimizer({{"w", w}});
+    const auto loss = w.mul(w).sum();  // its backward needs w as it is here
+    w.mutable_grad() = at::ones({3}, dtype);
+    optimizer.step(0.1);
+    try {
+      loss.backward();
+      ADD_FAILURE() << "gradients of weights that are gone, " << dtype;
+    } catch (const std::exception& error) {
+      EXPECT_THAT(error.what(), HasSubstr("modified by an inplace operation"));
+    }
+  }
+}
+
 TEST(OptimizerShards, RefusesGradientsOfAnotherShape) {
   const auto p = at::ones({3, 2}).requires_grad_(), q = at::ones({2}).requires_grad_();
   AdamW optimizer({{"q", q}, {"p", p}});
