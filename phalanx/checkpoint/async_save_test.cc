@@ -71,6 +71,7 @@ TEST(AsyncSave, SavesTheStateAsItWasHoweverItChangesMeanwhile) {
   run_local_ranks(rows.world, [&](const std::shared_ptr<Communicator>& comm) {
     CheckpointManager checkpoints(scratch.path(), {}, comm, fs);
     auto state = hold_state(global_state(3), rows, comm->rank());
+    checkpoints.reserve(state);
     EXPECT_FALSE(checkpoints.finish());
     EXPECT_FALSE(checkpoints.is_saving());
     const auto started = checkpoints.save_async(state, 30, R"({"a":1})");

@@ -64,10 +64,14 @@ SavedCheckpoint CheckpointManager::save(const TrainState& state, std::int64_t st
 StartedSave CheckpointManager::save_async(const TrainState& state, std::int64_t step, const std::string& metadata) {
   const auto begin = std::chrono::steady_clock::now();
   finish();
-  if (!background_ranks_) background_ranks_ = ranks_.split();
   const auto boxes = plan(state, step);
+  if (!background_ranks_) background_ranks_ = ranks_.split();
   StartedSave started{.path = step_directory(folder_, step)};
-  auto staged = staging_.copy(state.tensors, boxes);
+  StagedBoxes staged;
+  ranks_.together([&] {  // one that has no memory for it must not leave the others waiting
+    staged = staging_.copy(state.tensors, boxes);
+    return std::string();
+  });
   started.bytes = staged.bytes;
   Manifest manifest{.step = step, .integers = state.integers, .metadata = metadata, .files = {}};
   // Nothing of this object but the staging buffer's memory, which stays until the outcome has been fetched.
@@ -77,6 +81,16 @@ StartedSave CheckpointManager::save_async(const TrainState& state, std::int64_t 
   });
   started.stall_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return started;
+}
+
+void CheckpointManager::reserve(const TrainState& state) {
+  finish();
+  const auto boxes = plan(state, 0);
+  if (!background_ranks_) background_ranks_ = ranks_.split();
+  ranks_.together([&] {
+    staging_.reserve(state.tensors, boxes);
+    return std::string();
+  });
 }
 
 std::optional<SavedCheckpoint> CheckpointManager::finish() {

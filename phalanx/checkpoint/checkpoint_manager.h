@@ -81,6 +81,9 @@ class CheckpointManager {
   /// then does nothing else: whoever wants it at once asks finish(). The copy takes as much host memory as this rank
   /// writes, kept for the next save.
   StartedSave save_async(const TrainState& state, std::int64_t step, const std::string& metadata = "{}");
+  /// For who saves asynchronously: makes the memory for the copies at start-up, rather than within the first
+  /// save_async(), which would take several times as long as later ones.
+  void reserve(const TrainState& state);
   /// Waits for the save under way: what became of it, or its failure. Nothing if there is none.
   std::optional<SavedCheckpoint> finish();
   bool is_saving() const;  // this rank's part; never blocks

@@ -4,8 +4,7 @@
 //   write_shard_file(fs, path, staged.tensors, staged.boxes);      // on another thread, until the next copy()
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -20,14 +19,24 @@ struct StagedBoxes {
   std::uint64_t bytes = 0;
 };
 
-/// The memory is kept between copies: what costs most in a first copy is that the pages are new.
+/// The memory is kept between copies: what costs most in a first copy is that the pages are new. They are huge ones
+/// where the machine gives any, and written past the caches.
 class StagingBuffer {
  public:
+  StagingBuffer() = default;
+  ~StagingBuffer();
+  StagingBuffer(StagingBuffer&&) = delete;
+
+  /// Makes the memory for such a copy and its pages now.
+  void reserve(const std::vector<NamedTensor>& tensors, const std::vector<PlannedBox>& boxes);
   /// What it returned before is overwritten.
   StagedBoxes copy(const std::vector<NamedTensor>& tensors, const std::vector<PlannedBox>& boxes);
 
  private:
-  at::Tensor bytes_;
+  void grow(std::uint64_t bytes);
+
+  std::byte* memory_ = nullptr;
+  std::uint64_t size_ = 0;
 };
 
 }  // namespace phalanx
