@@ -14,6 +14,7 @@
 // that wants another start for one of its layers says so with set_init().
 #pragma once
 
+#include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 
 #include <concepts>
@@ -21,6 +22,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -61,19 +63,25 @@ class Module : public torch::nn::Module {
   bool has_forward_hooks() const noexcept { return !pre_hooks_.empty() || !post_hooks_.empty(); }
   bool has_parameter_hooks() const noexcept { return !before_use_.empty(); }
 
+  /// From now on call() hands forward() to the runner, as a function of its first input that may be run again later;
+  /// not where no gradients are recorded. For activation checkpointing (parallel/activation_checkpoint.h).
+  using Forward = std::function<at::Tensor(const at::Tensor& input)>;
+  using Runner = std::function<at::Tensor(Forward forward, const at::Tensor& input)>;
+  void set_runner(Runner runner) { runner_ = std::move(runner); }
+  bool has_runner() const noexcept { return static_cast<bool>(runner_); }
+  at::Tensor run(Forward forward, const at::Tensor& input) { return runner_(std::move(forward), input); }
+
   /// Runs `use`, which uses the module's parameters, between the parameter hooks.
   template <class Use>
   at::Tensor around_use(Use&& use) {
     for (auto& hook : before_use_) hook(*this);
     return run_post(after_use_, std::forward<Use>(use)());
   }
-  /// Runs `forward` between all hooks.
-  template <class Forward>
-  at::Tensor around_forward(Forward&& forward) {
-    return around_use([&] {
-      for (auto& hook : pre_hooks_) hook(*this);
-      return run_post(post_hooks_, std::forward<Forward>(forward)());
-    });
+  /// Runs `forward` between the forward hooks.
+  template <class Run>
+  at::Tensor around_forward(Run&& forward) {
+    for (auto& hook : pre_hooks_) hook(*this);
+    return run_post(post_hooks_, std::forward<Run>(forward)());
   }
 
  protected:
@@ -89,16 +97,39 @@ class Module : public torch::nn::Module {
 
   std::vector<PreHook> pre_hooks_, before_use_;
   std::vector<PostHook> post_hooks_, after_use_;
+  Runner runner_;
   std::map<std::string, Init> inits_;
 };
 
+namespace detail {
+
+template <class T>
+inline constexpr bool kMayBeKept = !std::is_lvalue_reference_v<T> || std::is_const_v<std::remove_reference_t<T>>;
+
+/// The forward pass as a function of its first input; the others are copied.
+template <class M, class First, class... Rest>
+at::Tensor run_again_later(M& module, First&& first, Rest&&... rest) {
+  return module.run(
+      [&module, ... rest = std::decay_t<Rest>(std::forward<Rest>(rest))](const at::Tensor& input) {
+        return module.around_forward([&] { return module.forward(input, rest...); });
+      },
+      first);
+}
+
+}  // namespace detail
+
 /// The one way to run a module: hooks, forward, hooks.
-template <std::derived_from<Module> M, class... Inputs>
-at::Tensor call(M& module, Inputs&&... inputs) {
-  if (!module.has_forward_hooks() && !module.has_parameter_hooks()) {
-    return module.forward(std::forward<Inputs>(inputs)...);
+template <std::derived_from<Module> M, class First, class... Rest>
+at::Tensor call(M& module, First&& first, Rest&&... rest) {
+  if constexpr (std::is_same_v<std::decay_t<First>, at::Tensor> && (detail::kMayBeKept<Rest> && ...)) {
+    if (module.has_runner() && at::GradMode::is_enabled()) {
+      return module.around_use(
+          [&] { return detail::run_again_later(module, std::forward<First>(first), std::forward<Rest>(rest)...); });
+    }
   }
-  return module.around_forward([&] { return module.forward(std::forward<Inputs>(inputs)...); });
+  const auto forward = [&] { return module.forward(std::forward<First>(first), std::forward<Rest>(rest)...); };
+  if (!module.has_forward_hooks() && !module.has_parameter_hooks()) return forward();
+  return module.around_use([&] { return module.around_forward(forward); });
 }
 template <class M, class... Inputs>
 at::Tensor call(const std::shared_ptr<M>& module, Inputs&&... inputs) {

@@ -76,6 +76,11 @@ struct TrainConfig {
     std::string fsdp_reshard_after_forward = "default";
   } parallelism;
 
+  struct ActivationCheckpoint {
+    std::string mode = "none";
+    std::int64_t selective_ac_option = 2;
+  } activation_checkpoint;
+
   struct Checkpoint {
     bool enable = true;
     std::string folder = "checkpoint";

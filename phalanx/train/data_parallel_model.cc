@@ -7,6 +7,7 @@
 #include "phalanx/base/human.h"
 #include "phalanx/mesh/device_mesh.h"
 #include "phalanx/nn/init.h"
+#include "phalanx/parallel/activation_checkpoint.h"
 #include "phalanx/train/model_config.h"
 
 namespace phalanx::train {
@@ -18,6 +19,13 @@ DataParallelModel::DataParallelModel(const TrainConfig& config, const BatchPlan&
   const bool is_sharded = plan.shards > 1;
   model_ = std::make_shared<models::Llama>(model_config(config),
                                            nn::TensorOptionsOfModule{.device = device, .without_memory = is_sharded});
+  const auto& recompute = config.activation_checkpoint;
+  const std::int64_t every = recompute.mode == "full"        ? 1
+                             : recompute.mode == "selective" ? recompute.selective_ac_option
+                                                             : 0;
+  for (std::size_t i = 0; every > 0 && i < model_->layers.size(); ++i) {
+    if (i % static_cast<std::size_t>(every) == 0) checkpoint_activations(*model_->layers[i]);
+  }
   if (!is_sharded) return;
   std::vector<MeshAxis> axes;
   if (plan.replicas > 1) axes.push_back({"dp_replicate", static_cast<int>(plan.replicas)});

@@ -50,6 +50,19 @@ TEST_F(TrainerShardedTest, EveryStageIsTheRunThatDataParallelismIs) {
   }
 }
 
+TEST_F(TrainerShardedTest, RecomputedActivationsChangeNothing) {
+  for (const auto& layout :
+       {Layout{.name = "ddp", .ranks = 2}, Layout{.name = "zero-3", .ranks = 2, .keys = sharded(3)}}) {
+    const Weights plain = train(config(layout.name, layout.keys), 2);
+    for (const std::string mode : {"full", "selective"}) {
+      const std::string name = layout.name + mode;
+      EXPECT_EQ(train(config(name, layout.keys + std::vector<std::string>{"--activation_checkpoint.mode=" + mode}), 2),
+                plain);
+      EXPECT_EQ(losses(name), losses(layout.name));
+    }
+  }
+}
+
 TEST_F(TrainerShardedTest, AResumedRunHasTheSameBitsAsOneThatNeverStopped) {
   for (const int stage : {1, 3}) {
     const std::string name = std::to_string(stage);

@@ -1,0 +1,103 @@
+#include "phalanx/parallel/activation_checkpoint.h"
+
+#include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <memory>
+#include <utility>
+
+#include "phalanx/base/error.h"
+
+namespace phalanx {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::tensor_list;
+
+class Autocast {
+ public:
+  explicit Autocast(at::DeviceType device)
+      : device_(device),
+        enabled_(at::autocast::is_autocast_enabled(device)),
+        dtype_(at::autocast::get_autocast_dtype(device)) {}
+  void apply() const {
+    at::autocast::set_autocast_enabled(device_, enabled_);
+    at::autocast::set_autocast_dtype(device_, dtype_);
+  }
+
+ private:
+  at::DeviceType device_;
+  bool enabled_;
+  at::ScalarType dtype_;
+};
+
+struct Recipe : torch::CustomClassHolder {
+  Recipe(std::function<at::Tensor(const at::Tensor&)> fn, const at::Tensor& input)
+      : fn(std::move(fn)), autocast(input.device().type()) {}
+  std::function<at::Tensor(const at::Tensor&)> fn;
+  Autocast autocast;
+};
+
+struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
+  // `anchor` needs a gradient, so that the function is recorded although the input may not need one.
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& input, const at::Tensor& /*anchor*/,
+                            const c10::intrusive_ptr<Recipe>& recipe) {
+    ctx->save_for_backward({input});
+    ctx->saved_data["recipe"] = c10::IValue::make_capsule(recipe);
+    ctx->saved_data["input_needs_grad"] = input.requires_grad();
+    return recipe->fn(input.detach());
+  }
+
+  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
+    const auto* asked_for = torch::autograd::get_current_graph_task_exec_info();
+    if (at::GradMode::is_enabled() || (asked_for != nullptr && !asked_for->empty())) {
+      throw Error(
+          "a checkpointed layer computes gradients by backward() alone; autograd::grad(), backward(inputs = ...) "
+          "and create_graph do not work through it");
+    }
+    const auto found = ctx->saved_data.find("recipe");
+    if (found == ctx->saved_data.end()) {
+      throw Error("a second backward pass through a checkpointed layer; run it forward again instead");
+    }
+    const auto capsule = std::move(found->second).toCapsule();
+    ctx->saved_data.erase(found);
+    const auto& recipe = static_cast<const Recipe&>(*capsule);
+    const at::Tensor input =
+        ctx->get_saved_variables()[0].detach().set_requires_grad(ctx->saved_data["input_needs_grad"].toBool());
+    at::Tensor output;
+    {
+      const Autocast now(input.device().type());
+      const at::AutoGradMode record(true);
+      recipe.autocast.apply();
+      try {
+        output = recipe.fn(input);
+      } catch (...) {
+        now.apply();
+        throw;
+      }
+      now.apply();
+    }
+    if (output.requires_grad()) torch::autograd::backward({output}, {grads[0]});
+    return {input.grad(), at::Tensor(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+at::Tensor checkpoint(std::function<at::Tensor(const at::Tensor&)> fn, const at::Tensor& input) {
+  if (!at::GradMode::is_enabled()) return fn(input);
+  const at::Tensor anchor =
+      at::empty({0}, at::TensorOptions(at::kFloat).device(input.device())).set_requires_grad(true);
+  return CheckpointFunction::apply(input, anchor, c10::make_intrusive<Recipe>(std::move(fn), input));
+}
+
+void checkpoint_activations(nn::Module& module) {
+  module.set_runner(
+      [](nn::Module::Forward forward, const at::Tensor& input) { return checkpoint(std::move(forward), input); });
+}
+
+}  // namespace phalanx

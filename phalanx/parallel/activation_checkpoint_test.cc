@@ -1,0 +1,146 @@
+#include "phalanx/parallel/activation_checkpoint.h"
+
+#include <ATen/ops/cat.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "phalanx/nn/init.h"
+#include "phalanx/nn/linear.h"
+#include "phalanx/parallel/ddp_test_support.h"
+#include "phalanx/parallel/fully_shard.h"
+
+namespace phalanx {
+namespace {
+
+using ddp_testing::message_of;
+using ddp_testing::waves;
+using ::testing::HasSubstr;
+
+// Remembers how often it ran, and its inner tensor without keeping it.
+struct Block : nn::Module {
+  explicit Block(double phase) : nn::Module("Block") {
+    first = register_module("first", std::make_shared<nn::Linear>(nn::LinearOptions{6, 12, true}));
+    second = register_module("second", std::make_shared<nn::Linear>(nn::LinearOptions{12, 6}));
+    const at::NoGradGuard no_grad;
+    for (auto& p : parameters()) p.copy_(waves(p.sizes(), phase).mul(0.4));
+  }
+  at::Tensor forward(const at::Tensor& x, double scale) {
+    ++runs;
+    const at::Tensor inner = at::tanh(nn::call(first, x)).mul(scale);
+    last_inner = c10::weak_intrusive_ptr<c10::TensorImpl>(inner.getIntrusivePtr());
+    return nn::call(second, inner.square());
+  }
+  std::shared_ptr<nn::Linear> first, second;
+  int runs = 0;
+  c10::weak_intrusive_ptr<c10::TensorImpl> last_inner{c10::intrusive_ptr<c10::TensorImpl>()};
+};
+
+struct Net : nn::Module {
+  explicit Net(bool checkpointed) : nn::Module("Net") {
+    for (int i = 0; i < 3; ++i) {
+      blocks.push_back(register_module(std::to_string(i), std::make_shared<Block>(i)));
+      if (checkpointed) checkpoint_activations(*blocks.back());
+    }
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (const auto& block : blocks) x = nn::call(block, x, 1.5);
+    return x;
+  }
+  std::vector<std::shared_ptr<Block>> blocks;
+};
+
+std::vector<at::Tensor> grads_of(const torch::nn::Module& module) {
+  std::vector<at::Tensor> grads;
+  for (const auto& p : module.parameters()) grads.push_back(p.grad());
+  return grads;
+}
+
+void expect_same_grads(const torch::nn::Module& a, const torch::nn::Module& b) {
+  const auto first = grads_of(a), second = grads_of(b);
+  ASSERT_EQ(first.size(), second.size());
+  for (std::size_t i = 0; i < first.size(); ++i) EXPECT_TRUE(at::equal(first[i], second[i])) << i;
+}
+
+TEST(ActivationCheckpoint, TheBitsAreThoseWithoutIt) {
+  Net plain(false), checkpointed(true);
+  for (const bool input_needs_grad : {true, false}) {
+    const at::Tensor a = waves({5, 6}, 0.0).set_requires_grad(input_needs_grad);
+    const at::Tensor b = waves({5, 6}, 0.0).set_requires_grad(input_needs_grad);
+    const at::Tensor y = plain.forward(a), z = checkpointed.forward(b);
+    EXPECT_TRUE(at::equal(y, z));
+    y.square().sum().backward();
+    z.square().sum().backward();
+    expect_same_grads(plain, checkpointed);
+    EXPECT_TRUE(!input_needs_grad || at::equal(a.grad(), b.grad()));
+  }
+}
+
+TEST(ActivationCheckpoint, KeepsNothingInBetweenAndRunsTwice) {
+  Net plain(false), checkpointed(true);
+  const at::Tensor x = waves({5, 6}, 0.0);
+  const at::Tensor y = plain.forward(x), z = checkpointed.forward(x);
+  for (const auto& block : plain.blocks) EXPECT_FALSE(block->last_inner.expired());
+  for (const auto& block : checkpointed.blocks) EXPECT_TRUE(block->last_inner.expired());
+  z.sum().backward();
+  for (const auto& block : plain.blocks) EXPECT_EQ(block->runs, 1);
+  for (const auto& block : checkpointed.blocks) EXPECT_EQ(block->runs, 2);
+  const at::NoGradGuard no_grad;
+  checkpointed.forward(x);
+  for (const auto& block : checkpointed.blocks) EXPECT_EQ(block->runs, 3);
+}
+
+TEST(ActivationCheckpoint, ForwardHooksSeeEveryRun) {
+  Net net(true);
+  int before = 0;
+  net.blocks[1]->add_pre_forward_hook([&](nn::Module&) { ++before; });
+  net.forward(waves({2, 6}, 0.0)).sum().backward();
+  EXPECT_EQ(before, 2);
+}
+
+TEST(ActivationCheckpoint, AnyFunctionAndNested) {
+  const at::Tensor w = waves({4, 4}, 1.0).requires_grad_(), v = waves({4, 4}, 1.0).requires_grad_();
+  const auto inner = [](const at::Tensor& w) {
+    return [w](const at::Tensor& x) { return at::tanh(at::linear(x, w)); };
+  };
+  const at::Tensor x = waves({3, 4}, 0.0);
+  inner(w)(inner(w)(x)).sum().backward();
+  checkpoint([&](const at::Tensor& y) { return checkpoint(inner(v), checkpoint(inner(v), y)); }, x).sum().backward();
+  EXPECT_TRUE(at::allclose(w.grad(), v.grad(), 1e-6, 1e-7));  // two contributions, added in another order
+}
+
+TEST(ActivationCheckpoint, UnderDataParallelismAndSharding) {
+  for (const int ranks : {1, 2, 3}) {
+    run_local_ranks(ranks, [](const std::shared_ptr<Communicator>& world) {
+      Net plain(false), replicated(true), whole(true);
+      DistributedDataParallel first(plain, world), second(replicated, world);
+      FullyShardedDataParallel sharded(whole, DeviceMesh(world, {{"dp_shard", world->size()}}));
+      for (int step = 0; step < 2; ++step) {
+        const at::Tensor x = waves({4, 6}, world->rank() + step);
+        for (auto& p : plain.parameters()) p.mutable_grad().reset();
+        for (auto& p : replicated.parameters()) p.mutable_grad().reset();
+        for (auto& p : sharded.parameters()) p.tensor.mutable_grad().reset();
+        plain.forward(x).square().sum().backward();
+        replicated.forward(x).square().sum().backward();
+        nn::call(whole, x).square().sum().backward();
+      }
+      expect_same_grads(plain, replicated);
+      for (const auto& p : sharded.parameters()) {
+        const Box box = p.shard->box();
+        const at::Tensor expected = plain.named_parameters()[p.name].grad();
+        EXPECT_TRUE(at::equal(p.tensor.grad(), expected.narrow(0, box.offsets[0], box.shape[0]))) << p.name;
+      }
+    });
+  }
+}
+
+TEST(ActivationCheckpoint, WhatItCannotDoIsRefused) {
+  Net net(true);
+  const at::Tensor x = waves({2, 6}, 0.0).requires_grad_();
+  EXPECT_THAT(message_of([&] { torch::autograd::grad({net.forward(x).sum()}, {x}); }),
+              HasSubstr("by backward() alone"));
+  const at::Tensor y = net.forward(x).sum();
+  y.backward({}, /*retain_graph=*/true);
+  EXPECT_THAT(message_of([&] { y.backward(); }), HasSubstr("a second backward pass"));
+}
+
+}  // namespace
+}  // namespace phalanx
