@@ -14,7 +14,7 @@
 namespace phalanx {
 namespace {
 
-constexpr std::int64_t kPieceElements = 1 << 18;
+constexpr std::int64_t kComparedElements = 1 << 18;
 
 double distance(double a, double b) {
   if (a == b || (std::isnan(a) && std::isnan(b))) return 0;
@@ -43,7 +43,7 @@ class Comparison {
       progress(static_cast<std::uint64_t>(a.whole().numel()));
       return difference;
     }
-    for_each_piece(a.whole(), kPieceElements, [&](const Box& piece) {
+    for_each_piece(a.whole(), kComparedElements, [&](const Box& piece) {
       compare_piece(piece, difference);
       progress(static_cast<std::uint64_t>(piece.numel()));
     });

@@ -189,7 +189,7 @@ checkpoint_testing::Layout three_rows() {
   return {"rows", MeshShape({{"dp", kRanks}}), rows, rows, kRanks};
 }
 
-void save_sharded(const std::filesystem::path& folder, const Attempt& attempt, FileSystem& fs) {
+void save_three_ranks(const std::filesystem::path& folder, const Attempt& attempt, FileSystem& fs) {
   const auto whole = checkpoint_testing::global_state(attempt.number);
   run_local_ranks(kRanks, [&](const std::shared_ptr<Communicator>& comm) {
     CheckpointManager(folder, kKeepTwo, comm, fs)
@@ -201,8 +201,8 @@ class InterruptedShardedSave : public testing::TestWithParam<Fault> {};
 
 TEST_P(InterruptedShardedSave, LeavesALoadableFolderAtEveryOperation) {
   const TempDirectory original("interrupted-sharded");
-  save_sharded(original.path(), {1, 1}, posix_file_system());
-  save_sharded(original.path(), {2, 2}, posix_file_system());
+  save_three_ranks(original.path(), {1, 1}, posix_file_system());
+  save_three_ranks(original.path(), {2, 2}, posix_file_system());
   const Attempt attempt{3, 5};
   std::int64_t operations = 1;
   bool seen_old = false, seen_new = false;
@@ -214,7 +214,7 @@ TEST_P(InterruptedShardedSave, LeavesALoadableFolderAtEveryOperation) {
                         {.fail_at = n < 0 ? std::numeric_limits<std::int64_t>::max() : n, .kind = GetParam()});
     bool reported_saved = true;
     try {
-      save_sharded(scratch.path(), attempt, fs);
+      save_three_ranks(scratch.path(), attempt, fs);
     } catch (const std::exception& error) {
       reported_saved = false;
       EXPECT_THAT(error.what(),
@@ -229,7 +229,7 @@ TEST_P(InterruptedShardedSave, LeavesALoadableFolderAtEveryOperation) {
     EXPECT_TRUE(same_state(state, checkpoint_testing::global_state(is_new ? attempt.number : 2)));
     EXPECT_TRUE(is_new || (!reported_saved && loaded->step == 2));
     (is_new ? seen_new : seen_old) = true;
-    save_sharded(scratch.path(), {9, 9}, posix_file_system());
+    save_three_ranks(scratch.path(), {9, 9}, posix_file_system());
     for (const auto& entry : std::filesystem::directory_iterator(scratch.path()))
       EXPECT_NE(entry.path().extension(), ".tmp") << entry.path();
   }
@@ -246,7 +246,7 @@ TEST(KilledShardedSave, DISABLED_SavesStepAfterStepUntilKilled) {
   const char *folder = std::getenv("PHALANX_TEST_FOLDER"), *first = std::getenv("PHALANX_TEST_FIRST_STEP");
   ASSERT_TRUE(folder != nullptr && first != nullptr);
   for (std::int64_t step = std::atoll(first);; ++step) {
-    save_sharded(folder, {step, step}, posix_file_system());
+    save_three_ranks(folder, {step, step}, posix_file_system());
     ASSERT_EQ(::write(kProgressFile, &step, sizeof step), static_cast<ssize_t>(sizeof step));
   }
 }
