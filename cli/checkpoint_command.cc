@@ -186,6 +186,7 @@ std::vector<std::filesystem::path> steps_to_verify(const std::filesystem::path& 
   std::ranges::stable_sort(steps, std::ranges::greater(), &FoundCheckpoint::step);
   if (steps.empty()) return {resolve_checkpoint(path)};  // says that there is none
   std::vector<std::filesystem::path> paths;
+  paths.reserve(steps.size());
   for (const auto& step : steps) paths.push_back(step.path);
   return paths;
 }
