@@ -7,10 +7,13 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
+#include <algorithm>
+
 #include "phalanx/nn/init.h"
 #include "phalanx/nn/module.h"
 #include "phalanx/optim/sgd.h"
 #include "phalanx/parallel/ddp_test_support.h"
+#include "phalanx/tensor/grad_ready.h"
 
 namespace phalanx {
 namespace {

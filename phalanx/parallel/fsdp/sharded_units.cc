@@ -265,7 +265,8 @@ void ShardedUnits::before_backward(std::size_t unit) {
   if (!pass_) begin_pass();
   ask_for_end();
   const at::NoGradGuard no_grad;
-  // The gradient of this unit's output is complete, so whatever came after it in the forward pass is through.
+  // The gradient of this unit's output is complete, so whatever came after it in the forward pass is through. (Not when
+  // its parameters' last gradient came: where some are frozen, its input's gradient may still have needed them.)
   for (std::size_t place = place_of(unit) + 1; place < order_.size(); ++place) {
     const std::size_t later = order_[place];
     if (states_[later].in_backward && states_[later].pending == 0) {
@@ -306,19 +307,11 @@ void ShardedUnits::on_ready(std::size_t unit, std::size_t parameter) {
 }
 
 void ShardedUnits::complete(std::size_t unit) {
-  State& state = states_[unit];
-  Unit& u = *units_[unit];
-  state.is_through = true;
-  if (!pass_->held) {
-    u.start_reduce();
-    reducing_.push_back(unit);
-    statistics_.reduced_bytes += u.bytes();
-  }
-  bool has_frozen = false;
-  for (std::size_t i = 0; i < u.size(); ++i) has_frozen = has_frozen || !u.is_trained(i);
-  if (has_frozen) return;  // the gradient of its input may still need them: let go when that has come
-  state.in_backward = false;
-  if (!state.in_use) let_go(unit);
+  states_[unit].is_through = true;
+  if (pass_->held) return;
+  units_[unit]->start_reduce();
+  reducing_.push_back(unit);
+  statistics_.reduced_bytes += units_[unit]->bytes();
 }
 
 void ShardedUnits::finish_oldest_reduce() {

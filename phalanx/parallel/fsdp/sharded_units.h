@@ -5,9 +5,9 @@
 //   before_use(u)     gathers u if it is not there, starts to gather the next one; lets nobody but u and that one keep
 //                     gathered memory
 //   after_use(u)      lets u go, unless it is the last one, which the backward pass begins with; hooks its output
-//   before_backward   the gradient of u's output has come: gathers u, starts to gather the one before it, gives its
-//                     gradients memory; units behind it are through
-//   grad_ready        the last gradient of u: starts its reduce-scatter and lets u go
+//   before_backward   the gradient of u's output has come: units behind it are through and let go; gathers u, starts to
+//                     gather the one before it, gives its gradients memory
+//   grad_ready        the last gradient of u: starts its reduce-scatter
 //   end of backward   finish(): waits, averages over replicas, publishes the shards' gradients
 //   an exception      abandon() aborts the communicators: no rank waits for one that will not come
 // Every rank issues the same sequence, because it follows from the model's graph alone.
