@@ -65,7 +65,8 @@ struct FullyShardOptions {
 
 struct FullyShardStatistics {
   std::int64_t synchronisations = 0;  // backward passes whose gradients were averaged
-  std::int64_t gathers = 0;           // of units
+  std::int64_t gathers_ahead = 0;     // of units, while another one was in use
+  std::int64_t gathers = 0;           // of units, those included
   std::int64_t reduced_bytes = 0;     // handed to reduce_scatter by this rank
   double exposed_seconds = 0;         // spent waiting for either (CPU; on CUDA host time)
   // Memory of this rank.

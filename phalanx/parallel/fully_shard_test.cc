@@ -133,6 +133,7 @@ TEST(FullyShard, AtMostTwoUnitsAreGathered) {
     EXPECT_EQ(statistics.gathered_bytes, 2 * unit);
     EXPECT_EQ(statistics.gradient_bytes, 2 * unit);
     EXPECT_EQ(statistics.synchronisations, 3);
+    EXPECT_EQ(statistics.gathers_ahead, 3 * (7 + 7));
     EXPECT_EQ(statistics.gathers, 3 * (8 + 7));  // the last block stays from the forward to the backward pass
   });
 }

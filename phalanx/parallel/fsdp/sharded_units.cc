@@ -170,6 +170,7 @@ void ShardedUnits::prefetch(std::size_t unit, int direction) {
   }
   u.start_gather();
   ++statistics_.gathers;
+  ++statistics_.gathers_ahead;
 }
 
 void ShardedUnits::note_use(std::size_t unit) {
