@@ -86,6 +86,7 @@ struct TrainConfig {
     std::string folder = "checkpoint";
     std::int64_t interval = 500;
     std::int64_t keep_latest_k = 10;
+    std::string async_mode = "disabled";
     std::int64_t load_step = -1;
     std::string initial_load_path;
     bool initial_load_in_hf = false;

@@ -177,6 +177,14 @@ const std::vector<Key>& known_keys() {
        "Steps between checkpoints. One is also saved at the end and on Ctrl-C, SIGTERM or SIGHUP.", 1, kAny},
       {"checkpoint", "keep_latest_k", at<&C::checkpoint, &C::Checkpoint::keep_latest_k>,
        "Older checkpoints than the latest k are removed. 0: keep all.", 0, kAny},
+      {"checkpoint",
+       "async_mode",
+       at<&C::checkpoint, &C::Checkpoint::async_mode>,
+       "async: training goes on while a copy of the state is written; a failure ends the run at the next save, at the "
+       "latest at its end. disabled: steps wait until it is on the disk.",
+       -kAny,
+       kAny,
+       {"disabled", "async"}},
       {"checkpoint", "load_step", at<&C::checkpoint, &C::Checkpoint::load_step>,
        "Continue from this step's checkpoint. -1: from the newest complete one.", -1, kAny},
       {"checkpoint", "initial_load_path", at<&C::checkpoint, &C::Checkpoint::initial_load_path>,
@@ -285,7 +293,6 @@ const std::vector<RefusedKey>& refused_keys() {
       {"parallelism", "expert_parallel_degree", "1", "there are no mixture-of-experts models in this version"},
       {"parallelism", "expert_tensor_parallel_degree", "1", "there are no mixture-of-experts models in this version"},
       {"parallelism", "enable_compiled_autograd", "false", "there is no compiler for C++ modules"},
-      {"checkpoint", "async_mode", "\"disabled\"", "checkpoints are saved between two steps"},
       {"checkpoint", "export_dtype", "\"float32\"", "weights are saved in float32"},
       {"checkpoint", "last_save_model_only", "false",
        "the last checkpoint is whole, so that a run can be prolonged; checkpoint.last_save_in_hf adds the bare "

@@ -145,7 +145,7 @@ TEST(Config, KnownButUnsupportedKeysAreRefusedByNameWithTheReason) {
   EXPECT_THAT(refusal("[parallelism]\ntensor_parallel_degree = 2\n"), HasSubstr("set it to 1"));
   EXPECT_THAT(refusal("[parallelism]\ncontext_parallel_degree = 2\n"), HasSubstr("context parallelism"));
   EXPECT_THAT(refusal("[activation_checkpoint]\nearly_stop = true\n"), HasSubstr("computed again whole"));
-  EXPECT_THAT(refusal("[checkpoint]\nasync_mode = \"async\"\n"), HasSubstr("async_mode"));
+  EXPECT_THAT(refusal("[checkpoint]\nasync_mode = \"async_with_pinned_mem\"\n"), HasSubstr("async_mode"));
   EXPECT_THAT(refusal("", {"--compile.enable"}), HasSubstr("[compile] enable"));
   EXPECT_THAT(refusal("", {"--parallelism.tensor_parallel_degree", "2"}), HasSubstr("tensor"));
 }

@@ -270,6 +270,7 @@ void Trainer::load_state() {
   checkpoints_ = std::make_unique<CheckpointManager>(
       folder, CheckpointOptions{.keep_latest_k = static_cast<int>(checkpoint.keep_latest_k)}, context_.world);
   TrainState state = collect_state();
+  if (checkpoint.async_mode == "async") checkpoints_->reserve(state);
   std::optional<LoadedCheckpoint> loaded;
   if (checkpoint.load_step >= 0) {
     loaded = checkpoints_->load(chosen_step(folder, checkpoint.load_step), state);
@@ -436,11 +437,28 @@ void Trainer::save_checkpoint() {
   if (!checkpoints_ || saved_step_ == step_) return;
   const TraceSpan span(trace_.recorder(), "checkpoint save", "checkpoint");
   const auto begin = Clock::now();
+  if (config_.checkpoint.async_mode == "async") {
+    checkpoints_->save_async(collect_state(), step_, model_metadata(model().config(), config_).dump());
+    saved_step_ = step_;
+    say(fmt::format("saving step {} while training goes on (copied in {})", step_,
+                    human_duration(seconds_since(begin))));
+    return;
+  }
   const SavedCheckpoint saved =
       checkpoints_->save(collect_state(), step_, model_metadata(model().config(), config_).dump());
   saved_step_ = step_;
   say(fmt::format("saved {} ({}, {})", saved.path.string(), human_bytes(saved.bytes),
                   human_duration(seconds_since(begin))));
+}
+
+/// The run is not over before its last checkpoint is on the disk. Collective.
+void Trainer::finish_saving() {
+  if (!checkpoints_) return;
+  const auto begin = Clock::now();
+  if (const auto saved = checkpoints_->finish()) {
+    say(fmt::format("saved {} ({}, waited {})", saved->path.string(), human_bytes(saved->bytes),
+                    human_duration(seconds_since(begin))));
+  }
 }
 
 void Trainer::export_in_hf() {
@@ -568,6 +586,7 @@ TrainResult Trainer::run() {
     bar.advance();
   }
   bar.finish();
+  finish_saving();
   trace_.close();  // a stop may have come in the middle of what one file was to hold
   if (result_.stopped) {
     say(checkpoints_

@@ -83,6 +83,7 @@ class Trainer {
   void log_step(const StepOutcome& outcome, double lr);
   void validate();
   void save_checkpoint();
+  void finish_saving();
   void export_in_hf();
   void announce() const;
   std::vector<std::pair<std::string, std::string>> description() const;

@@ -1,5 +1,7 @@
 // Training with sharded state: the same run as with whole models, and checkpoints that go from one layout to another.
 #include <atomic>
+#include <fstream>
+#include <iterator>
 
 #include "phalanx/base/error.h"
 #include "phalanx/train/trainer_test_support.h"
@@ -72,6 +74,33 @@ TEST_F(TrainerShardedTest, AResumedRunHasTheSameBitsAsOneThatNeverStopped) {
     EXPECT_EQ(result_.step, 5);
     EXPECT_EQ(train(config("parts" + name, sharded(stage)), 2), whole);
     EXPECT_EQ(losses("parts" + name), losses("whole" + name));
+  }
+}
+
+TEST_F(TrainerShardedTest, CheckpointsWrittenWhileTrainingGoesOnAreThoseOfTheirSteps) {
+  for (const auto& layout :
+       {Layout{.name = "ddp", .ranks = 2}, Layout{.name = "zero-3", .ranks = 2, .keys = sharded(3)}}) {
+    const auto keys = layout.keys + std::vector<std::string>{"--checkpoint.interval=3"};
+    train(config(layout.name, keys), 2);
+    const std::string name = layout.name + "-async";
+    const auto async_keys = keys + std::vector<std::string>{"--checkpoint.async_mode=async"};
+    train(config(name, async_keys), 2);
+    EXPECT_EQ(checkpoints_of(name), checkpoints_of(layout.name));
+    for (const int step : {3, 6, 9, 12}) {
+      const std::string in_step = "/checkpoint/step-" + std::to_string(step);
+      for (const std::string file : {"shard-00001-model-00001-of-00001.safetensors",
+                                     "shard-00002-model-00001-of-00001.safetensors", "manifest.json"}) {
+        const auto bytes_of = [&](const std::string& run) {
+          std::ifstream stream(path(run) + in_step + "/" + file, std::ios::binary);
+          return std::string(std::istreambuf_iterator<char>(stream), {});
+        };
+        EXPECT_EQ(bytes_of(name), bytes_of(layout.name)) << step << " " << file;
+        EXPECT_GT(bytes_of(name).size(), 100U);
+      }
+    }
+    train(config(name, async_keys + std::vector<std::string>{"--training.steps=13"}), 2);  // and it goes on from there
+    EXPECT_EQ(result_.step, 13);
+    EXPECT_EQ(losses(name).size(), 13U);
   }
 }
 
