@@ -35,6 +35,7 @@ all: configure
 	cmake --build $(BUILD) --parallel $(JOBS)
 
 test: all
+	@scripts/bootstrap.sh --tests
 	ctest --test-dir $(BUILD) --output-on-failure --no-tests=error
 
 FAULTS ?= 200

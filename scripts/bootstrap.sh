@@ -4,6 +4,8 @@
 #
 #   scripts/bootstrap.sh            compilers, libraries, libtorch
 #   scripts/bootstrap.sh --checks   also clang-format and clang-tidy, for `make check` and `make format`
+#   scripts/bootstrap.sh --tests    also safetensors and numpy in .venv, where that is used: a test reads checkpoints by
+#                                   Python, and says that it is skipped where they are absent
 #
 #   PHALANX_TORCH_DIR   use the libtorch in this folder (holding include/ and lib/)
 #   PHALANX_PYTHON      use this Python for the search, and to make .venv
@@ -21,8 +23,8 @@ required=(g++ cmake ninja-build make pkg-config libspdlog-dev libfmt-dev nlohman
 optional=(ccache mold libopenmpi-dev openmpi-bin)  # faster builds, and the mpi backend, where the distribution has them
 if [[ "${1:-}" == --checks ]]; then
   required+=(clang-format clang-tidy)
-elif [[ $# -gt 0 ]]; then
-  echo "usage: scripts/bootstrap.sh [--checks]" >&2
+elif [[ $# -gt 0 && "$1" != --tests ]]; then
+  echo "usage: scripts/bootstrap.sh [--checks | --tests]" >&2
   exit 2
 fi
 
@@ -210,6 +212,13 @@ if [[ "$need_tomlplusplus" == yes ]]; then install_tomlplusplus; fi
 if ! found=$(find_torch); then
   install_torch
   found=$(find_torch) || fail "libtorch is not usable after its installation: $found"
+fi
+# Not into a Python environment that is the user's.
+if [[ "${1:-}" == --tests && "$found" == *"$PWD/.venv/"* ]] &&
+  ! compgen -G '.venv/lib/python3*/site-packages/safetensors' >/dev/null; then
+  say "installing safetensors and numpy into .venv, for a test"
+  .venv/bin/python -m pip install --disable-pip-version-check --no-input -q safetensors numpy ||
+    say "pip could not install them (its output is above): the test will be skipped"
 fi
 say "libtorch ${found%% *} in ${found#* }"
 say "ready"
