@@ -11,6 +11,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/parallel/end_of_backward.h"
+#include "phalanx/parallel/missing_gradients.h"
 #include "phalanx/parallel/replicate.h"
 
 namespace phalanx {
@@ -247,27 +248,15 @@ void GradientReducer::abandon(const std::shared_ptr<Pass>& pass) noexcept {
   if (pass_ != pass) return;
   pass_.reset();
   for (auto& bucket : buckets_) bucket.work = Work();
-  if (alone()) return;
-  try {
-    comm_->abort(fmt::format(
-        "DistributedDataParallel: the backward pass of rank {} ended with an error before its gradients were averaged",
-        comm_->rank()));
-  } catch (...) {
-    // The communicator has failed already, which is all that was wanted.
-  }
+  abort_before_averaging(*comm_, "DistributedDataParallel");
 }
 
 std::string GradientReducer::names_of_unready() const {
-  constexpr std::size_t kShown = 10;
-  std::string names;
-  std::size_t count = 0;
+  std::vector<std::string> names;
   for (std::size_t i = 0; i < slots_.size(); ++i) {
-    if (slots_[i].ready) continue;
-    if (count < kShown) names += (count > 0 ? ", '" : "'") + parameters_[i].name + "'";
-    ++count;
+    if (!slots_[i].ready) names.push_back(parameters_[i].name);
   }
-  if (count > kShown) names += fmt::format(" and {} more", count - kShown);
-  return names;
+  return quoted_list(names);
 }
 
 void GradientReducer::fail_unused() {

@@ -10,6 +10,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/parallel/end_of_backward.h"
+#include "phalanx/parallel/missing_gradients.h"
 
 namespace phalanx::fsdp {
 namespace {
@@ -43,10 +44,8 @@ ShardedUnits::ShardedUnits(std::vector<std::unique_ptr<Unit>> units, std::shared
     largest = std::max(largest, unit->bytes());
     ++pooled;
   }
-  parameter_pool_ = MemoryPool(std::min(pooled, kGatheredUnits), largest, [&](std::int64_t bytes) {
-    return comm_->symmetric_empty({bytes},
-                                  at::TensorOptions(at::kByte).device(units_.front()->parameter(0).tensor.device()));
-  });
+  parameter_pool_ =
+      MemoryPool(std::min(pooled, kGatheredUnits), largest, [&](std::int64_t bytes) { return allocate(bytes); });
   statistics_.gathered_bytes = parameter_pool_.bytes();
 }
 
@@ -66,13 +65,15 @@ void ShardedUnits::detach() {
   subscriptions_.clear();
 }
 
+// Collective, as whoever calls it is.
+at::Tensor ShardedUnits::allocate(std::int64_t bytes) const {
+  const at::Device device = units_.front()->parameter(0).tensor.device();
+  return comm_->symmetric_empty({bytes}, at::TensorOptions(at::kByte).device(device));
+}
+
 // Before the first forward pass that is trained on: not in a backward pass, where other operations are under way.
 void ShardedUnits::make_pools() {
   if (grad_pool_) return;
-  const auto allocate = [&](std::int64_t bytes) {
-    return comm_->symmetric_empty({bytes},
-                                  at::TensorOptions(at::kByte).device(units_.front()->parameter(0).tensor.device()));
-  };
   std::int64_t largest = 0;
   int pooled = 0;
   for (const auto& unit : units_) {
@@ -85,7 +86,7 @@ void ShardedUnits::make_pools() {
     largest = std::max(largest, unit->bytes());
     ++pooled;
   }
-  grad_pool_.emplace(std::min(pooled, kUnitsOfGradients), largest, allocate);
+  grad_pool_.emplace(std::min(pooled, kUnitsOfGradients), largest, [&](std::int64_t bytes) { return allocate(bytes); });
   statistics_.gradient_bytes += grad_pool_->bytes();
 }
 
@@ -126,8 +127,7 @@ at::Tensor ShardedUnits::parameter_memory() {
   std::int64_t bytes = 0;
   for (const auto& unit : units_) bytes = std::max(bytes, unit->resident() ? 0 : unit->bytes());
   statistics_.gathered_bytes += bytes;
-  return comm_->symmetric_empty({bytes},
-                                at::TensorOptions(at::kByte).device(units_.front()->parameter(0).tensor.device()));
+  return allocate(bytes);
 }
 
 void ShardedUnits::start_gather(std::size_t unit) {
@@ -254,8 +254,7 @@ at::Tensor ShardedUnits::grad_memory() {
   std::int64_t bytes = 0;
   for (const auto& unit : units_) bytes = std::max(bytes, unit->bytes());
   statistics_.gradient_bytes += bytes;
-  return comm_->symmetric_empty({bytes},
-                                at::TensorOptions(at::kByte).device(units_.front()->parameter(0).tensor.device()));
+  return allocate(bytes);
 }
 
 void ShardedUnits::give_grads_memory(std::size_t unit) {
@@ -367,35 +366,22 @@ void ShardedUnits::abandon(const std::shared_ptr<Pass>& pass) noexcept {
   pass_.reset();
   reducing_.clear();
   reduced_.clear();
-  for (Communicator* comm : {comm_.get(), replicas_.get()}) {
-    if (comm == nullptr || comm->size() == 1) continue;
-    try {
-      comm->abort(fmt::format(
-          "fully_shard: the backward pass of rank {} ended with an error before its gradients were averaged",
-          comm->rank()));
-    } catch (...) {
-      // The communicator has failed already, which is all that was wanted.
-    }
-  }
+  abort_before_averaging(*comm_, "fully_shard");
+  if (replicas_) abort_before_averaging(*replicas_, "fully_shard");
 }
 
 void ShardedUnits::fail_unused() {
-  constexpr std::size_t kShown = 10;
-  std::string names;
-  std::size_t count = 0;
+  std::vector<std::string> names;
   for (std::size_t u = 0; u < units_.size(); ++u) {
     for (std::size_t i = 0; i < units_[u]->size(); ++i) {
-      if (!units_[u]->is_trained(i) || states_[u].ready[i]) continue;
-      if (count < kShown) names += fmt::format("{}'{}'", count > 0 ? ", " : "", units_[u]->parameter(i).name);
-      ++count;
+      if (units_[u]->is_trained(i) && !states_[u].ready[i]) names.push_back(units_[u]->parameter(i).name);
     }
   }
-  if (count > kShown) names += fmt::format(" and {} more", count - kShown);
   const std::string message = fmt::format(
       "fully_shard: on rank {} the backward pass gave no gradient to {} parameter{}: {}. Use them in the loss, or "
-      "freeze "
-      "them (requires_grad = false) before sharding",
-      comm_->rank(), count, count == 1 ? "" : "s", names);
+      "freeze them (requires_grad = false) before sharding",
+      comm_->rank(), names.size(), names.size() == 1 ? "" : "s", quoted_list(names));
+  // The other ranks may have used them and be waiting: they fail with the same words.
   if (comm_->size() > 1) comm_->abort(message);
   throw Error(message);
 }

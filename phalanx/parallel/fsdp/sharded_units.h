@@ -65,6 +65,7 @@ class ShardedUnits : public std::enable_shared_from_this<ShardedUnits> {
   ShardedUnits(std::vector<std::unique_ptr<Unit>> units, std::shared_ptr<Communicator> comm,
                std::shared_ptr<Communicator> replicas);
   void subscribe();
+  at::Tensor allocate(std::int64_t bytes) const;
   void make_pools();
   void start_gather(std::size_t unit);
   void gather(std::size_t unit);
