@@ -146,6 +146,23 @@ TEST(InterruptedFirstSave, IsAFreshStart) {
   }
 }
 
+/// Waits until the process has finished a step, kills it some time in a later one, and returns the last step that it
+/// said it had finished.
+std::int64_t kill_at_random(pid_t child, int progress, std::mt19937& random) {
+  std::int64_t finished = 0;
+  EXPECT_EQ(::read(progress, &finished, sizeof finished), static_cast<ssize_t>(sizeof finished));
+  std::this_thread::sleep_for(std::chrono::microseconds(random() % 8000));  // the moment of the kill
+  ::kill(child, SIGKILL);
+  int status = 0;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFSIGNALED(status)) << "the child ended by itself: " << status;
+  for (std::int64_t step = 0; ::read(progress, &step, sizeof step) == static_cast<ssize_t>(sizeof step);) {
+    finished = step;
+  }
+  ::close(progress);
+  return finished;
+}
+
 TEST(KilledSave, EveryFinishedCheckpointSurvivesSigkillAtAnyMoment) {
   const TempDirectory scratch("killed");
   std::mt19937 random(20);
@@ -160,16 +177,7 @@ TEST(KilledSave, EveryFinishedCheckpointSurvivesSigkillAtAnyMoment) {
       save_until_killed(scratch.path(), loaded_step + 1, pipe[1]);
     }
     ::close(pipe[1]);
-    std::int64_t finished = 0;
-    EXPECT_EQ(::read(pipe[0], &finished, sizeof finished), static_cast<ssize_t>(sizeof finished));
-    std::this_thread::sleep_for(std::chrono::microseconds(random() % 8000));  // the moment of the kill
-    ::kill(child, SIGKILL);
-    int status = 0;
-    ASSERT_EQ(::waitpid(child, &status, 0), child);
-    EXPECT_TRUE(WIFSIGNALED(status)) << "the child ended by itself: " << status;
-    for (std::int64_t step = 0; ::read(pipe[0], &step, sizeof step) == static_cast<ssize_t>(sizeof step);)
-      finished = step;
-    ::close(pipe[0]);
+    const std::int64_t finished = kill_at_random(child, pipe[0], random);
 
     auto state = make_state(0, 20'000);
     const auto loaded = CheckpointManager(scratch.path()).load_latest(state);
@@ -278,16 +286,7 @@ TEST(KilledShardedSave, EveryFinishedCheckpointSurvivesSigkillAtAnyMoment) {
     const pid_t child = start_saving(scratch.path(), last + 1, pipe);
     ASSERT_GT(child, 0);
     ::close(pipe[1]);
-    std::int64_t finished = 0;
-    EXPECT_EQ(::read(pipe[0], &finished, sizeof finished), static_cast<ssize_t>(sizeof finished));
-    std::this_thread::sleep_for(std::chrono::microseconds(random() % 8000));  // the moment of the kill
-    ::kill(child, SIGKILL);
-    int status = 0;
-    ASSERT_EQ(::waitpid(child, &status, 0), child);
-    EXPECT_TRUE(WIFSIGNALED(status)) << "the child ended by itself: " << status;
-    for (std::int64_t step = 0; ::read(pipe[0], &step, sizeof step) == static_cast<ssize_t>(sizeof step);)
-      finished = step;
-    ::close(pipe[0]);
+    const std::int64_t finished = kill_at_random(child, pipe[0], random);
     EXPECT_GT(finished, last);
     auto state = checkpoint_testing::global_state(0);
     const auto loaded = CheckpointManager(scratch.path()).load_latest(state);
