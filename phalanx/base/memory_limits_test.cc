@@ -1,0 +1,185 @@
+#include "phalanx/base/memory_limits.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <string>
+
+#include "phalanx/base/temp_directory.h"
+
+namespace phalanx {
+namespace {
+
+constexpr std::uint64_t kMiB = 1 << 20;
+
+/// A file tree that looks like that of a machine.
+class MemoryLimits : public ::testing::Test {
+ protected:
+  void write(const std::string& name, const std::string& text) const {
+    const std::filesystem::path path = root_.path() / name;
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path) << text;
+  }
+  void write_limits(const std::string& data, const std::string& address_space) const {
+    write("proc/self/limits",
+          "Limit                     Soft Limit           Hard Limit           Units     \n"
+          "Max cpu time              unlimited            unlimited            seconds   \n"
+          "Max data size             " +
+              data +
+              "            unlimited            bytes     \n"
+              "Max address space         " +
+              address_space + "            unlimited            bytes     \n");
+    write("proc/self/status", "Name:\tworker\nVmPeak:\t  999999 kB\nVmSize:\t  204800 kB\nVmData:\t   51200 kB\n");
+  }
+  std::map<std::string, MemoryLimit> limits() const {
+    std::map<std::string, MemoryLimit> found;
+    for (const MemoryLimit& limit : memory_limits(root_.path())) found.emplace(limit.name, limit);
+    return found;
+  }
+  TempDirectory root_;
+};
+
+TEST_F(MemoryLimits, WithoutAnyFileNothingIsLimited) { EXPECT_TRUE(limits().empty()); }
+
+TEST_F(MemoryLimits, ThoseOfTheProcessAreTheSoftOnes) {
+  write_limits("209715200", "unlimited");
+  auto found = limits();
+  ASSERT_EQ(found.size(), 1U);
+  const MemoryLimit& data = found.at("RLIMIT_DATA");
+  EXPECT_EQ(data.bytes, 200 * kMiB);
+  EXPECT_EQ(data.used, 50 * kMiB);
+  EXPECT_EQ(data.available(), 150 * kMiB);
+  EXPECT_EQ(data.counts, MemoryLimit::Counts::private_memory);
+  EXPECT_EQ(data.shared_by, MemoryLimit::SharedBy::process);
+  EXPECT_EQ(data.text(), "RLIMIT_DATA: 200 MiB, of which 50.0 MiB are in use");
+
+  write_limits("unlimited", "419430400");
+  found = limits();
+  ASSERT_EQ(found.size(), 1U);
+  EXPECT_EQ(found.at("RLIMIT_AS").available(), 200 * kMiB);
+  EXPECT_EQ(found.at("RLIMIT_AS").counts, MemoryLimit::Counts::mappings);
+}
+
+TEST_F(MemoryLimits, OfTheMachineIsWhatIsAvailable) {
+  write("proc/meminfo", "MemTotal:       16777216 kB\nMemFree:  100 kB\nMemAvailable:    4194304 kB\n");
+  const auto found = limits();
+  ASSERT_EQ(found.size(), 1U);
+  EXPECT_EQ(found.at("memory of this machine").available(), 4096 * kMiB);
+  EXPECT_EQ(found.at("memory of this machine").shared_by, MemoryLimit::SharedBy::machine);
+}
+
+TEST_F(MemoryLimits, TheTightestGroupOfVersion2Binds) {
+  write("proc/self/cgroup", "0::/slurm/job_7/step_0\n");
+  write("proc/self/mountinfo", "30 24 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n");
+  const std::string tree = "sys/fs/cgroup/slurm/";
+  write(tree + "job_7/step_0/memory.max", "max\n");
+  write(tree + "job_7/step_0/memory.current", "1048576\n");
+  write(tree + "job_7/memory.max", "1073741824\n");
+  write(tree + "job_7/memory.current", "314572800\n");
+  write(tree + "job_7/memory.stat", "anon 1\ninactive_file 104857600\nactive_file 7\n");
+  write(tree + "memory.max", "2147483648\n");
+  write(tree + "memory.current", "2000000000\n");
+  auto found = limits();
+  ASSERT_EQ(found.size(), 1U);
+  EXPECT_EQ(found.at("cgroup /slurm (v2)").available(), 2147483648 - 2000000000);
+
+  write(tree + "memory.current", "314572800\n");
+  found = limits();
+  ASSERT_EQ(found.size(), 1U);
+  const MemoryLimit& job = found.at("cgroup /slurm/job_7 (v2)");
+  EXPECT_EQ(job.bytes, 1024 * kMiB);
+  EXPECT_EQ(job.used, 200 * kMiB);  // without the cache
+}
+
+TEST_F(MemoryLimits, InAContainerTheMountIsTheGroup) {
+  for (const std::string path : {"/", "/docker/abc", "/../elsewhere"}) {
+    write("proc/self/cgroup", "0::" + path + "\n");
+    write("proc/self/mountinfo", "30 24 0:26 /docker/abc /sys/fs/cgroup ro - cgroup2 cgroup ro\n");
+    write("sys/fs/cgroup/memory.max", "536870912\n");
+    write("sys/fs/cgroup/memory.current", "134217728\n");
+    const auto found = limits();
+    ASSERT_EQ(found.size(), 1U) << path;
+    EXPECT_EQ(found.at("cgroup / (v2)").available(), 384 * kMiB) << path;
+  }
+}
+
+TEST_F(MemoryLimits, Version1HasItsOwnNamesAndNumbers) {
+  write("proc/self/cgroup", "12:pids:/x\n5:cpu,memory:/job\n0::/init\n");
+  write("proc/self/mountinfo",
+        "30 24 0:26 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
+        "31 24 0:27 / /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids\n"
+        "32 24 0:28 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n");
+  write("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "9223372036854771712\n");  // none
+  write("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+  EXPECT_TRUE(limits().empty());
+  write("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "104857600\n");
+  write("sys/fs/cgroup/memory/job/memory.usage_in_bytes", "52428800\n");
+  write("sys/fs/cgroup/memory/job/memory.stat", "cache 5\ninactive_file 3\ntotal_inactive_file 10485760\n");
+  const auto found = limits();
+  ASSERT_EQ(found.size(), 1U);
+  EXPECT_EQ(found.at("cgroup /job (v1)").bytes, 100 * kMiB);
+  EXPECT_EQ(found.at("cgroup /job (v1)").used, 40 * kMiB);
+}
+
+TEST_F(MemoryLimits, MoreInUseThanAllowedLeavesNothing) {
+  write_limits("1048576", "unlimited");
+  EXPECT_EQ(limits().at("RLIMIT_DATA").available(), 0U);
+}
+
+TEST_F(MemoryLimits, DomainsAreTheSameOnOneMachineInOneGroup) {
+  write("proc/sys/kernel/random/boot_id", "abc-1\n");
+  EXPECT_EQ(memory_domain(root_.path()), "abc-1");
+  write("proc/self/cgroup", "0::/job\n");
+  EXPECT_EQ(memory_domain(root_.path()), "abc-1 /job");
+}
+
+std::uint64_t available_data() {
+  for (const MemoryLimit& limit : memory_limits()) {
+    if (limit.name == "RLIMIT_DATA") return limit.available();
+  }
+  return 0;
+}
+
+bool can_map(std::uint64_t bytes) {
+  return mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED;
+}
+
+// In a child: a limit cannot be taken back.
+[[noreturn]] void try_data_limit() {
+  const auto fail = [](const char* why) {
+    std::fputs(why, stderr);
+    std::_Exit(1);
+  };
+  if (available_data() != 0) fail("there is a limit already");
+  const std::uint64_t limit = std::uint64_t{4} << 30;
+  const rlimit wanted{limit, limit};
+  if (setrlimit(RLIMIT_DATA, &wanted) != 0) fail("setrlimit");
+  const std::uint64_t before = available_data();
+  if (before == 0 || before >= limit) fail("what is in use does not count");
+  if (!can_map(1024 * kMiB)) fail("what is available cannot be had");
+  const std::uint64_t after = available_data();
+  if (before - after < 1000 * kMiB || before - after > 1048 * kMiB) fail("what has been taken does not count");
+  if (can_map(after + 16 * kMiB)) fail("more can be had than is available");
+  if (!can_map(after - 16 * kMiB)) fail("less can be had than is available");
+  std::_Exit(0);
+}
+
+// What the files of a real machine say is what its kernel does.
+TEST_F(MemoryLimits, OfARealProcessAreThoseItMeets) {
+  EXPECT_EXIT(try_data_limit(), ::testing::ExitedWithCode(0), "");
+  std::uint64_t machine = 0;
+  for (const MemoryLimit& limit : memory_limits()) {
+    if (limit.name == "memory of this machine") machine = limit.available();
+  }
+  EXPECT_GT(machine, 0U);
+  EXPECT_FALSE(memory_domain().empty());
+}
+
+}  // namespace
+}  // namespace phalanx
