@@ -25,17 +25,17 @@
 #include <utility>
 #include <vector>
 
-#include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/comm/communicator.h"
-#include "phalanx/data/batches.h"
 #include "phalanx/optim/lr_schedule.h"
 #include "phalanx/optim/optimizer.h"
 #include "phalanx/tensor/train_state.h"
 #include "phalanx/train/config.h"
 #include "phalanx/train/data_parallel_model.h"
+#include "phalanx/train/device_info.h"
+#include "phalanx/train/run_checkpoints.h"
 #include "phalanx/train/run_files.h"
 #include "phalanx/train/step_trace.h"
-#include "phalanx/train/validation.h"
+#include "phalanx/train/training_data.h"
 
 namespace phalanx::train {
 
@@ -74,8 +74,6 @@ class Trainer {
 
  private:
   struct StepOutcome;
-  void on_first_rank(const std::function<void()>& work);
-  void open_data();
   void make_model();
   void load_state();
   TrainState collect_state() const;
@@ -83,10 +81,8 @@ class Trainer {
   void log_step(const StepOutcome& outcome, double lr);
   void validate();
   void save_checkpoint();
-  void finish_saving();
-  void export_in_hf();
+  void save_in_hf();
   void announce() const;
-  std::vector<std::pair<std::string, std::string>> description() const;
   bool is_first_rank() const { return context_.world->rank() == 0; }
   void say(const std::string& line) const;
 
@@ -94,18 +90,15 @@ class Trainer {
   TrainerContext context_;
   BatchPlan plan_;
   StepTrace trace_;
+  RunCheckpoints checkpoints_;
+  DeviceInfo device_;
   std::unique_ptr<RunFiles> files_;
-  std::unique_ptr<data::Batches> batches_;
-  std::unique_ptr<Validator> validator_;
+  TrainingData data_;
   std::unique_ptr<DataParallelModel> model_;
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<LearningRateSchedule> schedule_;
-  std::unique_ptr<CheckpointManager> checkpoints_;
 
   std::int64_t step_ = 0;  // done
-  std::int64_t saved_step_ = -1;
-  std::string device_name_;
-  std::uint64_t device_bytes_ = 0;
   std::optional<double> peak_tflops_;
   double interval_seconds_ = 0;  // of steps since the last log line
   std::int64_t interval_tokens_ = 0;

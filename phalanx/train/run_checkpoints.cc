@@ -1,0 +1,123 @@
+#include "phalanx/train/run_checkpoints.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+
+#include "phalanx/base/error.h"
+#include "phalanx/base/file.h"
+#include "phalanx/base/human.h"
+#include "phalanx/checkpoint/checkpoint_list.h"
+#include "phalanx/checkpoint/weights.h"
+#include "phalanx/models/llama_config.h"
+#include "phalanx/train/first_rank.h"
+
+namespace phalanx::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+/// Found out before the first step: otherwise all steps up to the first save would be lost.
+void check_can_save(const std::string& folder) {
+  posix_file_system().make_directory(folder);
+  if (::access(folder.c_str(), W_OK | X_OK) != 0) {
+    throw CheckpointError(fmt::format("[checkpoint] folder: cannot write to '{}': {}", folder, std::strerror(errno)));
+  }
+}
+
+/// A checkpoint folder stands for its newest complete step; files, step directories and folders of weights for
+/// themselves.
+std::filesystem::path initial_weights(const TrainConfig::Checkpoint& config) {
+  const std::filesystem::path path = config.initial_load_path;
+  if (!std::filesystem::exists(path)) {
+    throw CheckpointError(fmt::format("[checkpoint] initial_load_path '{}' does not exist", path.string()));
+  }
+  if (config.initial_load_in_hf || !std::filesystem::is_directory(path)) return path;
+  for (const auto& entry : std::filesystem::directory_iterator(path)) {
+    if (entry.path().extension() == ".safetensors") return path;
+  }
+  return resolve_checkpoint(path);
+}
+
+/// The directory of [checkpoint] load_step.
+std::filesystem::path chosen_step(const std::string& folder, std::int64_t step) {
+  const std::filesystem::path path = step_directory(folder, step);
+  if (std::filesystem::exists(path)) return path;
+  std::string there;
+  for (const auto& found : list_checkpoints(folder).complete) {
+    there += fmt::format("{}{}", there.empty() ? "" : ", ", found.step);
+  }
+  throw CheckpointError(fmt::format("[checkpoint] load_step is {}, but there is no {}; complete checkpoints there: {}",
+                                    step, path.string(), there.empty() ? "none" : there));
+}
+
+}  // namespace
+
+void load_initial_weights(const TrainConfig::Checkpoint& config, const std::vector<NamedTensor>& weights,
+                          const Say& say) {
+  const std::filesystem::path path = initial_weights(config);
+  LoadWeightsOptions options;
+  if (config.initial_load_in_hf) options.name_in_file = models::llama_hf_name;
+  const LoadedWeights loaded = load_weights(path, weights, options);
+  say(fmt::format("initial weights: {} ({})", path.string(), human_bytes(loaded.bytes)));
+}
+
+RunCheckpoints::RunCheckpoints(const TrainConfig& config, std::shared_ptr<Communicator> world, Say say)
+    : config_(config.checkpoint),
+      folder_(in_dump_folder(config, config.checkpoint.folder)),
+      world_(std::move(world)),
+      say_(std::move(say)) {}
+
+bool RunCheckpoints::continues() const {
+  return config_.enable && (config_.load_step >= 0 || !list_checkpoints(folder_).complete.empty());
+}
+
+std::optional<std::int64_t> RunCheckpoints::load(TrainState& state) {
+  if (!config_.enable) return std::nullopt;
+  on_first_rank(*world_, [&] { check_can_save(folder_); });
+  manager_ = std::make_unique<CheckpointManager>(
+      folder_, CheckpointOptions{.keep_latest_k = static_cast<int>(config_.keep_latest_k)}, world_);
+  if (config_.async_mode == "async") manager_->reserve(state);
+  std::optional<LoadedCheckpoint> loaded;
+  if (config_.load_step >= 0) {
+    loaded = manager_->load(chosen_step(folder_, config_.load_step), state);
+  } else {
+    loaded = manager_->load_latest(state);
+  }
+  if (!loaded) return std::nullopt;
+  saved_step_ = state.integers.at("step");
+  say_(fmt::format("continuing from {} (step {}, {})", loaded->path.string(), saved_step_, human_bytes(loaded->bytes)));
+  return saved_step_;
+}
+
+void RunCheckpoints::save(const TrainState& state, std::int64_t step, const std::string& metadata) {
+  if (!manager_ || saved_step_ == step) return;
+  const auto begin = Clock::now();
+  if (config_.async_mode == "async") {
+    manager_->save_async(state, step, metadata);
+    say_(fmt::format("saving step {} while training goes on (copied in {})", step,
+                     human_duration(seconds_since(begin))));
+  } else {
+    const SavedCheckpoint saved = manager_->save(state, step, metadata);
+    say_(fmt::format("saved {} ({}, {})", saved.path.string(), human_bytes(saved.bytes),
+                     human_duration(seconds_since(begin))));
+  }
+  saved_step_ = step;
+}
+
+void RunCheckpoints::finish() {
+  if (!manager_) return;
+  const auto begin = Clock::now();
+  if (const auto saved = manager_->finish()) {
+    say_(fmt::format("saved {} ({}, waited {})", saved->path.string(), human_bytes(saved->bytes),
+                     human_duration(seconds_since(begin))));
+  }
+}
+
+}  // namespace phalanx::train

@@ -1,0 +1,60 @@
+// The checkpoints of a run: what it starts from, what it continues from, what it saves.
+//
+// Contract
+// - All of it is collective, but for continues() and saved_step(). What goes wrong is the same error on every rank.
+// - Where [checkpoint] enable is off, load() finds nothing, and save() and finish() do nothing.
+//
+//   RunCheckpoints checkpoints(config, world, say);
+//   if (!checkpoints.continues()) start_with_weights(config, model, say) or model.initialise(seed);
+//   if (const auto step = checkpoints.load(state)) ...
+//   checkpoints.save(state, step, metadata);
+//   checkpoints.finish();
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "phalanx/checkpoint/checkpoint_manager.h"
+#include "phalanx/comm/communicator.h"
+#include "phalanx/tensor/train_state.h"
+#include "phalanx/train/config.h"
+
+namespace phalanx::train {
+
+using Say = std::function<void(const std::string&)>;  // a line for the log
+
+/// Fills the weights from [checkpoint] initial_load_path, which is set.
+void load_initial_weights(const TrainConfig::Checkpoint& config, const std::vector<NamedTensor>& weights,
+                          const Say& say);
+
+class RunCheckpoints {
+ public:
+  RunCheckpoints(const TrainConfig& config, std::shared_ptr<Communicator> world, Say say);
+
+  /// Whether load() is going to find something.
+  bool continues() const;
+  /// The step of what was loaded, if anything was: the newest complete one, or [checkpoint] load_step. To be called
+  /// once, before save(), with all that save() is going to be given.
+  std::optional<std::int64_t> load(TrainState& state);
+  /// `metadata`: a JSON object, kept with it. A step that has just been saved is not saved again.
+  void save(const TrainState& state, std::int64_t step, const std::string& metadata);
+  /// The run is not over before its last checkpoint is on the disk.
+  void finish();
+
+  bool enabled() const noexcept { return config_.enable; }
+  std::int64_t saved_step() const noexcept { return saved_step_; }  // -1: none
+
+ private:
+  const TrainConfig::Checkpoint config_;
+  const std::string folder_;
+  const std::shared_ptr<Communicator> world_;
+  const Say say_;
+  std::unique_ptr<CheckpointManager> manager_;
+  std::int64_t saved_step_ = -1;
+};
+
+}  // namespace phalanx::train

@@ -1,0 +1,94 @@
+#include "phalanx/train/run_description.h"
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <torch/version.h>
+
+#include <nlohmann/json.hpp>
+
+#include "phalanx/base/human.h"
+#include "phalanx/train/model_config.h"
+
+namespace phalanx::train {
+namespace {
+
+std::string precision_text(const TrainConfig::Training& training) {
+  return training.mixed_precision_param == "bfloat16" ? "bfloat16 matrix products (autocast), float32 weights"
+                                                      : "float32";
+}
+
+}  // namespace
+
+DescriptionLines describe_run(const RunParts& run) {
+  const models::LlamaConfig& model = run.model.model().config();
+  const auto& training = run.config.training;
+  const BatchPlan& plan = run.plan;
+  DescriptionLines lines = {
+      {"libtorch", TORCH_VERSION},
+      {"device",
+       fmt::format("{} ({}, {})", run.device.str(), run.device_info.name, human_bytes(run.device_info.total_bytes))},
+      {"ranks", fmt::format("{}, backend {}, {} thread{} each", plan.world_size, run.world.backend_name(),
+                            at::get_num_threads(), at::get_num_threads() == 1 ? "" : "s")}};
+  lines.insert(lines.end(), run.more.begin(), run.more.end());
+  lines.emplace_back("model",
+                     fmt::format("llama {}: {} parameters, dim {}, {} layers, {}/{} heads, ffn {}, vocabulary {}",
+                                 run.config.model.flavor, with_commas(run.model.model().parameter_count()), model.dim,
+                                 model.n_layers, model.n_heads, model.n_kv_heads, model.ffn_hidden, model.vocab_size));
+  if (plan.world_size > 1) lines.emplace_back("layout", run.model.layout());
+  lines.emplace_back("memory", run.model.memory_text());
+  lines.emplace_back("precision", precision_text(training));
+  lines.emplace_back("data", run.data.batches->tokens().description());
+  lines.emplace_back(
+      "batch", fmt::format("{} sequences x {} tokens x {} rank{} x {} accumulated = {} tokens a step",
+                           plan.local_batch_size, training.seq_len, plan.world_size, plan.world_size == 1 ? "" : "s",
+                           plan.accumulation_steps, with_commas(plan.global_batch_size * training.seq_len)));
+  const double epochs = static_cast<double>(training.steps * plan.global_batch_size) /
+                        static_cast<double>(run.data.batches->sample_count());
+  lines.emplace_back(
+      "steps", fmt::format("{} ({} tokens, {:.2f} epochs)", training.steps,
+                           human_count(static_cast<double>(training.steps * plan.global_batch_size * training.seq_len)),
+                           epochs));
+  if (run.data.validator) {
+    lines.emplace_back("validation",
+                       fmt::format("{} tokens every {} steps, unigram entropy {:.4f}",
+                                   with_commas(run.data.validator->sample_count(plan.world_size) * training.seq_len),
+                                   run.config.validation.freq, run.data.unigram_entropy.value_or(0)));
+  }
+  lines.emplace_back("folder", run.config.job.dump_folder);
+  return lines;
+}
+
+nlohmann::json run_record(const RunParts& run, const DescriptionLines& lines) {
+  nlohmann::json environment = nlohmann::json::object();
+  for (const auto& [name, value] : lines) environment[name] = value;
+  nlohmann::json record = {{"description", run.config.job.description},
+                           {"status", "running"},
+                           {"steps", run.config.training.steps},
+                           {"parameters", run.model.model().parameter_count()},
+                           {"world_size", run.plan.world_size},
+                           {"model", fmt::format("llama {}", run.config.model.flavor)},
+                           {"layout", run.model.layout()},
+                           {"config", print_config(with_model_numbers(run.config))},
+                           {"environment", environment}};
+  if (run.data.unigram_entropy) record["unigram_entropy"] = *run.data.unigram_entropy;
+  return record;
+}
+
+nlohmann::json model_metadata(const models::LlamaConfig& model, const TrainConfig& config) {
+  return {{"model",
+           {{"name", config.model.name},
+            {"flavor", config.model.flavor},
+            {"dim", model.dim},
+            {"n_layers", model.n_layers},
+            {"n_heads", model.n_heads},
+            {"n_kv_heads", model.n_kv_heads},
+            {"ffn_hidden", model.ffn_hidden},
+            {"vocab_size", model.vocab_size},
+            {"max_seq_len", model.max_seq_len},
+            {"rope_theta", model.rope_theta},
+            {"norm_eps", model.norm_eps},
+            {"tie_embeddings", model.tie_embeddings}}},
+          {"hf_assets_path", config.model.hf_assets_path}};
+}
+
+}  // namespace phalanx::train

@@ -1,0 +1,40 @@
+// What a run is, in words and in JSON: the lines at its start, the report's table, run.json, a checkpoint's metadata.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "phalanx/comm/communicator.h"
+#include "phalanx/train/config.h"
+#include "phalanx/train/data_parallel_model.h"
+#include "phalanx/train/device_info.h"
+#include "phalanx/train/training_data.h"
+
+namespace phalanx::train {
+
+using DescriptionLines = std::vector<std::pair<std::string, std::string>>;
+
+/// The parts of a run; they outlive this.
+struct RunParts {
+  const TrainConfig& config;
+  const BatchPlan& plan;
+  const Communicator& world;
+  c10::Device device;
+  const DeviceInfo& device_info;
+  const DataParallelModel& model;
+  const TrainingData& data;
+  const DescriptionLines& more;  // lines of whoever started the run
+};
+
+DescriptionLines describe_run(const RunParts& run);
+/// What run.json says from the start of the run on; the lines are its "environment".
+nlohmann::json run_record(const RunParts& run, const DescriptionLines& lines);
+
+/// {"model": {...}, "hf_assets_path": ...}: enough to build the model again.
+nlohmann::json model_metadata(const models::LlamaConfig& model, const TrainConfig& config);
+
+}  // namespace phalanx::train

@@ -1,0 +1,34 @@
+#include "phalanx/train/step_figures.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+
+namespace phalanx::train {
+
+StepTotals share_figures(const StepFigures& mine, Communicator& world) {
+  const double fields[] = {mine.loss, mine.wants_stop ? 1.0 : 0.0, mine.data_seconds, mine.memory_gib,
+                           mine.cpu_seconds};
+  constexpr std::int64_t kFields = std::ssize(fields);
+  const int size = world.size();
+  // On the host, also where the device is a GPU: so whatever went wrong between the ranks in this step is thrown here,
+  // before anybody looks at what the device has computed since.
+  const at::Tensor host = at::empty({size, kFields}, at::TensorOptions(at::kDouble));
+  world.all_gather(host, at::tensor(at::ArrayRef<double>(fields, kFields), at::TensorOptions(at::kDouble)));
+  StepTotals totals{.max_loss = -std::numeric_limits<double>::infinity()};
+  const auto* values = host.const_data_ptr<double>();
+  for (int r = 0; r < size; ++r, values += kFields) {
+    totals.loss += values[0] / size;
+    totals.max_loss = std::max(totals.max_loss, values[0]);
+    totals.stop = totals.stop || values[1] != 0;
+    totals.data_seconds = std::max(totals.data_seconds, values[2]);
+    totals.memory_gib.push_back(values[3]);
+    totals.cpu_seconds.push_back(values[4]);
+  }
+  return totals;
+}
+
+}  // namespace phalanx::train

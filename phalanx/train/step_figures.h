@@ -1,0 +1,33 @@
+// What the ranks tell each other about a step, in one small collective, and what all of them make of it.
+//
+//   const StepTotals totals = share_figures({.loss = loss, .wants_stop = asked}, *world);      // collective
+//   if (totals.stop) ...
+#pragma once
+
+#include <vector>
+
+#include "phalanx/comm/communicator.h"
+
+namespace phalanx::train {
+
+/// Of one rank.
+struct StepFigures {
+  double loss = 0;
+  bool wants_stop = false;
+  double data_seconds = 0;
+  double memory_gib = 0;
+  double cpu_seconds = 0;  // processor time, from the same point of the step before
+};
+
+/// The same on every rank.
+struct StepTotals {
+  double loss = 0;                              // mean over ranks
+  double max_loss = 0;                          // over ranks
+  bool stop = false;                            // some rank wants to
+  double data_seconds = 0;                      // of the slowest rank
+  std::vector<double> memory_gib, cpu_seconds;  // by rank
+};
+
+StepTotals share_figures(const StepFigures& mine, Communicator& world);
+
+}  // namespace phalanx::train

@@ -1,0 +1,51 @@
+#include "phalanx/train/training_data.h"
+
+#include "phalanx/base/error.h"
+#include "phalanx/data/token_statistics.h"
+#include "phalanx/train/model_config.h"
+
+namespace phalanx::train {
+
+TrainingData open_training_data(const TrainConfig& config, const BatchPlan& plan, c10::Device device, int rank) {
+  const auto& training = config.training;
+  const std::int64_t vocab_size = model_config(config).vocab_size;
+  if (training.dataset_path.empty()) {
+    throw ConfigError("[training] dataset_path is not set: expected a token file; `phalanx tokenize` makes one");
+  }
+  const data::TokenFile tokens(training.dataset_path, {.vocab_size = vocab_size});
+  data::BatchOptions train{.seq_len = training.seq_len,
+                           .global_batch_size = plan.global_batch_size,
+                           .shuffle = training.shuffle,
+                           .seed = static_cast<std::uint64_t>(config.debug.seed)};
+
+  TrainingData result;
+  const auto& validation = config.validation;
+  if (validation.enable) {
+    data::TokenFile held_out = tokens;
+    data::TokenRange range{0, tokens.size()};
+    if (validation.dataset_path.empty()) {
+      const auto parts = data::split_validation(tokens.size(), validation.fraction);
+      train.range = parts.train;
+      range = parts.validation;
+    } else {
+      held_out = data::TokenFile(validation.dataset_path, {.vocab_size = vocab_size});
+      range = {0, held_out.size()};
+    }
+    const std::int64_t local =
+        validation.local_batch_size == -1 ? training.local_batch_size : validation.local_batch_size;
+    result.validator =
+        std::make_unique<Validator>(data::Batches(held_out, {.seq_len = training.seq_len,
+                                                             .global_batch_size = local * plan.world_size,
+                                                             .shuffle = false,
+                                                             .range = range}),
+                                    ValidatorOptions{.local_batch_size = local,
+                                                     .steps = validation.steps,
+                                                     .bfloat16 = training.mixed_precision_param == "bfloat16",
+                                                     .device = device});
+    if (rank == 0) result.unigram_entropy = data::unigram_entropy(held_out, range);
+  }
+  result.batches = std::make_unique<data::Batches>(tokens, train);
+  return result;
+}
+
+}  // namespace phalanx::train

@@ -1,0 +1,28 @@
+// The data of a training run: the batches to train on and, with validation, what is held out.
+//
+//   const TrainingData data = open_training_data(config, plan, device, rank);      // every rank; nothing is sent
+//   data.batches->...; if (data.validator) data.validator->run(...);
+//
+// A data set that is not set is a ConfigError; files that do not fit are DataErrors, before any step.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <memory>
+#include <optional>
+
+#include "phalanx/data/batches.h"
+#include "phalanx/train/config.h"
+#include "phalanx/train/validation.h"
+
+namespace phalanx::train {
+
+struct TrainingData {
+  std::unique_ptr<data::Batches> batches;
+  std::unique_ptr<Validator> validator;   // null without validation
+  std::optional<double> unigram_entropy;  // of the held-out tokens; counted by rank 0
+};
+
+TrainingData open_training_data(const TrainConfig& config, const BatchPlan& plan, c10::Device device, int rank);
+
+}  // namespace phalanx::train
