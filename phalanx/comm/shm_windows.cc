@@ -6,6 +6,17 @@
 
 namespace phalanx {
 
+ShmWindow::ShmWindow(std::shared_ptr<SharedPages> pages, std::uint64_t number, std::size_t stride, int rank)
+    : pages_(std::move(pages)),
+      number_(number),
+      stride_(stride),
+      rank_(rank),
+      category_(observe::MemoryScope::current()) {
+  observe::note_memory_taken(category_, stride_, /*shared=*/true);
+}
+
+ShmWindow::~ShmWindow() { observe::note_memory_freed(category_, stride_, /*shared=*/true); }
+
 bool ShmWindow::holds(const void* data, std::size_t bytes) const noexcept {
   const std::less_equal<> not_after;  // of pointers into different objects
   const auto* begin = static_cast<const std::byte*>(data);

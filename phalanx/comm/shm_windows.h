@@ -14,13 +14,17 @@
 
 #include "phalanx/comm/board.h"
 #include "phalanx/comm/shared_pages.h"
+#include "phalanx/observe/memory_counters.h"
 
 namespace phalanx {
 
 class ShmWindow {
  public:
-  ShmWindow(std::shared_ptr<SharedPages> pages, std::uint64_t number, std::size_t stride, int rank)
-      : pages_(std::move(pages)), number_(number), stride_(stride), rank_(rank) {}
+  ShmWindow(std::shared_ptr<SharedPages> pages, std::uint64_t number, std::size_t stride, int rank);
+  ~ShmWindow();
+  ShmWindow(const ShmWindow&) = delete;
+  ShmWindow& operator=(const ShmWindow&) = delete;
+
   std::uint64_t number() const noexcept { return number_; }  // 1, 2, ...: the same on all ranks
   std::byte* part(int rank) const noexcept { return pages_->data() + static_cast<std::size_t>(rank) * stride_; }
   /// Whether these bytes lie in this rank's part.
@@ -34,6 +38,7 @@ class ShmWindow {
   std::uint64_t number_;
   std::size_t stride_;  // bytes of a part
   int rank_;
+  observe::MemoryCategory category_;  // this rank's part is counted there
 };
 
 /// One rank's. Any thread.

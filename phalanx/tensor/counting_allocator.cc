@@ -1,0 +1,60 @@
+#include "phalanx/tensor/counting_allocator.h"
+
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/alloc_cpu.h>
+#include <malloc.h>
+
+#include <cstdint>
+#include <mutex>
+
+namespace phalanx {
+namespace {
+
+using observe::MemoryCategory;
+
+// Its own end is where a block can say something about itself: the beginning must be aligned, and has to be what
+// libtorch gets back (raw_deallocate() knows nothing but the address).
+std::uint8_t& last_byte(void* block) { return static_cast<std::uint8_t*>(block)[malloc_usable_size(block) - 1]; }
+
+void free_block(void* block) {
+  if (block == nullptr) return;
+  observe::note_memory_freed(static_cast<MemoryCategory>(last_byte(block)), malloc_usable_size(block));
+  c10::free_cpu(block);
+}
+
+class CountingAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(std::size_t bytes) override {
+    if (bytes == 0) return {nullptr, nullptr, &free_block, c10::DeviceType::CPU};
+    void* const block = c10::alloc_cpu(bytes + 1);
+    const MemoryCategory category = observe::MemoryScope::current();
+    last_byte(block) = static_cast<std::uint8_t>(category);
+    observe::note_memory_taken(category, malloc_usable_size(block));
+    return {block, block, &free_block, c10::DeviceType::CPU};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
+};
+
+}  // namespace
+
+void install_counting_allocator() {
+  static std::once_flag once;
+  std::call_once(once, [] { c10::SetCPUAllocator(new CountingAllocator, /*priority=*/1); });
+}
+
+void count_as(const at::Tensor& tensor, MemoryCategory category) {
+  if (!tensor.defined() || !tensor.has_storage()) return;
+  const c10::DataPtr& memory = tensor.storage().data_ptr();
+  if (memory.get_deleter() != &free_block || memory.get_context() == nullptr) return;
+  void* const block = memory.get_context();
+  const auto before = static_cast<MemoryCategory>(last_byte(block));
+  if (before == category) return;
+  last_byte(block) = static_cast<std::uint8_t>(category);
+  const std::size_t bytes = malloc_usable_size(block);
+  observe::note_memory_freed(before, bytes);
+  observe::note_memory_taken(category, bytes);
+}
+
+}  // namespace phalanx
