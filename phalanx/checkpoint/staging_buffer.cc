@@ -13,6 +13,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/human.h"
 #include "phalanx/comm/stream_copy.h"
+#include "phalanx/observe/memory_counters.h"
 
 namespace phalanx {
 namespace {
@@ -48,16 +49,20 @@ void copy_rows(std::byte* memory, const at::Tensor& rows) {
 
 }  // namespace
 
-StagingBuffer::~StagingBuffer() {
-  if (memory_ != nullptr) ::munmap(memory_, size_);
+StagingBuffer::~StagingBuffer() { free_memory(); }
+
+void StagingBuffer::free_memory() {
+  if (memory_ == nullptr) return;
+  ::munmap(memory_, size_);
+  observe::note_memory_freed(observe::MemoryCategory::buffers, size_);
+  memory_ = nullptr;
+  size_ = 0;
 }
 
 void StagingBuffer::grow(std::uint64_t bytes) {
   if (bytes <= size_) return;
   bytes = (bytes + kHugePage - 1) / kHugePage * kHugePage;
-  if (memory_ != nullptr) ::munmap(memory_, size_);
-  memory_ = nullptr;
-  size_ = 0;
+  free_memory();
   void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED)
     throw CheckpointError(fmt::format("no memory for a copy of the state ({}): {}; save without one (save())",
@@ -65,6 +70,7 @@ void StagingBuffer::grow(std::uint64_t bytes) {
   ::madvise(memory, bytes, MADV_HUGEPAGE);  // as good as it gets: not every machine has them
   memory_ = static_cast<std::byte*>(memory);
   size_ = bytes;
+  observe::note_memory_taken(observe::MemoryCategory::buffers, size_);
 }
 
 void StagingBuffer::reserve(const std::vector<NamedTensor>& tensors, const std::vector<PlannedBox>& boxes) {

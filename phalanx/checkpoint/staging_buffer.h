@@ -34,6 +34,7 @@ class StagingBuffer {
 
  private:
   void grow(std::uint64_t bytes);
+  void free_memory();
 
   std::byte* memory_ = nullptr;
   std::uint64_t size_ = 0;

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "phalanx/base/error.h"
+#include "phalanx/observe/memory_counters.h"
 
 namespace phalanx::nn {
 
@@ -11,6 +12,7 @@ at::Tensor Module::make_parameter(const std::string& name, at::IntArrayRef shape
                                   const Init& init) {
   inits_[name] = init;
   const at::TensorOptions tensor = at::TensorOptions(options.dtype).device(options.device);
+  const observe::MemoryScope scope(observe::MemoryCategory::parameters);
   if (!options.without_memory) return register_parameter(name, at::empty(shape, tensor));
   const at::Tensor shell = at::empty({0}, tensor);
   shell.unsafeGetTensorImpl()->set_sizes_contiguous(shape);

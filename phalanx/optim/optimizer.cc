@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
+#include "phalanx/observe/memory_counters.h"
 #include "phalanx/optim/name_patterns.h"
 #include "phalanx/optim/widen.h"
 
@@ -74,6 +75,7 @@ Optimizer::Optimizer(std::vector<NamedTensor> parameters, bool master_weights)
     }
   }
   const at::NoGradGuard no_grad;
+  const observe::MemoryScope scope(observe::MemoryCategory::optimizer);
   for (const auto& [name, tensor, shard] : parameters_) {
     const bool has_master = master_weights && is_16_bit(tensor.scalar_type());
     masters_.push_back(has_master ? at::empty_like(tensor, at::kFloat).copy_(tensor) : at::Tensor());
@@ -237,6 +239,7 @@ void Optimizer::zero_grad() {
 
 std::vector<at::Tensor> Optimizer::zeros_like_parameters() const {
   const at::NoGradGuard no_grad;
+  const observe::MemoryScope scope(observe::MemoryCategory::optimizer);
   std::vector<at::Tensor> result;
   result.reserve(parameters_.size());
   for (std::size_t i = 0; i < parameters_.size(); ++i) {

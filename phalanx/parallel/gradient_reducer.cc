@@ -10,9 +10,11 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
+#include "phalanx/observe/memory_counters.h"
 #include "phalanx/parallel/end_of_backward.h"
 #include "phalanx/parallel/missing_gradients.h"
 #include "phalanx/parallel/replicate.h"
+#include "phalanx/tensor/counting_allocator.h"
 
 namespace phalanx {
 namespace {
@@ -80,6 +82,7 @@ GradientReducer::GradientReducer(std::vector<NamedTensor> parameters, std::share
 // Makes the buckets of a plan, moves gradients that are already there, and publishes the plan as state.
 void GradientReducer::lay_out(BucketPlan plan) {
   const at::NoGradGuard no_grad;
+  const observe::MemoryScope scope(observe::MemoryCategory::gradients);
   const bool same_buckets = plan.buckets == plan_.buckets;
   std::vector<Bucket> buckets(same_buckets ? 0 : plan.buckets.size());
   for (std::size_t b = 0; b < buckets.size(); ++b) {
@@ -169,7 +172,10 @@ void GradientReducer::place(std::size_t index) {
                     "embedding must be made with sparse(false))",
                     parameters_[index].name));
   }
-  if (alone()) return;
+  if (alone()) {
+    count_as(grad, observe::MemoryCategory::gradients);
+    return;
+  }
   reclaim_grad_buffer(parameters_[index].tensor);
   slot.view.copy_(grad);
   grad = slot.view;

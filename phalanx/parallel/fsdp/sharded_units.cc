@@ -66,7 +66,8 @@ void ShardedUnits::detach() {
 }
 
 // Collective, as whoever calls it is.
-at::Tensor ShardedUnits::allocate(std::int64_t bytes) const {
+at::Tensor ShardedUnits::allocate(std::int64_t bytes, observe::MemoryCategory what_for) const {
+  const observe::MemoryScope scope(what_for);
   const at::Device device = units_.front()->parameter(0).tensor.device();
   return comm_->symmetric_empty({bytes}, at::TensorOptions(at::kByte).device(device));
 }
@@ -79,7 +80,9 @@ void ShardedUnits::make_pools() {
   for (const auto& unit : units_) {
     const bool keeps = unit->own_grads() || keeps_all_grads_;
     if (keeps && !unit->has_grad_memory()) {
-      unit->keep_grads(allocate(unit->bytes()));
+      // Between micro-batches whole gradients are a rank's own only until they are averaged.
+      unit->keep_grads(allocate(
+          unit->bytes(), unit->own_grads() ? observe::MemoryCategory::gradients : observe::MemoryCategory::buffers));
       statistics_.gradient_bytes += unit->bytes();
     }
     if (keeps) continue;

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "phalanx/comm/communicator.h"
+#include "phalanx/observe/memory_counters.h"
 #include "phalanx/parallel/fsdp/unit.h"
 #include "phalanx/parallel/fully_shard.h"
 
@@ -65,7 +66,7 @@ class ShardedUnits : public std::enable_shared_from_this<ShardedUnits> {
   ShardedUnits(std::vector<std::unique_ptr<Unit>> units, std::shared_ptr<Communicator> comm,
                std::shared_ptr<Communicator> replicas);
   void subscribe();
-  at::Tensor allocate(std::int64_t bytes) const;
+  at::Tensor allocate(std::int64_t bytes, observe::MemoryCategory what_for = observe::MemoryCategory::buffers) const;
   void make_pools();
   void start_gather(std::size_t unit);
   void gather(std::size_t unit);

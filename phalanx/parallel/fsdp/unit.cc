@@ -9,6 +9,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/comm/data_type.h"
+#include "phalanx/observe/memory_counters.h"
 
 namespace phalanx::fsdp {
 namespace {
@@ -68,6 +69,7 @@ at::Tensor Unit::slice_of(const at::Tensor& flat) const {
 
 // The shard with this rank's rows, and the module's parameters as views of a buffer that may have no memory.
 void Unit::make_shard(const UnitOptions& options) {
+  const observe::MemoryScope scope(observe::MemoryCategory::parameters);
   if (resident_) {
     full_.attach(comm_->symmetric_empty({layout_.flat_elements()}, options_).zero_());
     shard_ = slice_of(full_.tensor());
@@ -99,6 +101,7 @@ void Unit::make_shard(const UnitOptions& options) {
     parameter.set_data(full_.view(parameter.sizes(), layout_.offsets[i]));
   }
   gathered_ = comm_->size() == 1;
+  const observe::MemoryScope of_gradients(observe::MemoryCategory::gradients);
   make_reduced(own_grads_ ? slice_of(grads_.tensor()) : comm_->symmetric_empty({layout_.shard_elements}, options_));
 }
 
