@@ -1,0 +1,46 @@
+#include "phalanx/nn/dropout.h"
+
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "phalanx/base/error.h"
+#include "phalanx/base/philox.h"
+
+namespace phalanx::nn {
+
+Dropout::Dropout(double probability) : Module("Dropout"), probability_(probability) {
+  if (!(probability >= 0 && probability < 1)) {
+    throw ConfigError(fmt::format("dropout: the probability is {}: expected 0 <= probability < 1", probability));
+  }
+}
+
+void Dropout::place(std::string layer, const DropoutPlace& place) {
+  layer_ = std::move(layer);
+  place_ = place;
+}
+
+at::Tensor Dropout::forward(const at::Tensor& x) {
+  if (!is_training() || probability_ == 0 || x.numel() == 0) return x;
+  if (!place_) {
+    throw Error(
+        "dropout: nobody has said where in the run this forward pass is: call nn::place_dropout(model, {.seed = ..., "
+        ".step = ...}) before each training step, or model.eval() to evaluate");
+  }
+  // Steps get streams of their own, and within them layers by name (stream_key()).
+  const std::uint64_t seed = PhiloxStream(place_->seed, static_cast<std::uint64_t>(place_->step)).next_u64();
+  const at::Tensor mask = at::empty(x.sizes(), at::TensorOptions(at::kFloat).device(x.device()));
+  fill(mask, Init::uniform(0.0, 1.0), seed, layer_, place_->first_row * (x.numel() / x.size(0)));
+  mask.ge_(probability_).mul_(1.0 / (1.0 - probability_));
+  return x.mul(mask.to(x.scalar_type()));
+}
+
+void place_dropout(torch::nn::Module& model, const DropoutPlace& place) {
+  if (auto* dropout = dynamic_cast<Dropout*>(&model)) dropout->place("", place);
+  for (const auto& module : model.named_modules("", /*include_self=*/false)) {
+    if (auto* dropout = dynamic_cast<Dropout*>(module.value().get())) dropout->place(module.key(), place);
+  }
+}
+
+}  // namespace phalanx::nn

@@ -1,0 +1,49 @@
+// Dropout whose mask is a pure function of (seed, step, layer, index), so that it depends on no layout: ranks, replicas
+// and micro-batches that have some rows of a batch drop what one device with the whole batch drops there, and a
+// recomputed forward pass (activation checkpointing) drops the same again.
+//
+//   y = x * (u >= probability) / (1 - probability)        u uniform in [0, 1); in evaluation mode y = x
+//
+// place_dropout() says, before each forward pass of a training step, where in the run it is:
+//
+//   nn::place_dropout(*model, {.seed = 1, .step = step, .first_row = rank * rows_per_rank});
+//   model->forward(rows);
+//
+// Forward in training mode without a place is an Error. Rows are what the first dimension of x counts.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "phalanx/nn/module.h"
+
+namespace phalanx::nn {
+
+struct DropoutPlace {
+  std::uint64_t seed = 0;
+  std::int64_t step = 0;       // of the optimizer
+  std::int64_t first_row = 0;  // of x's first row in the global batch of this step
+};
+
+class Dropout : public Module {
+ public:
+  /// ConfigError unless 0 <= probability < 1.
+  explicit Dropout(double probability);
+
+  at::Tensor forward(const at::Tensor& x);  // [rows, ...] -> the same
+
+  void place(std::string layer, const DropoutPlace& place);
+  const std::optional<DropoutPlace>& place() const noexcept { return place_; }
+  const std::string& layer() const noexcept { return layer_; }
+
+ private:
+  double probability_;
+  std::string layer_;
+  std::optional<DropoutPlace> place_;
+};
+
+/// Places every Dropout in the model; a layer is known by its name there.
+void place_dropout(torch::nn::Module& model, const DropoutPlace& place);
+
+}  // namespace phalanx::nn
