@@ -1,0 +1,33 @@
+// Reads a file from front to back, plain or compressed by gzip; which of both is seen from its first bytes.
+//
+//   GzipReader in("train-labels-idx1-ubyte.gz");
+//   std::vector<std::uint8_t> header = in.read(8);       // fewer bytes at the end of the file
+//
+// Compressed data that is cut off or damaged (its checksum is compared at the end) is a DataError that names the file.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <vector>
+
+namespace phalanx::data {
+
+class GzipReader {
+ public:
+  explicit GzipReader(const std::filesystem::path& path);
+  ~GzipReader();
+  GzipReader(const GzipReader&) = delete;
+  GzipReader& operator=(const GzipReader&) = delete;
+
+  /// The next `count` bytes, or what is left. Memory grows with what is there, not with what is asked for.
+  std::vector<std::uint8_t> read(std::size_t count);
+
+ private:
+  struct Stream;
+  std::filesystem::path path_;
+  std::unique_ptr<Stream> stream_;
+};
+
+}  // namespace phalanx::data
