@@ -52,6 +52,11 @@ class Module : public torch::nn::Module {
     before_use_.push_back(std::move(before));
     after_use_.push_back(std::move(after));
   }
+  /// From now on call() hands its first input, if that is a tensor, through this on the way to everything else.
+  using InputHook = std::function<at::Tensor(const at::Tensor& input)>;
+  void set_input_hook(InputHook hook) { input_hook_ = std::move(hook); }
+  bool has_input_hook() const noexcept { return static_cast<bool>(input_hook_); }
+  at::Tensor run_input_hook(const at::Tensor& input) const { return input_hook_(input); }
   /// The units in which a sharded model is gathered (parallel/fully_shard.h), in the order of use: modules of one unit
   /// stand together. Empty: its numbered lists of modules are taken.
   virtual std::vector<std::vector<Module*>> shard_units() { return {}; }
@@ -97,6 +102,7 @@ class Module : public torch::nn::Module {
 
   std::vector<PreHook> pre_hooks_, before_use_;
   std::vector<PostHook> post_hooks_, after_use_;
+  InputHook input_hook_;
   Runner runner_;
   std::map<std::string, Init> inits_;
 };
@@ -116,20 +122,30 @@ at::Tensor run_again_later(M& module, First&& first, Rest&&... rest) {
       first);
 }
 
-}  // namespace detail
-
-/// The one way to run a module: hooks, forward, hooks.
-template <std::derived_from<Module> M, class First, class... Rest>
-at::Tensor call(M& module, First&& first, Rest&&... rest) {
-  if constexpr (std::is_same_v<std::decay_t<First>, at::Tensor> && (detail::kMayBeKept<Rest> && ...)) {
+template <class M, class First, class... Rest>
+at::Tensor call_between_hooks(M& module, First&& first, Rest&&... rest) {
+  if constexpr (std::is_same_v<std::decay_t<First>, at::Tensor> && (kMayBeKept<Rest> && ...)) {
     if (module.has_runner() && at::GradMode::is_enabled()) {
       return module.around_use(
-          [&] { return detail::run_again_later(module, std::forward<First>(first), std::forward<Rest>(rest)...); });
+          [&] { return run_again_later(module, std::forward<First>(first), std::forward<Rest>(rest)...); });
     }
   }
   const auto forward = [&] { return module.forward(std::forward<First>(first), std::forward<Rest>(rest)...); };
   if (!module.has_forward_hooks() && !module.has_parameter_hooks()) return forward();
   return module.around_use([&] { return module.around_forward(forward); });
+}
+
+}  // namespace detail
+
+/// The one way to run a module: hooks, forward, hooks.
+template <std::derived_from<Module> M, class First, class... Rest>
+at::Tensor call(M& module, First&& first, Rest&&... rest) {
+  if constexpr (std::is_same_v<std::decay_t<First>, at::Tensor>) {
+    if (module.has_input_hook()) {
+      return detail::call_between_hooks(module, module.run_input_hook(first), std::forward<Rest>(rest)...);
+    }
+  }
+  return detail::call_between_hooks(module, std::forward<First>(first), std::forward<Rest>(rest)...);
 }
 template <class M, class... Inputs>
 at::Tensor call(const std::shared_ptr<M>& module, Inputs&&... inputs) {

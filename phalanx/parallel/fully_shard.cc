@@ -30,7 +30,34 @@ void check_options(const DeviceMesh& mesh, const FullyShardOptions& options) {
   if (options.stage < 1 || options.stage > 3) {
     throw ConfigError(fmt::format("fully_shard: stage is {}: expected 1, 2 or 3", options.stage));
   }
+  const int group = options.reshard_group, ranks = mesh.size(kShardAxis);
+  if (group != 0 && (options.stage < 3 || !options.reshard_after_forward)) {
+    throw ConfigError(
+        fmt::format("fully_shard: reshard_group is {}, but with stage = {} and reshard_after_forward = {} units stay "
+                    "whole; expected stage 3 and true",
+                    group, options.stage, options.reshard_after_forward));
+  }
+  if (group < 0 || (group > 0 && ranks % group != 0)) {
+    throw ConfigError(fmt::format("fully_shard: reshard_group is {}: expected a divisor of the {} ranks along '{}'",
+                                  group, ranks, kShardAxis));
+  }
+  for (const auto& [name, dtype] :
+       {std::pair{"param_dtype", options.param_dtype}, std::pair{"reduce_dtype", options.reduce_dtype},
+        std::pair{"output_dtype", options.output_dtype}}) {
+    if (!dtype || *dtype == at::kFloat || *dtype == at::kBFloat16 || *dtype == at::kHalf || *dtype == at::kDouble) {
+      continue;
+    }
+    throw ConfigError(
+        fmt::format("fully_shard: {} is {}: expected Float, BFloat16, Half or Double", name, c10::toString(*dtype)));
+  }
 }
+
+at::Tensor in_dtype(const at::Tensor& tensor, std::optional<at::ScalarType> dtype) {
+  const bool changes = dtype && tensor.defined() && tensor.is_floating_point() && tensor.scalar_type() != *dtype;
+  return changes ? tensor.to(*dtype) : tensor;
+}
+
+std::string text_of(std::optional<at::ScalarType> dtype) { return dtype ? c10::toString(*dtype) : "unset"; }
 
 /// The values of the mesh's first rank become everybody's. Parameters without memory have none.
 void take_first_ranks_values(const std::vector<NamedTensor>& all, Communicator& comm, Communicator* replicas) {
@@ -42,7 +69,7 @@ void take_first_ranks_values(const std::vector<NamedTensor>& all, Communicator& 
   broadcast_coalesced(comm, present, kBroadcastBytes);
 }
 
-fsdp::Around around_unit(fsdp::ShardedUnits& units, std::size_t unit) {
+fsdp::Around around_unit(fsdp::ShardedUnits& units, std::size_t unit, std::optional<at::ScalarType> dtype) {
   const std::weak_ptr<fsdp::ShardedUnits> weak = units.weak_from_this();
   return {.before =
               [weak, unit] {
@@ -52,13 +79,16 @@ fsdp::Around around_unit(fsdp::ShardedUnits& units, std::size_t unit) {
               [weak, unit](at::Tensor output) {
                 const auto alive = weak.lock();
                 return alive ? alive->after_use(unit, std::move(output)) : output;
-              }};
+              },
+          .input = dtype ? [dtype](const at::Tensor& input) { return in_dtype(input, dtype); }
+                         : std::function<at::Tensor(const at::Tensor&)>()};
 }
 
-void attach_hooks(fsdp::ShardedUnits& units, const std::vector<fsdp::UnitPlan>& plans) {
+void attach_hooks(fsdp::ShardedUnits& units, const std::vector<fsdp::UnitPlan>& plans,
+                  std::optional<at::ScalarType> dtype) {
   for (std::size_t u = 0; u < plans.size(); ++u) {
     for (std::size_t i = 0; i < plans[u].uses.size(); ++i) {
-      fsdp::Around around = around_unit(units, u);
+      fsdp::Around around = around_unit(units, u, dtype);
       if (i + 1 < plans[u].uses.size()) around.after = [](at::Tensor output) { return output; };
       plans[u].uses[i](std::move(around));
     }
@@ -68,13 +98,17 @@ void attach_hooks(fsdp::ShardedUnits& units, const std::vector<fsdp::UnitPlan>& 
 }  // namespace
 
 FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, const DeviceMesh& mesh,
-                                                   FullyShardOptions options) {
+                                                   FullyShardOptions options)
+    : param_dtype_(options.param_dtype) {
   check_options(mesh, options);
   const std::shared_ptr<Communicator> comm = mesh.communicator(kShardAxis);
   const std::shared_ptr<Communicator> replicas = mesh.has(kReplicateAxis) ? mesh.communicator(kReplicateAxis) : nullptr;
   const std::vector<NamedTensor> all = nn::named_parameters(module);
-  std::vector<std::string> lines = {fmt::format("stage = {}, reshard_after_forward = {}, smallest_unit = {}",
-                                                options.stage, options.reshard_after_forward, options.smallest_unit)};
+  std::vector<std::string> lines = {
+      fmt::format("stage = {}, reshard_after_forward = {}, reshard_group = {}, prefetch = {}, offload = {}, "
+                  "smallest_unit = {}, param_dtype = {}, reduce_dtype = {}",
+                  options.stage, options.reshard_after_forward, options.reshard_group, options.prefetch,
+                  options.offload, options.smallest_unit, text_of(options.param_dtype), text_of(options.reduce_dtype))};
   for (const auto& [name, tensor, shard] : all)
     lines.push_back(fmt::format("parameter '{}' {}", name, describe(tensor)));
   if (replicas) require_same_on_all_ranks(*replicas, lines);
@@ -89,16 +123,24 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, co
   axes.emplace_back(kShardAxis);
   const DeviceMesh data = mesh.sub_mesh(axes);
   const std::vector<fsdp::UnitPlan> plans = fsdp::find_units(module, options.smallest_unit);
+  const bool alone = comm->size() == 1;
+  const int group = options.reshard_group;
+  const bool has_keepers = group > 1 && group < comm->size();
+  const auto keepers = has_keepers ? comm->split(comm->rank() / group, comm->rank(), "keepers") : nullptr;
   std::vector<std::unique_ptr<fsdp::Unit>> units;
   for (const auto& plan : plans) {
-    const bool alone = comm->size() == 1;
-    units.push_back(std::make_unique<fsdp::Unit>(
-        plan.name, plan.parameters, comm,
-        fsdp::UnitOptions{.mesh = data.shape(),
-                          .mesh_rank = data.rank(),
-                          .shard_axis = kShardAxis,
-                          .resident = alone || plan.is_root || options.stage < 3 || !options.reshard_after_forward,
-                          .own_grads = alone || plan.is_root || options.stage == 1}));
+    const bool resident = alone || plan.is_root || options.stage < 3 || !options.reshard_after_forward || group == 1;
+    units.push_back(
+        std::make_unique<fsdp::Unit>(plan.name, plan.parameters, comm,
+                                     fsdp::UnitOptions{.mesh = data.shape(),
+                                                       .mesh_rank = data.rank(),
+                                                       .shard_axis = kShardAxis,
+                                                       .resident = resident,
+                                                       .own_grads = alone || plan.is_root || options.stage == 1,
+                                                       .offload = options.offload,
+                                                       .param_dtype = options.param_dtype,
+                                                       .reduce_dtype = options.reduce_dtype,
+                                                       .keepers = resident ? nullptr : keepers}));
     if (plan.is_root && plan.uses.empty()) root_ = units.size() - 1;
     if (plan.is_root && plans.size() == 1 && !alone) {
       log::warn_once(fmt::format(
@@ -112,8 +154,11 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, co
       if (units.back()->is_trained(i)) trained_.push_back(shards_.back());
     }
   }
-  units_ = fsdp::ShardedUnits::make(std::move(units), comm, replicas);
-  attach_hooks(*units_, plans);
+  units_ = fsdp::ShardedUnits::make(std::move(units), comm, replicas, options.prefetch);
+  attach_hooks(*units_, plans, options.param_dtype);
+  if (!options.output_dtype) return;
+  const auto convert = [dtype = options.output_dtype](const at::Tensor& output) { return in_dtype(output, dtype); };
+  if (!fsdp::attach_to_output(module, convert)) run_output_dtype_ = options.output_dtype;
 }
 
 FullyShardedDataParallel::~FullyShardedDataParallel() { units_->detach(); }
@@ -141,7 +186,12 @@ void FullyShardedDataParallel::before_root() {
 }
 
 at::Tensor FullyShardedDataParallel::after_root(at::Tensor output) {
-  return root_ ? units_->after_use(*root_, std::move(output)) : output;
+  if (root_) output = units_->after_use(*root_, std::move(output));
+  return in_dtype(output, run_output_dtype_);
+}
+
+at::Tensor FullyShardedDataParallel::in_param_dtype(const at::Tensor& input) const {
+  return in_dtype(input, param_dtype_);
 }
 
 void FullyShardedDataParallel::forget_values() { units_->forget_values(); }
@@ -158,8 +208,8 @@ std::vector<std::vector<std::string>> FullyShardedDataParallel::units() const {
 FullyShardStatistics FullyShardedDataParallel::statistics() const {
   FullyShardStatistics result = units_->statistics();
   for (const auto& unit : units_->units()) {
-    result.shard_bytes += unit->resident() ? unit->bytes() : unit->shard_bytes();
-    if (!unit->own_grads()) result.reduced_bytes_kept += unit->shard_bytes();
+    result.shard_bytes += unit->kept_bytes();
+    result.reduced_bytes_kept += unit->reduced_bytes();
     result.padding_bytes += unit->layout().padding() * unit->bytes() / unit->layout().flat_elements();
   }
   return result;

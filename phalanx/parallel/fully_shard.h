@@ -14,7 +14,15 @@
 //   as soon as they are complete, and each rank keeps its rows of them. At most two units are gathered at a time.
 // - stage 3 shards parameters, gradients and optimizer state; 2 keeps parameters whole; 1 keeps gradients whole too.
 //   Communication per step in parameters: 3 for stage 3 (2 without reshard_after_forward), 2 for the others, as DDP.
-// - On a mesh that also has "dp_replicate", shards are replicated along it and averaged there (HSDP).
+// - On a mesh that also has "dp_replicate", shards are replicated along it and averaged there (HSDP), while the
+//   backward pass goes on.
+// - reshard_group = k: from the forward to the backward pass every k neighbours (of one machine, say) keep a unit
+//   together, so that the second gathering goes no further; 1 / k of the model on each rank for that time.
+// - Mixed precision (param_dtype, reduce_dtype, output_dtype, as PyTorch's FSDP2): parameters() stay what they are and
+//   are the master; they are gathered and used in param_dtype, which the first input of every unit is brought to;
+//   gradients are accumulated and averaged in reduce_dtype, and parameters' .grad() are of that dtype.
+// - offload keeps parameters(), their gradients and with them the optimizer and its state on the host (pinned, where
+//   the module is on a GPU); rows go to the device when their unit is gathered.
 // - The values are those of DistributedDataParallel to the bit, on backends whose sums are in rank order.
 //
 // Units: what nn::Module::shard_units() of the module says (models do); else the children of every
@@ -40,6 +48,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -60,17 +69,23 @@ class ShardedUnits;
 struct FullyShardOptions {
   int stage = 3;                      // of ZeRO: 1, 2 or 3
   bool reshard_after_forward = true;  // stage 3: false keeps units gathered from the forward pass on
+  int reshard_group = 0;              // stage 3: ranks that keep them together instead; divides the sharding axis
+  bool prefetch = true;               // false: a unit is gathered when it is used, and not before
+  bool offload = false;               // to the host
   std::int64_t smallest_unit = 0;     // elements: neighbours are joined until each unit has as many
+  std::optional<at::ScalarType> param_dtype;   // unset: the module's
+  std::optional<at::ScalarType> reduce_dtype;  // unset: that of the parameters when used
+  std::optional<at::ScalarType> output_dtype;  // of the module's output, where that is floating-point; unset: as it is
 };
 
 struct FullyShardStatistics {
   std::int64_t synchronisations = 0;  // backward passes whose gradients were averaged
   std::int64_t gathers_ahead = 0;     // of units, while another one was in use
   std::int64_t gathers = 0;           // of units, those included
-  std::int64_t reduced_bytes = 0;     // handed to reduce_scatter by this rank
+  std::int64_t reduced_bytes = 0;     // of gradients handed to reduce_scatter by this rank
   double exposed_seconds = 0;         // spent waiting for either (CPU; on CUDA host time)
   // Memory of this rank.
-  std::int64_t shard_bytes = 0;         // parameters: the rows of this rank, or all of them where they stay
+  std::int64_t shard_bytes = 0;         // parameters: the rows of this rank, and all of them, or parts, where they stay
   std::int64_t reduced_bytes_kept = 0;  // gradients of these rows
   std::int64_t gathered_bytes = 0;      // for gathered units beside that
   std::int64_t gradient_bytes = 0;      // for whole gradients
@@ -91,7 +106,7 @@ class FullyShardedDataParallel {
   template <class M, class... Inputs>
   at::Tensor run(M& module, Inputs&&... inputs) {
     before_root();
-    return after_root(module.forward(std::forward<Inputs>(inputs)...));
+    return after_root(module.forward(as_input(std::forward<Inputs>(inputs))...));
   }
 
   /// While one is alive, backward() accumulates locally and nothing is sent; whole gradients are kept from then on. The
@@ -118,10 +133,20 @@ class FullyShardedDataParallel {
   FullyShardStatistics statistics() const;
 
  private:
+  template <class Input>
+  decltype(auto) as_input(Input&& input) const {
+    if constexpr (std::is_same_v<std::decay_t<Input>, at::Tensor>) {
+      return in_param_dtype(input);
+    } else {
+      return std::forward<Input>(input);
+    }
+  }
+  at::Tensor in_param_dtype(const at::Tensor& input) const;
   void before_root();
   at::Tensor after_root(at::Tensor output);
 
   std::optional<std::size_t> root_;  // the unit that run() gathers
+  std::optional<at::ScalarType> param_dtype_, run_output_dtype_;
   std::vector<Init> inits_;
   std::vector<NamedTensor> shards_, trained_;
   std::shared_ptr<fsdp::ShardedUnits> units_;

@@ -24,6 +24,7 @@ using Group = std::vector<Member>;
 
 Member member_of(nn::Module& module) {
   return {&module, [&module](Around around) {
+            if (around.input) module.set_input_hook(std::move(around.input));
             module.add_parameter_hooks(
                 [before = std::move(around.before)](nn::Module&) { before(); },
                 [after = std::move(around.after)](nn::Module&, at::Tensor output) { return after(std::move(output)); });
@@ -37,6 +38,7 @@ class RunAround : public torch::nn::Module {
   RunAround(torch::nn::AnyModule inner, Around around) : inner_(std::move(inner)), around_(std::move(around)) {}
   at::Tensor forward(at::Tensor input) {
     around_.before();
+    if (around_.input) input = around_.input(input);
     return around_.after(inner_.forward<at::Tensor>(std::move(input)));
   }
 
@@ -45,13 +47,15 @@ class RunAround : public torch::nn::Module {
   Around around_;
 };
 
+void run_around(torch::nn::SequentialImpl& sequential, std::size_t child, Around around) {
+  auto place = sequential.begin() + static_cast<std::ptrdiff_t>(child);
+  torch::nn::AnyModule inner = *place;
+  *place = torch::nn::AnyModule(std::make_shared<RunAround>(std::move(inner), std::move(around)));
+}
+
 void add_children(torch::nn::SequentialImpl& sequential, std::vector<Group>& groups) {
   for (std::size_t i = 0; i < sequential.size(); ++i) {
-    const auto attach = [&sequential, i](Around around) {
-      auto place = sequential.begin() + static_cast<std::ptrdiff_t>(i);
-      torch::nn::AnyModule inner = *place;
-      *place = torch::nn::AnyModule(std::make_shared<RunAround>(std::move(inner), std::move(around)));
-    };
+    const auto attach = [&sequential, i](Around around) { run_around(sequential, i, std::move(around)); };
     groups.push_back({{sequential[i].get(), attach}});
   }
 }
@@ -152,6 +156,19 @@ std::vector<UnitPlan> find_units(torch::nn::Module& module, std::int64_t smalles
   plans.insert(plans.begin(), std::move(rest));
   std::erase_if(plans, [](const UnitPlan& plan) { return plan.parameters.empty(); });
   return plans;
+}
+
+bool attach_to_output(torch::nn::Module& module, std::function<at::Tensor(at::Tensor)> after) {
+  if (auto* ours = dynamic_cast<nn::Module*>(&module)) {
+    ours->add_parameter_hooks(
+        [](nn::Module&) {},
+        [after = std::move(after)](nn::Module&, at::Tensor output) { return after(std::move(output)); });
+    return true;
+  }
+  auto* sequential = dynamic_cast<torch::nn::SequentialImpl*>(&module);
+  if (sequential == nullptr || sequential->is_empty()) return false;
+  run_around(*sequential, sequential->size() - 1, {.before = [] {}, .after = std::move(after)});
+  return true;
 }
 
 }  // namespace phalanx::fsdp

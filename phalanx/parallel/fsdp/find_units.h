@@ -13,10 +13,12 @@
 
 namespace phalanx::fsdp {
 
-/// Called around every use of something: before it, and with what it has computed, which may be hooked.
+/// Called around every use of something: before it, and with what it has computed, which may be hooked or replaced.
+/// `input`, if set, makes its first input what it is to be.
 struct Around {
   std::function<void()> before;
   std::function<at::Tensor(at::Tensor)> after;
+  std::function<at::Tensor(const at::Tensor&)> input = nullptr;
 };
 using Attach = std::function<void(Around)>;
 
@@ -31,5 +33,9 @@ struct UnitPlan {
 /// Every parameter is in exactly one unit; units without parameters are left out. Units are in the order of use as far
 /// as the module says; neighbours are joined until each has `smallest` elements.
 std::vector<UnitPlan> find_units(torch::nn::Module& module, std::int64_t smallest);
+
+/// Attaches to the output of the whole module. False where nothing says when that is there: a module that is neither
+/// one of ours nor a Sequential.
+bool attach_to_output(torch::nn::Module& module, std::function<at::Tensor(at::Tensor)> after);
 
 }  // namespace phalanx::fsdp

@@ -2,6 +2,8 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -22,19 +24,29 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
+// The host reads what copies to it have brought.
+void wait_for_device(at::Device device) {
+  if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
+}
+
 }  // namespace
 
 std::shared_ptr<ShardedUnits> ShardedUnits::make(std::vector<std::unique_ptr<Unit>> units,
                                                  std::shared_ptr<Communicator> comm,
-                                                 std::shared_ptr<Communicator> replicas) {
-  const std::shared_ptr<ShardedUnits> made(new ShardedUnits(std::move(units), std::move(comm), std::move(replicas)));
+                                                 std::shared_ptr<Communicator> replicas, bool prefetch) {
+  const std::shared_ptr<ShardedUnits> made(
+      new ShardedUnits(std::move(units), std::move(comm), std::move(replicas), prefetch));
   made->subscribe();
   return made;
 }
 
 ShardedUnits::ShardedUnits(std::vector<std::unique_ptr<Unit>> units, std::shared_ptr<Communicator> comm,
-                           std::shared_ptr<Communicator> replicas)
-    : units_(std::move(units)), states_(units_.size()), comm_(std::move(comm)), replicas_(std::move(replicas)) {
+                           std::shared_ptr<Communicator> replicas, bool prefetch)
+    : units_(std::move(units)),
+      states_(units_.size()),
+      comm_(std::move(comm)),
+      replicas_(std::move(replicas)),
+      prefetches_(prefetch) {
   order_.resize(units_.size());
   std::iota(order_.begin(), order_.end(), 0);
   std::int64_t largest = 0;
@@ -81,12 +93,12 @@ void ShardedUnits::make_pools() {
     const bool keeps = unit->own_grads() || keeps_all_grads_;
     if (keeps && !unit->has_grad_memory()) {
       // Between micro-batches whole gradients are a rank's own only until they are averaged.
-      unit->keep_grads(allocate(
-          unit->bytes(), unit->own_grads() ? observe::MemoryCategory::gradients : observe::MemoryCategory::buffers));
-      statistics_.gradient_bytes += unit->bytes();
+      unit->keep_grads(allocate(unit->grad_bytes(), unit->own_grads() ? observe::MemoryCategory::gradients
+                                                                      : observe::MemoryCategory::buffers));
+      statistics_.gradient_bytes += unit->grad_bytes();
     }
     if (keeps) continue;
-    largest = std::max(largest, unit->bytes());
+    largest = std::max(largest, unit->grad_bytes());
     ++pooled;
   }
   grad_pool_.emplace(std::min(pooled, kUnitsOfGradients), largest, [&](std::int64_t bytes) { return allocate(bytes); });
@@ -101,18 +113,15 @@ void ShardedUnits::hold() {
   statistics_.gradient_bytes = 0;
   for (const auto& unit : units_) {
     if (unit->has_grad_memory() && !unit->own_grads()) unit->detach_grads();
-    if (unit->own_grads() && unit->has_grad_memory()) statistics_.gradient_bytes += unit->bytes();
+    if (unit->own_grads() && unit->has_grad_memory()) statistics_.gradient_bytes += unit->grad_bytes();
   }
   make_pools();
 }
 
 void ShardedUnits::forget_values() {
   for (std::size_t u = 0; u < units_.size(); ++u) {
-    if (units_[u]->resident()) {
-      units_[u]->forget_values();
-    } else {
-      let_go(u);
-    }
+    let_go(u);
+    units_[u]->forget_values();
   }
 }
 
@@ -160,6 +169,7 @@ std::size_t ShardedUnits::place_of(std::size_t unit) const {
 
 // Only into memory that is free: never more than the one in use and one ahead.
 void ShardedUnits::prefetch(std::size_t unit, int direction) {
+  if (!prefetches_) return;
   const std::size_t place = place_of(unit);
   const bool at_end = direction > 0 ? place + 1 == order_.size() : place == 0;
   if (at_end) return;
@@ -187,7 +197,11 @@ void ShardedUnits::before_use(std::size_t unit) {
     if (at::GradMode::is_enabled()) make_pools();
     // A forward pass begins: what an earlier one without a backward pass left there may be out of date.
     if (unit == order_.front() && std::ranges::none_of(states_, [](const State& s) { return s.in_use; })) {
-      for (std::size_t u = 0; u < units_.size(); ++u) let_go(u);
+      for (std::size_t u = 0; u < units_.size(); ++u) {
+        if (units_[u]->resident()) continue;
+        let_go(u);
+        units_[u]->forget_values();
+      }
       seen_.clear();
     }
     note_use(unit);
@@ -216,7 +230,12 @@ at::Tensor ShardedUnits::after_use(std::size_t unit, at::Tensor output) {
     });
   }
   const bool recomputing = pass_ != nullptr;
-  if (!recomputing && !(recorded && unit == order_.back())) let_go(unit);
+  if (recomputing || (recorded && unit == order_.back())) return output;
+  if (recorded) {
+    const at::NoGradGuard no_grad;
+    units_[unit]->keep_part();
+  }
+  let_go(unit);
   return output;
 }
 
@@ -255,7 +274,7 @@ at::Tensor ShardedUnits::grad_memory() {
   }
   // Held by a unit whose backward pass has not come to its end, or never came: another one beside it.
   std::int64_t bytes = 0;
-  for (const auto& unit : units_) bytes = std::max(bytes, unit->bytes());
+  for (const auto& unit : units_) bytes = std::max(bytes, unit->grad_bytes());
   statistics_.gradient_bytes += bytes;
   return allocate(bytes);
 }
@@ -314,7 +333,7 @@ void ShardedUnits::complete(std::size_t unit) {
   if (pass_->held) return;
   units_[unit]->start_reduce();
   reducing_.push_back(unit);
-  statistics_.reduced_bytes += units_[unit]->bytes();
+  statistics_.reduced_bytes += units_[unit]->grad_bytes();
 }
 
 void ShardedUnits::finish_oldest_reduce() {
@@ -324,15 +343,21 @@ void ShardedUnits::finish_oldest_reduce() {
   units_[unit]->finish_reduce();
   statistics_.exposed_seconds += seconds_since(begin);
   reduced_.push_back(unit);
+  start_averaging(unit);
   if (at::Tensor memory = units_[unit]->detach_grads(); memory.defined()) grad_pool_->give(std::move(memory));
 }
 
-void ShardedUnits::average_over_replicas() {
-  if (!replicas_ || replicas_->size() == 1) return;
+void ShardedUnits::start_averaging(std::size_t unit) {
+  const bool replicated = replicas_ && replicas_->size() > 1;
+  if (replicated) averaging_.push_back(units_[unit]->average_over(*replicas_));
+  if (!units_[unit]->offloads()) return;
+  finish_averaging();  // what is copied next has to be there, and its memory is another unit's then
+  units_[unit]->copy_to_host();
+}
+
+void ShardedUnits::finish_averaging() {
   const auto begin = Clock::now();
-  std::vector<Work> works;
-  for (const std::size_t unit : reduced_) works.push_back(units_[unit]->average_over(*replicas_));
-  for (const auto& work : works) work.wait();
+  for (const auto& work : std::exchange(averaging_, {})) work.wait();
   statistics_.exposed_seconds += seconds_since(begin);
 }
 
@@ -346,15 +371,16 @@ void ShardedUnits::finish(const std::shared_ptr<Pass>& pass) {
     if (!pass->held) {
       if (!all_there) fail_unused();
       while (!reducing_.empty()) finish_oldest_reduce();
-      average_over_replicas();
+      finish_averaging();
+      if (units_.front()->offloads()) wait_for_device(units_.front()->parameter(0).tensor.device());
       for (const std::size_t unit : std::exchange(reduced_, {})) units_[unit]->publish_grads();
       ++statistics_.synchronisations;
     }
     for (std::size_t u = 0; u < units_.size(); ++u) {
       states_[u].in_backward = false;
       let_go(u);
-      // The optimizer steps now: what is resident is out of date from then on.
-      if (!pass->held && units_[u]->resident()) units_[u]->forget_values();
+      // The optimizer steps now: what is kept is out of date from then on.
+      if (!pass->held) units_[u]->forget_values();
     }
   } catch (...) {
     abandon(pass);
@@ -369,6 +395,7 @@ void ShardedUnits::abandon(const std::shared_ptr<Pass>& pass) noexcept {
   pass_.reset();
   reducing_.clear();
   reduced_.clear();
+  averaging_.clear();
   abort_before_averaging(*comm_, "fully_shard");
   if (replicas_) abort_before_averaging(*replicas_, "fully_shard");
 }

@@ -8,7 +8,8 @@
 //   before_backward   the gradient of u's output has come: units behind it are through and let go; gathers u, starts to
 //                     gather the one before it, gives its gradients memory
 //   grad_ready        the last gradient of u: starts its reduce-scatter
-//   end of backward   finish(): waits, averages over replicas, publishes the shards' gradients
+//   memory is short   the oldest reduce-scatter is waited for; the average over replicas begins
+//   end of backward   finish(): waits for the rest, publishes the shards' gradients
 //   an exception      abandon() aborts the communicators: no rank waits for one that will not come
 // Every rank issues the same sequence, because it follows from the model's graph alone.
 #pragma once
@@ -33,9 +34,10 @@ namespace phalanx::fsdp {
 
 class ShardedUnits : public std::enable_shared_from_this<ShardedUnits> {
  public:
-  /// `replicas` is null without a replicating axis. Collective.
+  /// `replicas` is null without a replicating axis. Without `prefetch` a unit is gathered when it is used. Collective.
   static std::shared_ptr<ShardedUnits> make(std::vector<std::unique_ptr<Unit>> units,
-                                            std::shared_ptr<Communicator> comm, std::shared_ptr<Communicator> replicas);
+                                            std::shared_ptr<Communicator> comm, std::shared_ptr<Communicator> replicas,
+                                            bool prefetch);
   void detach();
 
   void before_use(std::size_t unit);
@@ -64,7 +66,7 @@ class ShardedUnits : public std::enable_shared_from_this<ShardedUnits> {
   };
 
   ShardedUnits(std::vector<std::unique_ptr<Unit>> units, std::shared_ptr<Communicator> comm,
-               std::shared_ptr<Communicator> replicas);
+               std::shared_ptr<Communicator> replicas, bool prefetch);
   void subscribe();
   at::Tensor allocate(std::int64_t bytes, observe::MemoryCategory what_for = observe::MemoryCategory::buffers) const;
   void make_pools();
@@ -87,12 +89,14 @@ class ShardedUnits : public std::enable_shared_from_this<ShardedUnits> {
   void finish_oldest_reduce();
   void finish(const std::shared_ptr<Pass>& pass);
   void abandon(const std::shared_ptr<Pass>& pass) noexcept;
-  void average_over_replicas();
+  void start_averaging(std::size_t unit);
+  void finish_averaging();
   [[noreturn]] void fail_unused();
 
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<State> states_;
   std::shared_ptr<Communicator> comm_, replicas_;
+  bool prefetches_ = true;
   std::vector<GradReadySubscription> subscriptions_;
   MemoryPool parameter_pool_;
   std::optional<MemoryPool> grad_pool_;  // made by the first training pass
@@ -104,6 +108,7 @@ class ShardedUnits : public std::enable_shared_from_this<ShardedUnits> {
   std::shared_ptr<Pass> pass_;
   std::deque<std::size_t> reducing_;
   std::vector<std::size_t> reduced_;
+  std::vector<Work> averaging_;  // over replicas
   FullyShardStatistics statistics_;
 };
 

@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -24,10 +25,19 @@ std::vector<std::int64_t> with_rows(const at::Tensor& tensor, std::int64_t rows)
 
 Unit::Unit(std::string name, std::vector<NamedTensor> parameters, std::shared_ptr<Communicator> comm,
            const UnitOptions& options)
-    : name_(std::move(name)), comm_(std::move(comm)), resident_(options.resident), own_grads_(options.own_grads) {
+    : name_(std::move(name)),
+      comm_(std::move(comm)),
+      keepers_(options.keepers),
+      resident_(options.resident),
+      own_grads_(options.own_grads),
+      offload_(options.offload) {
   const at::NoGradGuard no_grad;
   check(parameters);
-  options_ = parameters.front().tensor.options().requires_grad(false);
+  const at::TensorOptions given = parameters.front().tensor.options().requires_grad(false);
+  options_ = given.dtype(options.param_dtype.value_or(parameters.front().tensor.scalar_type()));
+  grad_options_ = options_.dtype(options.reduce_dtype.value_or(c10::typeMetaToScalarType(options_.dtype())));
+  shard_options_ = offload_ ? on_host(given) : given;
+  direct_ = !offload_ && given.dtype() == options_.dtype();
   std::vector<FlatParameter> shapes;
   for (const auto& p : parameters) {
     const std::int64_t rows = p.tensor.size(0);
@@ -35,9 +45,12 @@ Unit::Unit(std::string name, std::vector<NamedTensor> parameters, std::shared_pt
   }
   layout_ = lay_out_flat(shapes, comm_->size());
   full_ = LentTensor(layout_.flat_elements(), options_);
-  grads_ = LentTensor(layout_.flat_elements(), options_);
+  grads_ = LentTensor(layout_.flat_elements(), grad_options_);
   for (auto& p : parameters) parameters_.push_back({.full = std::move(p)});
   make_shard(options);
+  make_reduced();
+  const observe::MemoryScope scope(observe::MemoryCategory::buffers);
+  if (keepers_) part_ = keepers_->symmetric_empty({layout_.flat_elements() / keepers_->size()}, options_);
 }
 
 void Unit::check(const std::vector<NamedTensor>& parameters) const {
@@ -67,66 +80,92 @@ at::Tensor Unit::slice_of(const at::Tensor& flat) const {
   return flat.narrow(0, comm_->rank() * layout_.shard_elements, layout_.shard_elements);
 }
 
+// What the device can copy from and to by itself.
+at::TensorOptions Unit::on_host(at::TensorOptions options) const {
+  const bool on_device = !options.device().is_cpu();
+  return options.device(at::kCPU).pinned_memory(on_device);
+}
+
 // The shard with this rank's rows, and the module's parameters as views of a buffer that may have no memory.
 void Unit::make_shard(const UnitOptions& options) {
   const observe::MemoryScope scope(observe::MemoryCategory::parameters);
-  if (resident_) {
-    full_.attach(comm_->symmetric_empty({layout_.flat_elements()}, options_).zero_());
+  if (resident_) full_.attach(comm_->symmetric_empty({layout_.flat_elements()}, options_).zero_());
+  if (resident_ && direct_) {
     shard_ = slice_of(full_.tensor());
+  } else if (direct_) {
+    shard_ = comm_->symmetric_empty({layout_.shard_elements}, shard_options_).zero_();
   } else {
-    shard_ = comm_->symmetric_empty({layout_.shard_elements}, options_).zero_();
+    shard_ = at::zeros({layout_.shard_elements}, shard_options_);
   }
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    auto& [full, shard, grad_view, reduced_view] = parameters_[i];
+    auto& p = parameters_[i];
     std::vector<std::int64_t> rows_of_ranks;
     for (int rank = 0; rank < comm_->size(); ++rank) {
       const RowRange rows = layout_.rows_of(i, rank);
       rows_of_ranks.push_back(rows.end - rows.begin);
     }
+    const at::Tensor& full = p.full.tensor;
     const RowRange mine = layout_.rows_of(i, comm_->rank());
     const std::int64_t row = layout_.parameters[i].row_elements;
     const std::int64_t begin =
         mine.begin < mine.end ? layout_.offsets[i] + mine.begin * row - comm_->rank() * layout_.shard_elements : 0;
-    const auto sizes = with_rows(full.tensor, mine.end - mine.begin);
+    const auto sizes = with_rows(full, mine.end - mine.begin);
     const at::Tensor rows = shard_.narrow(0, begin, (mine.end - mine.begin) * row).view(sizes).variable_data();
-    if (phalanx::has_memory(full.tensor)) rows.copy_(full.tensor.narrow(0, mine.begin, mine.end - mine.begin));
+    if (phalanx::has_memory(full)) rows.copy_(full.narrow(0, mine.begin, mine.end - mine.begin));
     Split split{.axis = options.shard_axis, .dim = 0, .sizes = std::move(rows_of_ranks)};
-    const ShardSpec spec(full.name, full.tensor.sizes().vec(), data_type_of(full.tensor.scalar_type()), options.mesh,
+    const ShardSpec spec(p.full.name, full.sizes().vec(), data_type_of(full.scalar_type()), options.mesh,
                          {.splits = {std::move(split)}, .partial = {}});
-    shard = {full.name, rows, std::make_shared<const Shard>(Shard{spec, options.mesh_rank})};
-    grad_view = grads_.view(full.tensor.sizes(), layout_.offsets[i]);
+    p.shard = {p.full.name, rows, std::make_shared<const Shard>(Shard{spec, options.mesh_rank})};
+    p.grad_view = grads_.view(full.sizes(), layout_.offsets[i]);
   }
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& parameter = parameters_[i].full.tensor;
     parameter.set_data(full_.view(parameter.sizes(), layout_.offsets[i]));
   }
-  gathered_ = comm_->size() == 1;
-  const observe::MemoryScope of_gradients(observe::MemoryCategory::gradients);
-  make_reduced(own_grads_ ? slice_of(grads_.tensor()) : comm_->symmetric_empty({layout_.shard_elements}, options_));
+  gathered_ = comm_->size() == 1 && direct_;
 }
 
 // This rank's part of the averaged gradients, and the same rows of it as its shards have.
-void Unit::make_reduced(const at::Tensor& mine) {
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    auto& p = parameters_[i];
+void Unit::make_reduced() {
+  const observe::MemoryScope scope(observe::MemoryCategory::gradients);
+  const bool in_grads = own_grads_ || offload_;
+  reduced_ = in_grads ? slice_of(grads_.tensor()) : comm_->symmetric_empty({layout_.shard_elements}, grad_options_);
+  published_ = offload_ ? at::empty({layout_.shard_elements}, on_host(grad_options_)) : reduced_;
+  for (auto& p : parameters_) {
     const at::Tensor& rows = p.shard.tensor;
     const std::int64_t begin = rows.numel() > 0 ? rows.storage_offset() - shard_.storage_offset() : 0;
-    p.reduced_view = mine.narrow(0, begin, rows.numel()).view(rows.sizes()).variable_data();
+    p.published_view = published_.narrow(0, begin, rows.numel()).view(rows.sizes()).variable_data();
   }
-  reduced_ = mine;
 }
 
 std::int64_t Unit::bytes() const noexcept {
   return layout_.flat_elements() * static_cast<std::int64_t>(options_.dtype().itemsize());
 }
 
-std::int64_t Unit::shard_bytes() const noexcept {
-  return layout_.shard_elements * static_cast<std::int64_t>(options_.dtype().itemsize());
+std::int64_t Unit::grad_bytes() const noexcept {
+  return layout_.flat_elements() * static_cast<std::int64_t>(grad_options_.dtype().itemsize());
 }
+
+std::int64_t Unit::shard_bytes() const noexcept {
+  return layout_.shard_elements * static_cast<std::int64_t>(shard_options_.dtype().itemsize());
+}
+
+std::int64_t Unit::kept_bytes() const noexcept {
+  const std::int64_t beside_full = resident_ && direct_ ? 0 : shard_bytes();
+  return beside_full + (resident_ ? bytes() : 0) + (keepers_ ? bytes() / keepers_->size() : 0);
+}
+
+std::int64_t Unit::reduced_bytes() const noexcept { return own_grads_ && !offload_ ? 0 : grad_bytes() / layout_.ranks; }
 
 void Unit::start_gather() {
   gathered_ = true;
-  if (comm_->size() > 1) gather_ = comm_->all_gather(full_.tensor(), shard_, {.async = true});
+  if (has_part_) {
+    gather_ = keepers_->all_gather(full_.tensor(), part_, {.async = true});
+    return;
+  }
+  const at::Tensor mine = direct_ ? shard_ : slice_of(full_.tensor());
+  if (!direct_) mine.copy_(shard_, /*non_blocking=*/true);
+  if (comm_->size() > 1) gather_ = comm_->all_gather(full_.tensor(), mine, {.async = true});
 }
 
 void Unit::finish_gather() {
@@ -134,13 +173,22 @@ void Unit::finish_gather() {
   gather_ = Work();
 }
 
+void Unit::keep_part() {
+  if (!keepers_ || !gathered_) return;
+  finish_gather();
+  part_.copy_(full_.tensor().narrow(0, keepers_->rank() * part_.numel(), part_.numel()));
+  has_part_ = true;
+}
+
 void Unit::forget_values() {
   finish_gather();
-  gathered_ = comm_->size() == 1;
+  gathered_ = comm_->size() == 1 && direct_;
+  has_part_ = false;
 }
 
 at::Tensor Unit::detach() {
-  forget_values();
+  finish_gather();
+  gathered_ = false;
   return full_.detach();
 }
 
@@ -158,6 +206,7 @@ void Unit::keep_grads(const at::Tensor& memory) {
 }
 
 void Unit::offer_grad_buffers() {
+  if (grad_options_.dtype() != options_.dtype()) return;
   for (std::size_t i = 0; i < size(); ++i) {
     const at::Tensor &tensor = parameter(i).tensor, &buffer = parameters_[i].grad_view;
     if (is_trained(i) && !buffer.is_same(grad_buffer(tensor))) set_grad_buffer(tensor, buffer);
@@ -180,6 +229,12 @@ void Unit::place_grad(std::size_t i) {
                     "made with sparse(false))",
                     p.full.name));
   }
+  if (grad_options_.dtype() != options_.dtype()) {
+    p.is_placed ? p.grad_view.add_(grad) : p.grad_view.copy_(grad);
+    p.is_placed = true;
+    grad.reset();
+    return;
+  }
   reclaim_grad_buffer(p.full.tensor);
   p.grad_view.copy_(grad);
   grad = p.grad_view;
@@ -189,7 +244,7 @@ bool Unit::has_shard_grads() const {
   return std::ranges::any_of(parameters_, [](const Parameter& p) { return p.shard.tensor.grad().defined(); });
 }
 
-void Unit::carry_reduced() { carried_ = has_shard_grads() ? reduced_.clone() : at::Tensor(); }
+void Unit::carry_reduced() { carried_ = has_shard_grads() ? published_.clone() : at::Tensor(); }
 
 void Unit::start_reduce() {
   if (comm_->size() > 1) {
@@ -207,16 +262,23 @@ Work Unit::average_over(Communicator& replicas) {
   return replicas.all_reduce(reduced_, {.op = ReduceOp::avg, .async = true});
 }
 
+void Unit::copy_to_host() {
+  if (offload_) published_.copy_(reduced_, /*non_blocking=*/true);
+}
+
 void Unit::publish_grads() {
-  if (carried_.defined()) reduced_.add_(carried_);
+  if (carried_.defined()) published_.add_(carried_);
   carried_.reset();
   for (std::size_t i = 0; i < size(); ++i) {
-    if (is_trained(i)) parameters_[i].shard.tensor.mutable_grad() = parameters_[i].reduced_view;
+    if (is_trained(i)) parameters_[i].shard.tensor.mutable_grad() = parameters_[i].published_view;
   }
 }
 
 void Unit::drop_full_grads() {
-  for (auto& p : parameters_) p.full.tensor.mutable_grad().reset();
+  for (auto& p : parameters_) {
+    p.full.tensor.mutable_grad().reset();
+    p.is_placed = false;
+  }
 }
 
 }  // namespace phalanx::fsdp

@@ -2,10 +2,15 @@
 //
 // What lives where (S = layout.shard_elements, N ranks along the sharding axis)
 //   full     N * S   the parameters; every parameter of the module is a view of it. Its memory is there while gathered.
-//   shard    S       this rank's slice, always there; what the optimizer steps. A resident unit's lies in `full`.
+//   shard    S       this rank's slice, always there; what the optimizer steps. A resident unit's lies in `full`,
+//   unless
+//                    that is of another dtype or the shard is kept on the host.
+//   part     N*S/k   what a rank keeps from the forward to the backward pass where k neighbours keep the unit together
 //   grads    N * S   the gradients while a backward pass makes them; every grad buffer is a view of it
 //   reduced  S       this rank's slice of their average. Lies in `grads` where that has memory of its own from the
-//   start.
+//                    start, and where the result is kept on the host.
+//   published S      what the shards' gradients are views of: `reduced`, or its copy on the host
+// `full` is in the parameters' dtype, `grads` to `published` in that of the reduction, `shard` in the module's own.
 // No operation here decides when: that is ShardedUnits' business (sharded_units.h). All are called by the rank's thread
 // or, inside a backward pass, by the thread that runs it.
 #pragma once
@@ -15,6 +20,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,11 +33,14 @@
 namespace phalanx::fsdp {
 
 struct UnitOptions {
-  MeshShape mesh;          // of the specs
-  int mesh_rank = 0;       // this rank in it
-  std::string shard_axis;  // the axis of `comm`
-  bool resident = false;   // `full` keeps its memory
-  bool own_grads = false;  // `grads` has memory of its own
+  MeshShape mesh;                                           // of the specs
+  int mesh_rank = 0;                                        // this rank in it
+  std::string shard_axis;                                   // the axis of `comm`
+  bool resident = false;                                    // `full` keeps its memory
+  bool own_grads = false;                                   // `grads` has memory of its own
+  bool offload = false;                                     // shards and their gradients are kept on the host
+  std::optional<at::ScalarType> param_dtype, reduce_dtype;  // unset: as they are; as the parameters
+  std::shared_ptr<Communicator> keepers;  // the neighbours that keep the unit from forward to backward; null: nobody
 };
 
 class Unit {
@@ -43,8 +52,11 @@ class Unit {
 
   const std::string& name() const noexcept { return name_; }
   const FlatLayout& layout() const noexcept { return layout_; }
-  std::int64_t bytes() const noexcept;        // of `full`
-  std::int64_t shard_bytes() const noexcept;  // of `shard`
+  std::int64_t bytes() const noexcept;          // of `full`
+  std::int64_t grad_bytes() const noexcept;     // of `grads`
+  std::int64_t shard_bytes() const noexcept;    // of `shard`
+  std::int64_t kept_bytes() const noexcept;     // of what holds parameters whether gathered or not
+  std::int64_t reduced_bytes() const noexcept;  // of `reduced` or its copy, where that is memory beside `grads`
   std::size_t size() const noexcept { return parameters_.size(); }
   const NamedTensor& parameter(std::size_t i) const { return parameters_[i].full; }
   /// The rank's rows, with their spec; .grad() is what the last synchronised pass left.
@@ -59,6 +71,8 @@ class Unit {
   void attach(const at::Tensor& memory) { full_.attach(memory); }
   void start_gather();
   void finish_gather();
+  /// Before a detach() after which the unit is needed again before its values change: the keepers can gather it then.
+  void keep_part();
   /// What it holds is not what the shards hold any more.
   void forget_values();
   at::Tensor detach();
@@ -81,6 +95,10 @@ class Unit {
   void finish_reduce();
   /// Averages `reduced` over the replicas of the shards.
   Work average_over(Communicator& replicas);
+  /// Whether `reduced` has to be copied to the host before `grads` may go.
+  bool offloads() const noexcept { return offload_; }
+  /// Copies it there, behind what the current stream has to do: synchronise before reading.
+  void copy_to_host();
   /// shard(i).tensor.grad() becomes what has been reduced, plus what was carried.
   void publish_grads();
   void drop_full_grads();
@@ -88,22 +106,27 @@ class Unit {
  private:
   struct Parameter {
     NamedTensor full, shard;
-    at::Tensor grad_view;     // into grads_
-    at::Tensor reduced_view;  // into reduced_
+    at::Tensor grad_view;       // into grads_
+    at::Tensor published_view;  // into published_
+    bool is_placed = false;     // its gradient is in grad_view, and not in .grad(), which has another dtype
   };
   void check(const std::vector<NamedTensor>& parameters) const;
   void make_shard(const UnitOptions& options);
-  void make_reduced(const at::Tensor& mine);
+  void make_reduced();
   at::Tensor slice_of(const at::Tensor& flat) const;
+  at::TensorOptions on_host(at::TensorOptions options) const;
 
   std::string name_;
   std::shared_ptr<Communicator> comm_;
   FlatLayout layout_;
-  at::TensorOptions options_;
+  std::shared_ptr<Communicator> keepers_;
+  at::TensorOptions shard_options_, options_, grad_options_;
   std::vector<Parameter> parameters_;
   LentTensor full_, grads_;
-  at::Tensor shard_, reduced_, carried_;
-  bool resident_ = false, own_grads_ = false, keeps_grads_ = false, gathered_ = false;
+  at::Tensor shard_, part_, reduced_, published_, carried_;
+  bool resident_ = false, own_grads_ = false, offload_ = false;
+  bool direct_ = true;  // `full` holds what the shards hold, not something made of it
+  bool keeps_grads_ = false, gathered_ = false, has_part_ = false;
   Work gather_, reduce_;
 };
 
