@@ -4,10 +4,11 @@
 
 namespace phalanx::train {
 
-AutocastGuard::AutocastGuard(c10::DeviceType device, bool enabled) : device_(device), enabled_(enabled) {
+AutocastGuard::AutocastGuard(c10::DeviceType device, std::optional<c10::ScalarType> dtype)
+    : device_(device), enabled_(dtype.has_value()) {
   if (!enabled_) return;
   at::autocast::set_autocast_enabled(device_, true);
-  at::autocast::set_autocast_dtype(device_, at::kBFloat16);
+  at::autocast::set_autocast_dtype(device_, *dtype);
 }
 
 AutocastGuard::~AutocastGuard() {

@@ -24,7 +24,7 @@ namespace {
 
 // A value as somebody wrote it, in the file or on the command line.
 struct GivenValue {
-  std::variant<std::monostate, bool, std::int64_t, double, std::string> value;
+  std::variant<std::monostate, bool, std::int64_t, double, std::string, std::vector<std::string>> value;
   std::string shown;  // as in the file
   std::string where;  // "llama.toml:12" or "--training.steps"
   bool from_flag = false;
@@ -114,6 +114,25 @@ std::optional<T> parse_whole(std::string_view text) {
   return value;
 }
 
+/// "a,b" as a list; brackets and quotes, as in a file, may stand around.
+std::vector<std::string> split_list(std::string_view text) {
+  const auto strip = [](std::string_view part, std::string_view first, std::string_view last) {
+    while (part.starts_with(' ')) part.remove_prefix(1);
+    while (part.ends_with(' ')) part.remove_suffix(1);
+    const bool is_wrapped = part.size() >= 2 && first.find(part.front()) != first.npos &&
+                            last.find(part.back()) == first.find(part.front());
+    return is_wrapped ? part.substr(1, part.size() - 2) : part;
+  };
+  text = strip(text, "[", "]");
+  std::vector<std::string> parts;
+  while (!text.empty()) {
+    const std::size_t comma = std::min(text.find(','), text.size());
+    if (const auto part = strip(text.substr(0, comma), "\"'", "\"'"); !part.empty()) parts.emplace_back(part);
+    text.remove_prefix(std::min(comma + 1, text.size()));
+  }
+  return parts;
+}
+
 // A flag's text takes the type of its key.
 void give_type(GivenValue& given, std::string_view type) {
   const std::string text = std::get<std::string>(given.value);
@@ -123,6 +142,8 @@ void give_type(GivenValue& given, std::string_view type) {
     if (auto value = parse_whole<std::int64_t>(text)) given.value = *value;
   } else if (type == "number") {
     if (auto value = parse_whole<double>(text)) given.value = *value;
+  } else if (type == "list of strings") {
+    given.value = split_list(text);
   }
 }
 
@@ -137,6 +158,7 @@ void assign(TrainConfig& config, const Key& key, GivenValue given) {
   const auto* integer = std::get_if<std::int64_t>(&given.value);
   const auto* number = std::get_if<double>(&given.value);
   const auto* text = std::get_if<std::string>(&given.value);
+  const auto* list = std::get_if<std::vector<std::string>>(&given.value);
   const bool is_number = number || integer;
   const double as_number = number ? *number : integer ? static_cast<double>(*integer) : 0.0;
 
@@ -158,6 +180,8 @@ void assign(TrainConfig& config, const Key& key, GivenValue given) {
       refuse_value(key, slot, given);
     }
     **p = *text;
+  } else if (auto** p = std::get_if<std::vector<std::string>*>(&slot); p && list) {
+    **p = *list;
   } else {
     refuse_value(key, slot, given);
   }
@@ -252,6 +276,11 @@ class Reader {
       given.shown = fmt::format("\"{}\"", v->get());
     } else if (const auto* v = node.as_array()) {
       given.shown = v->empty() ? "[]" : "a list";
+      std::vector<std::string> strings;
+      for (const toml::node& one : *v) {
+        if (const auto* text = one.as_string()) strings.push_back(text->get());
+      }
+      if (strings.size() == v->size()) given.value = std::move(strings);
     } else {
       given.shown = node.is_table() ? "a table" : "a date or time";
     }

@@ -47,6 +47,7 @@ struct TrainConfig {
     double eps = 1e-8;
     double weight_decay = 0.1;
     double momentum = 0.0;
+    std::vector<std::string> no_decay;
   } optimizer;
 
   struct LrScheduler {
@@ -67,6 +68,8 @@ struct TrainConfig {
     std::int64_t steps = 10000;
     bool shuffle = true;
     std::string mixed_precision_param = "float32";
+    double initial_loss_scale = 65536;
+    std::int64_t loss_scale_window = 2000;
   } training;
 
   struct Parallelism {

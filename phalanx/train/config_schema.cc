@@ -85,7 +85,10 @@ const std::vector<Key>& known_keys() {
       {"optimizer", "beta2", at<&C::optimizer, &C::Optimizer::beta2>, "AdamW: decay of the mean of squares.", 0, 1},
       {"optimizer", "eps", at<&C::optimizer, &C::Optimizer::eps>, "AdamW: added to the denominator.", 0, 1},
       {"optimizer", "weight_decay", at<&C::optimizer, &C::Optimizer::weight_decay>,
-       "Decoupled weight decay, on every parameter.", 0, kAny},
+       "Weight decay, on every parameter that no_decay does not name; AdamW's is decoupled.", 0, kAny},
+      {"optimizer", "no_decay", at<&C::optimizer, &C::Optimizer::no_decay>,
+       "Patterns of the names of parameters without weight decay, as a shell's over files: `[\"*norm*\", "
+       "\"*.bias\"]`; on the command line separated by commas."},
       {"optimizer", "momentum", at<&C::optimizer, &C::Optimizer::momentum>, "SGD: momentum.", 0, 1},
 
       {"lr_scheduler", "warmup_steps", at<&C::lr_scheduler, &C::LrScheduler::warmup_steps>,
@@ -132,10 +135,17 @@ const std::vector<Key>& known_keys() {
       {"training",
        "mixed_precision_param",
        at<&C::training, &C::Training::mixed_precision_param>,
-       "Type of the matrix products (autocast); weights, gradients and optimizer state stay float32.",
+       "Type of the matrix products (autocast); weights, gradients and optimizer state stay float32. float16: with "
+       "loss scaling.",
        -kAny,
        kAny,
-       {"float32", "bfloat16"}},
+       {"float32", "bfloat16", "float16"}},
+      {"training", "initial_loss_scale", at<&C::training, &C::Training::initial_loss_scale>,
+       "float16: what the loss is multiplied by at first; halved after a step whose gradients are not finite, which is "
+       "skipped on all ranks.",
+       1, 1e30},
+      {"training", "loss_scale_window", at<&C::training, &C::Training::loss_scale_window>,
+       "float16: steps in a row with finite gradients after which the scale is doubled.", 1, kAny},
 
       {"parallelism", "data_parallel_replicate_degree",
        at<&C::parallelism, &C::Parallelism::data_parallel_replicate_degree>,
@@ -350,6 +360,8 @@ std::string_view type_name(const Slot& slot) {
     case 2:
     case 5:
       return "number";
+    case 6:
+      return "list of strings";
     default:
       return "string";
   }
@@ -389,6 +401,11 @@ struct ToToml {
   std::string operator()(const std::string* v) const { return quoted(*v); }
   std::string operator()(const std::optional<bool>* v) const { return *v ? (**v ? "true" : "false") : ""; }
   std::string operator()(const std::optional<double>* v) const { return *v ? number_text(**v) : ""; }
+  std::string operator()(const std::vector<std::string>* v) const {
+    std::string text = "[";
+    for (const std::string& one : *v) text += (text.size() > 1 ? ", " : "") + quoted(one);
+    return text + "]";
+  }
 };
 
 }  // namespace
@@ -404,6 +421,7 @@ std::string expectation(const Key& key, Slot slot) {
   const std::string_view type = type_name(slot);
   if (type == "boolean") return "true or false";
   if (type == "string") return "a string";
+  if (type == "list of strings") return "a list of strings";
   std::string text = type == "integer" ? "an integer" : "a number";
   const bool has_least = std::isfinite(key.least);
   const bool has_most = std::isfinite(key.most);

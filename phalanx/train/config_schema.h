@@ -13,7 +13,8 @@
 namespace phalanx::train {
 
 /// Where a key's value lives in a TrainConfig; the alternative is the key's type.
-using Slot = std::variant<bool*, std::int64_t*, double*, std::string*, std::optional<bool>*, std::optional<double>*>;
+using Slot = std::variant<bool*, std::int64_t*, double*, std::string*, std::optional<bool>*, std::optional<double>*,
+                          std::vector<std::string>*>;
 
 /// default_text of a model number that the flavor gives.
 inline constexpr std::string_view kFromFlavor = "the flavor's";
@@ -48,7 +49,7 @@ struct KeyAlias {
 };
 const std::vector<KeyAlias>& key_aliases();
 
-std::string_view type_name(const Slot& slot);        // "boolean", "integer", "number", "string"
+std::string_view type_name(const Slot& slot);        // "boolean", "integer", "number", "string", "list of strings"
 std::string toml_value(const Slot& slot);            // as it is written in a file; empty for an unset optional
 std::string expectation(const Key& key, Slot slot);  // "an integer, 1 or more"
 

@@ -112,6 +112,21 @@ TEST(Config, WrongTypesNamePlaceExpectedAndFound) {
   EXPECT_THAT(refusal("", {"--training.steps", "99999999999999999999"}), HasSubstr("expected an integer"));
 }
 
+TEST(Config, ListsOfStrings) {
+  const std::vector<std::string> both = {"*norm*", "*.bias"};
+  EXPECT_EQ(parse("[optimizer]\nno_decay = [\"*norm*\", \"*.bias\"]\n").optimizer.no_decay, both);
+  EXPECT_TRUE(parse("[optimizer]\nno_decay = []\n").optimizer.no_decay.empty());
+  for (const char* flag : {"*norm*,*.bias", "[\"*norm*\", '*.bias']", "*norm*, *.bias,"}) {
+    EXPECT_EQ(parse("", {"--optimizer.no_decay", flag}).optimizer.no_decay, both) << flag;
+  }
+  EXPECT_TRUE(parse("[optimizer]\nno_decay = [\"a\"]\n", {"--optimizer.no_decay="}).optimizer.no_decay.empty());
+  EXPECT_THAT(print_config(parse("", {"--optimizer.no_decay=*norm*,*.bias"})),
+              HasSubstr("no_decay = [\"*norm*\", \"*.bias\"]\n"));
+  EXPECT_THAT(refusal("[optimizer]\nno_decay = \"*norm*\"\n"),
+              HasSubstr("[optimizer] no_decay is \"*norm*\": expected a list of strings"));
+  EXPECT_THAT(refusal("[optimizer]\nno_decay = [1]\n"), HasSubstr("expected a list of strings"));
+}
+
 TEST(Config, ValuesOutOfRangeAreRefused) {
   EXPECT_THAT(refusal("[optimizer]\nbeta1 = 1.5\n"), HasSubstr("is 1.5: expected a number from 0 to 1"));
   EXPECT_THAT(refusal("[validation]\nfraction = 0.95\n"), HasSubstr("expected a number from 0 to 0.9"));

@@ -18,9 +18,9 @@ std::string step_line(const StepReport& r) {
   const std::string mfu = r.mfu_percent ? fmt::format("{:.2f}%", *r.mfu_percent) : "N/A";
   return fmt::format(
       "step: {:2}  loss: {:8.5f}  grad_norm: {:7.4f}  memory: {:5.2f}GiB({:.2f}%)  tps: {}  "
-      "tflops: {:.2f}  mfu: {}",
+      "tflops: {:.2f}  mfu: {}{}",
       r.step, r.loss, r.grad_norm, r.memory_gib, r.memory_percent, tokens_per_second(r.tokens_per_second), r.tflops,
-      mfu);
+      mfu, r.loss_scale ? fmt::format("  loss_scale: {}", *r.loss_scale) : "");
 }
 
 std::string validation_line(const StepReport& r) {

@@ -23,6 +23,7 @@ struct StepReport {
   double tokens_per_second = 0;
   double tflops = 0;
   std::optional<double> mfu_percent;  // not known for this device: N/A
+  std::optional<double> loss_scale;   // shown where there is one
 };
 
 std::string step_line(const StepReport& report);

@@ -56,6 +56,8 @@ void RunFiles::write_step(const StepMetrics& m, bool to_tensorboard) {
       {"lr", m.lr},     {"seconds", m.seconds}, {"data_seconds", m.data_seconds}, {"tokens", m.tokens},
       {"tps", m.tps},   {"tflops", m.tflops}};
   if (m.mfu_percent) line["mfu_percent"] = *m.mfu_percent;
+  if (m.loss_scale) line["loss_scale"] = *m.loss_scale;
+  if (m.skipped) line["skipped"] = true;
   line["memory_gib"] = m.memory_gib;
   line["cpu_seconds"] = m.cpu_seconds;
   line["time"] = unix_time();
@@ -65,7 +67,8 @@ void RunFiles::write_step(const StepMetrics& m, bool to_tensorboard) {
   auto& board = *impl_->board;
   board.add_scalar("loss_metrics/global_avg_loss", m.loss, m.step);
   board.add_scalar("loss_metrics/global_max_loss", m.max_loss, m.step);
-  board.add_scalar("grad_norm", m.grad_norm, m.step);
+  if (!m.skipped) board.add_scalar("grad_norm", m.grad_norm, m.step);
+  if (m.loss_scale) board.add_scalar("loss_scale", *m.loss_scale, m.step);
   board.add_scalar("lr", m.lr, m.step);
   board.add_scalar("throughput(tps)", m.tps, m.step);
   board.add_scalar("tflops", m.tflops, m.step);

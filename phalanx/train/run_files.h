@@ -30,8 +30,10 @@ struct StepMetrics {
   double tps = 0;  // of one device
   double tflops = 0;
   std::optional<double> mfu_percent;
-  std::vector<double> memory_gib;   // peak, per rank
-  std::vector<double> cpu_seconds;  // processor time of the step, per rank
+  std::optional<double> loss_scale;  // float16 alone
+  bool skipped = false;              // its gradients were not finite: the weights are as before
+  std::vector<double> memory_gib;    // peak, per rank
+  std::vector<double> cpu_seconds;   // processor time of the step, per rank
 };
 
 struct ValidationMetrics {

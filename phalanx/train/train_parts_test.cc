@@ -59,11 +59,11 @@ TEST(ModelConfig, EveryNumberCanBeChangedAndIsPrinted) {
 TEST(AutocastGuardTest, ProductsAreInBfloat16WhileItLives) {
   const at::Tensor x = at::randn({2, 3}), weight = at::randn({4, 3});
   {
-    const AutocastGuard guard(at::kCPU, true);
+    const AutocastGuard guard(at::kCPU, at::kBFloat16);
     EXPECT_EQ(at::linear(x, weight).scalar_type(), at::kBFloat16);
   }
   EXPECT_EQ(at::linear(x, weight).scalar_type(), at::kFloat);
-  const AutocastGuard off(at::kCPU, false);
+  const AutocastGuard off(at::kCPU, std::nullopt);
   EXPECT_EQ(at::linear(x, weight).scalar_type(), at::kFloat);
 }
 

@@ -14,14 +14,12 @@
 #include "phalanx/base/log.h"
 #include "phalanx/base/process_stats.h"
 #include "phalanx/base/progress.h"
-#include "phalanx/optim/adamw.h"
-#include "phalanx/optim/grad_norm.h"
-#include "phalanx/optim/sgd.h"
 #include "phalanx/train/autocast_guard.h"
 #include "phalanx/train/first_rank.h"
 #include "phalanx/train/hf_export.h"
 #include "phalanx/train/log_line.h"
 #include "phalanx/train/model_config.h"
+#include "phalanx/train/precision.h"
 #include "phalanx/train/run_description.h"
 #include "phalanx/train/step_figures.h"
 #include "phalanx/train/token_batch.h"
@@ -38,30 +36,11 @@ double seconds_since(Clock::time_point begin) { return std::chrono::duration<dou
 
 std::string number_text(double value) { return std::isnan(value) ? "nan" : fmt::format("{:.5g}", value); }
 
-bool cpu_has_bfloat16() {
-#if defined(__x86_64__)
-  return __builtin_cpu_supports("avx512bf16");
-#else
-  return false;
-#endif
-}
-
-std::unique_ptr<Optimizer> make_optimizer(const TrainConfig::Optimizer& config, std::vector<NamedTensor> parameters) {
-  if (config.name == "SGD") {
-    return std::make_unique<Sgd>(std::move(parameters),
-                                 SgdOptions{.momentum = config.momentum, .weight_decay = config.weight_decay});
-  }
-  return std::make_unique<AdamW>(
-      std::move(parameters),
-      AdamWOptions{
-          .beta1 = config.beta1, .beta2 = config.beta2, .eps = config.eps, .weight_decay = config.weight_decay});
-}
-
 }  // namespace
 
 struct Trainer::StepOutcome {
   StepTotals totals;
-  double grad_norm = 0;
+  WeightUpdate::Result update;
   double seconds = 0;
 };
 
@@ -72,11 +51,7 @@ Trainer::Trainer(TrainConfig config, TrainerContext context)
       trace_(config_, context_.world),
       checkpoints_(config_, context_.world, [this](const std::string& line) { say(line); }) {
   if (config_.debug.deterministic) at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
-  if (config_.training.mixed_precision_param == "bfloat16" && context_.device.is_cpu() && !cpu_has_bfloat16()) {
-    log::warn_once(
-        "this processor has no bfloat16 instructions: mixed_precision_param = \"bfloat16\" will be slower than "
-        "\"float32\"");
-  }
+  warn_of_slow_precision(config_, context_.device);
   if (config_.lr_scheduler.warmup_steps > config_.training.steps) {
     log::warn_once(
         fmt::format("[lr_scheduler] warmup_steps {} is more than [training] steps {}: warming up over all steps",
@@ -114,20 +89,13 @@ void Trainer::make_model() {
     }
   }
   model_->values_were_loaded();
-  optimizer_ = make_optimizer(config_.optimizer, model_->parameters());
-  schedule_ = std::make_unique<LearningRateSchedule>(
-      LearningRateScheduleOptions{.base_lr = config_.optimizer.lr,
-                                  .total_steps = config_.training.steps,
-                                  .warmup_steps = config_.lr_scheduler.warmup_steps,
-                                  .decay_ratio = config_.lr_scheduler.decay_ratio,
-                                  .decay_type = learning_rate_decay_from(config_.lr_scheduler.decay_type),
-                                  .min_lr_factor = config_.lr_scheduler.min_lr_factor});
+  update_ = std::make_unique<WeightUpdate>(config_, model_->parameters(), model_->norm_ranks());
 }
 
 TrainState Trainer::collect_state() const {
   TrainState state;
   model_->collect_state(state);
-  optimizer_->collect_state(state);
+  update_->collect_state(state);
   state.integers["step"] = step_;
   state.integers["seed"] = config_.debug.seed;
   state.integers["data.position"] = step_ * plan_.global_batch_size;
@@ -157,7 +125,6 @@ Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
   const auto begin = Clock::now();
   StepOutcome outcome;
   const int rank = context_.world->rank(), size = context_.world->size();
-  const bool bfloat16 = config_.training.mixed_precision_param == "bfloat16";
   const std::int64_t parts = plan_.accumulation_steps;
   observe::TraceRecorder* const tracing = trace_.recorder();
   const at::Tensor share = at::full({}, 1.0 / static_cast<double>(parts), at::TensorOptions(context_.device));
@@ -179,24 +146,18 @@ Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
     at::Tensor part_loss;
     {
       const TraceSpan span(tracing, "forward", "compute");
-      const AutocastGuard autocast(context_.device.type(), bfloat16);
+      const AutocastGuard autocast(context_.device.type(), autocast_dtype(config_));
       part_loss = model().loss(batch.inputs, batch.labels);
     }
     {
       const TraceSpan span(tracing, "backward", "compute");
       const double exposed_before = tracing ? model_->exposed_seconds() : 0;
-      part_loss.backward(share);
+      update_->scaled(part_loss).backward(share);
       if (tracing && !local_only) trace_.backward_done(model_->exposed_seconds() - exposed_before);
     }
     const at::Tensor detached = part_loss.detach();
     loss_sum = loss_sum.defined() ? loss_sum + detached : detached;
   }
-  const double max_norm =
-      config_.training.max_norm > 0 ? config_.training.max_norm : std::numeric_limits<double>::infinity();
-  const GradNorm norm = [&] {
-    const TraceSpan span(tracing, "gradient clipping", "compute");
-    return clip_grad_norm(optimizer_->parameters(), max_norm, model_->norm_ranks());
-  }();
   const double cpu_now = process_cpu_seconds();
   const StepFigures mine{.loss = loss_sum.item<double>() / static_cast<double>(parts),
                          .wants_stop = context_.stop_requested && context_.stop_requested(),
@@ -209,24 +170,22 @@ Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
     outcome.totals = share_figures(mine, *context_.world);
   }
   const double loss = outcome.totals.loss;
-  outcome.grad_norm = norm.value();
-  if (!std::isfinite(loss) || !norm.is_finite()) {
-    const bool is_loss = !std::isfinite(loss);
-    throw Error(fmt::format(
-        "step {}: the {} is {} (loss {}, gradient norm {}, learning rate {:.3g}): the weights were not "
-        "changed by it; try a lower [optimizer] lr, a longer warm-up or a smaller max_norm{}",
-        step + 1, is_loss ? "loss" : "gradient norm", number_text(is_loss ? loss : outcome.grad_norm),
-        number_text(loss), number_text(outcome.grad_norm), schedule_->lr_at(step),
-        checkpoints_.saved_step() >= 0 ? fmt::format("; the last checkpoint is of step {}", checkpoints_.saved_step())
-                                       : ""));
-  }
-  {
-    const TraceSpan span(tracing, "optimizer", "compute");
-    optimizer_->step(schedule_->lr_at(step));
-    optimizer_->zero_grad();
+  if (!std::isfinite(loss)) fail_not_finite(step, "loss", loss, loss);
+  outcome.update = update_->apply(step, tracing);
+  if (!outcome.update.stepped && !outcome.update.loss_scale) {
+    fail_not_finite(step, "gradient norm", outcome.update.grad_norm, loss);
   }
   outcome.seconds = seconds_since(begin);
   return outcome;
+}
+
+void Trainer::fail_not_finite(std::int64_t step, const std::string& what, double value, double loss) const {
+  throw Error(fmt::format(
+      "step {}: the {} is {} (loss {}, learning rate {:.3g}): the weights were not changed by it; try a lower "
+      "[optimizer] lr, a longer warm-up or a smaller max_norm{}",
+      step + 1, what, number_text(value), number_text(loss), update_->lr_at(step),
+      checkpoints_.saved_step() >= 0 ? fmt::format("; the last checkpoint is of step {}", checkpoints_.saved_step())
+                                     : ""));
 }
 
 void Trainer::log_step(const StepOutcome& outcome, double lr) {
@@ -237,7 +196,7 @@ void Trainer::log_step(const StepOutcome& outcome, double lr) {
   StepMetrics metrics{.step = step_,
                       .loss = outcome.totals.loss,
                       .max_loss = outcome.totals.max_loss,
-                      .grad_norm = outcome.grad_norm,
+                      .grad_norm = outcome.update.grad_norm,
                       .lr = lr,
                       .seconds = outcome.seconds,
                       .data_seconds = outcome.totals.data_seconds,
@@ -245,9 +204,17 @@ void Trainer::log_step(const StepOutcome& outcome, double lr) {
                       .tps = device_tokens / outcome.seconds,
                       .memory_gib = outcome.totals.memory_gib,
                       .cpu_seconds = outcome.totals.cpu_seconds};
+  metrics.loss_scale = outcome.update.loss_scale;
+  metrics.skipped = !outcome.update.stepped;
   metrics.tflops = metrics.tps * flops / 1e12;
   if (peak_tflops_) metrics.mfu_percent = 100.0 * metrics.tflops / *peak_tflops_;
   files_->write_step(metrics, to_log);
+  if (metrics.skipped) {
+    say(fmt::format(
+        "step {} is skipped on all ranks: gradients are not finite with the loss scaled by {}; it is scaled "
+        "by {} from now on",
+        step_, *outcome.update.loss_scale, *outcome.update.next_loss_scale));
+  }
   if (!to_log) return;
 
   // The line's speed is that of all steps since the line before.
@@ -257,12 +224,13 @@ void Trainer::log_step(const StepOutcome& outcome, double lr) {
   say(step_line(
       {.step = step_,
        .loss = outcome.totals.loss,
-       .grad_norm = outcome.grad_norm,
+       .grad_norm = outcome.update.grad_norm,
        .memory_gib = memory,
        .memory_percent = device_.total_bytes ? 100.0 * memory * kGiB / static_cast<double>(device_.total_bytes) : 0,
        .tokens_per_second = tps,
        .tflops = tflops,
-       .mfu_percent = peak_tflops_ ? std::optional(100.0 * tflops / *peak_tflops_) : std::nullopt}));
+       .mfu_percent = peak_tflops_ ? std::optional(100.0 * tflops / *peak_tflops_) : std::nullopt,
+       .loss_scale = outcome.update.loss_scale}));
   interval_seconds_ = 0;
   interval_tokens_ = 0;
 }
@@ -324,7 +292,7 @@ TrainResult Trainer::run() {
   bool first = true;
   last_cpu_seconds_ = process_cpu_seconds();
   while (step_ < steps && !result_.stopped) {
-    const double lr = schedule_->lr_at(step_);
+    const double lr = update_->lr_at(step_);
     trace_.begin(step_ + 1);
     const StepOutcome outcome = train_step(step_);
     ++step_;

@@ -7,7 +7,9 @@
 //   and the few integers are checkpointed, learning rate and batches are functions of the step.
 // - The wish to stop (context.stop_requested) is heard on any rank and acted on by all after the same step: a
 //   checkpoint is saved and run() returns with `stopped`.
-// - A loss or gradient norm that is not finite is an Error on every rank, before any weight is touched by it.
+// - A loss or gradient norm that is not finite is an Error on every rank, before any weight is touched by it. Under
+// loss
+//   scaling (float16) a step whose gradients are not finite is skipped on every rank.
 // - Rank 0 writes the run's folder (run_files.h) and the log; with profiling every rank writes traces (step_trace.h).
 //
 //   Trainer trainer(config, {.world = world, .device = device});
@@ -26,8 +28,6 @@
 #include <vector>
 
 #include "phalanx/comm/communicator.h"
-#include "phalanx/optim/lr_schedule.h"
-#include "phalanx/optim/optimizer.h"
 #include "phalanx/tensor/train_state.h"
 #include "phalanx/train/config.h"
 #include "phalanx/train/data_parallel_model.h"
@@ -36,6 +36,7 @@
 #include "phalanx/train/run_files.h"
 #include "phalanx/train/step_trace.h"
 #include "phalanx/train/training_data.h"
+#include "phalanx/train/weight_update.h"
 
 namespace phalanx::train {
 
@@ -78,6 +79,7 @@ class Trainer {
   void load_state();
   TrainState collect_state() const;
   StepOutcome train_step(std::int64_t step);
+  [[noreturn]] void fail_not_finite(std::int64_t step, const std::string& what, double value, double loss) const;
   void log_step(const StepOutcome& outcome, double lr);
   void validate();
   void save_checkpoint();
@@ -95,8 +97,7 @@ class Trainer {
   std::unique_ptr<RunFiles> files_;
   TrainingData data_;
   std::unique_ptr<DataParallelModel> model_;
-  std::unique_ptr<Optimizer> optimizer_;
-  std::unique_ptr<LearningRateSchedule> schedule_;
+  std::unique_ptr<WeightUpdate> update_;
 
   std::int64_t step_ = 0;  // done
   std::optional<double> peak_tflops_;

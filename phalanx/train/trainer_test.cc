@@ -64,12 +64,14 @@ TEST_F(TrainerTest, EveryKeyOfOptimizerAndDataCounts) {
   EXPECT_NE(plain, adamw);
   for (const char* flag : {"--optimizer.lr=1e-2", "--optimizer.beta1=0.5", "--optimizer.beta2=0.5",
                            "--optimizer.eps=0.1", "--optimizer.weight_decay=0.9", "--training.max_norm=0.01",
-                           "--training.no-shuffle", "--model.rope_theta=100"}) {
+                           "--optimizer.no_decay=*norm*", "--training.no-shuffle", "--model.rope_theta=100"}) {
     EXPECT_NE(weights({flag}), adamw) << flag;
   }
-  for (const char* flag : {"--optimizer.momentum=0.5", "--optimizer.weight_decay=0.9", "--optimizer.lr=1e-2"}) {
+  for (const char* flag : {"--optimizer.momentum=0.5", "--optimizer.weight_decay=0.9", "--optimizer.lr=1e-2",
+                           "--optimizer.no_decay=*norm*"}) {
     EXPECT_NE(weights({sgd, flag}), plain) << flag;
   }
+  EXPECT_EQ(weights({"--optimizer.no_decay=*"}), weights({"--optimizer.weight_decay=0"}));
 }
 
 TEST_F(TrainerTest, TheSeedIsThatOfTheWeightsAndOfTheOrderOfTheData) {
@@ -306,6 +308,8 @@ TEST_F(TrainerTest, UserErrorsAreNamed) {
   EXPECT_THAT(refusal<ConfigError>(config("run", {"--training.global_batch_size=7"})),
               HasSubstr("global_batch_size 7 is not a multiple"));
   EXPECT_THAT(refusal<ConfigError>(config("run", {"--model.n_kv_heads=3"})), HasSubstr("n_kv_heads"));
+  EXPECT_THAT(refusal<ConfigError>(config("run", {"--optimizer.no_decay=*.bias"})),
+              HasSubstr("no_decay: pattern '*.bias' matches none of the 21 parameters; the nearest is"));
   EXPECT_THAT(refusal<CheckpointError>(config("run", {"--checkpoint.initial_load_path=/nonexistent"})),
               HasSubstr("/nonexistent"));
 }

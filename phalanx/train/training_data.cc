@@ -3,6 +3,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/data/token_statistics.h"
 #include "phalanx/train/model_config.h"
+#include "phalanx/train/precision.h"
 
 namespace phalanx::train {
 
@@ -40,7 +41,7 @@ TrainingData open_training_data(const TrainConfig& config, const BatchPlan& plan
                                                              .range = range}),
                                     ValidatorOptions{.local_batch_size = local,
                                                      .steps = validation.steps,
-                                                     .bfloat16 = training.mixed_precision_param == "bfloat16",
+                                                     .autocast = autocast_dtype(config),
                                                      .device = device});
     if (rank == 0) result.unigram_entropy = data::unigram_entropy(held_out, range);
   }

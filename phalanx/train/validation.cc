@@ -41,7 +41,7 @@ ValidationMetrics Validator::run(models::Llama& model, Communicator& world, std:
       continue;
     }
     const TokenBatch batch = load_samples(batches_, mine, rows, options_.device);
-    const AutocastGuard autocast(options_.device.type(), options_.bfloat16);
+    const AutocastGuard autocast(options_.device.type(), options_.autocast);
     sums[0].add_(model.loss(batch.inputs, batch.labels).to(at::kDouble), static_cast<double>(rows));
     sums[1].add_(static_cast<double>(rows));
   }

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "phalanx/comm/communicator.h"
 #include "phalanx/data/batches.h"
@@ -18,8 +19,8 @@ namespace phalanx::train {
 
 struct ValidatorOptions {
   std::int64_t local_batch_size = 8;
-  std::int64_t steps = -1;  // forward passes per rank at most; -1: all samples
-  bool bfloat16 = false;
+  std::int64_t steps = -1;                 // forward passes per rank at most; -1: all samples
+  std::optional<at::ScalarType> autocast;  // unset: none
   at::Device device = at::kCPU;
 };
 

@@ -1,0 +1,93 @@
+// 16-bit matrix products, loss scaling, and steps that are skipped.
+#include <atomic>
+#include <cmath>
+
+#include "phalanx/base/error.h"
+#include "phalanx/train/trainer_test_support.h"
+
+namespace phalanx::train {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class TrainerPrecisionTest : public TrainerTest {
+ protected:
+  static std::vector<std::string> in_float16(std::vector<std::string> more = {}) {
+    more.insert(more.begin(), "--training.mixed_precision_param=float16");
+    return more;
+  }
+  std::vector<std::int64_t> skipped_steps(const std::string& run) const {
+    std::vector<std::int64_t> steps;
+    for (const auto& line : lines_with(run, "skipped")) steps.push_back(line["step"].get<std::int64_t>());
+    return steps;
+  }
+};
+
+TEST_F(TrainerPrecisionTest, TrainsInSixteenBits) {
+  train(config("float32", {"--training.steps=14"}), 1);
+  const auto exact = losses("float32");
+  for (const std::string type : {"bfloat16", "float16"}) {
+    train(config(type, {"--training.steps=14", "--training.mixed_precision_param=" + type}), 1);
+    const auto found = losses(type);
+    ASSERT_EQ(found.size(), exact.size());
+    for (std::size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], exact[i], 0.01 * exact[i]) << type << " " << i;
+  }
+  EXPECT_EQ(values_of("float16", "loss_scale"), std::vector<double>(14, 65536));
+  EXPECT_TRUE(lines_with("bfloat16", "loss_scale").empty());
+}
+
+TEST_F(TrainerPrecisionTest, AnOverflowSkipsTheStepOnAllRanksAndHalvesTheScale) {
+  const std::string huge = "--training.initial_loss_scale=268435456";  // 2^28: no gradient fits into float16
+  const Weights untouched = train(config("start", {"--training.steps=1", "--optimizer.lr=0"}), 2);
+  EXPECT_EQ(train(config("one", in_float16({"--training.steps=1", huge})), 2), untouched);
+  EXPECT_EQ(skipped_steps("one"), std::vector<std::int64_t>{1});
+  EXPECT_TRUE(lines_with("one", "skipped")[0]["grad_norm"].is_null());  // not finite
+  EXPECT_TRUE(std::isfinite(losses("one")[0]));
+
+  EXPECT_NE(train(config("many", in_float16({"--training.steps=16", huge})), 2), untouched);
+  const auto skipped = skipped_steps("many");
+  const auto scales = values_of("many", "loss_scale");
+  ASSERT_GE(skipped.size(), 1U);
+  ASSERT_LT(skipped.size(), 16U);
+  EXPECT_EQ(skipped[0], 1);
+  ASSERT_EQ(scales.size(), 16U);
+  for (std::size_t i = 1; i < scales.size(); ++i) {
+    const bool was_skipped = std::ranges::find(skipped, static_cast<std::int64_t>(i)) != skipped.end();
+    EXPECT_EQ(scales[i], was_skipped ? scales[i - 1] / 2 : scales[i - 1]) << i;
+  }
+  EXPECT_LT(losses("many").back(), losses("many").front());
+}
+
+TEST_F(TrainerPrecisionTest, ARunGoesOnWithTheScaleThatItHad) {
+  const auto keys = in_float16({"--training.initial_loss_scale=1024", "--training.loss_scale_window=3"});
+  const Weights whole = train(config("whole", keys), 2);
+  EXPECT_EQ(values_of("whole", "loss_scale")[11], 8192);
+  train(config("parts", keys), 2,
+        [asked = std::make_shared<std::atomic<int>>(0)](int) { return asked->fetch_add(1) / 2 >= 4; });
+  EXPECT_EQ(result_.step, 5);
+  EXPECT_EQ(train(config("parts", keys), 2), whole);
+  EXPECT_EQ(values_of("parts", "loss_scale"), values_of("whole", "loss_scale"));
+  // Another precision takes over everything else.
+  train(config("parts", {"--training.steps=13"}), 1);
+  EXPECT_EQ(result_.step, 13);
+  train(config("parts", in_float16({"--training.steps=14"})), 1);
+  EXPECT_EQ(values_of("parts", "loss_scale").back(), 65536);
+}
+
+TEST_F(TrainerPrecisionTest, GradientsThatAreNotFiniteAtAnyScaleEndTheRun) {
+  run_local_ranks(1, [&](const std::shared_ptr<Communicator>& world) {
+    Trainer trainer(config("run", in_float16({"--training.steps=1000", "--training.initial_loss_scale=1"})),
+                    {.world = world, .quiet = true});
+    trainer.model().output->weight.register_hook([](const at::Tensor& grad) { return grad.mul(NAN); });
+    try {
+      trainer.run();
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), AllOf(HasSubstr("loss scaler: the gradients are not finite"), HasSubstr("smallest")));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace phalanx::train
