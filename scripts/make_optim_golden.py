@@ -27,17 +27,17 @@ def gradient(name, step):
     return values(SHAPES[name], phase) * 10.0 ** (-step / 2)
 
 
-def run(make):
+def run(make, rate=0.01):
     parameters = {n: torch.nn.Parameter(v) for n, v in start().items()}
     optimizer = make(list(parameters.values()))
     for step in range(STEPS):
         for group in optimizer.param_groups:
-            group["lr"] = 0.01 / (1 + step)
+            group["lr"] = rate / (1 + step)
         for name, p in parameters.items():
             p.grad = gradient(name, step)
         optimizer.step()
     result = {n: p.detach().flatten().tolist() for n, p in parameters.items()}
-    return {"parameters": result, "learning_rates": [0.01 / (1 + s) for s in range(STEPS)]}
+    return {"parameters": result, "learning_rates": [rate / (1 + s) for s in range(STEPS)]}
 
 
 def clip(max_norm):
@@ -59,6 +59,8 @@ golden = {
     "sgd": run(lambda p: torch.optim.SGD(p)),
     "sgd_momentum": run(lambda p: torch.optim.SGD(p, momentum=0.9, weight_decay=0.05)),
     "sgd_nesterov": run(lambda p: torch.optim.SGD(p, momentum=0.9, nesterov=True)),
+    "adadelta": run(lambda p: torch.optim.Adadelta(p), rate=1.0),
+    "adadelta_decay": run(lambda p: torch.optim.Adadelta(p, rho=0.8, eps=1e-5, weight_decay=0.05), rate=1.0),
     "clip": [clip(1.0), clip(1e4)],
 }
 path = pathlib.Path(__file__).resolve().parent.parent / "phalanx/optim/testdata/optim_golden.json"

@@ -1,4 +1,4 @@
-// Optimizer: turns gradients into an update. AdamW and SGD derive from it.
+// Optimizer: turns gradients into an update. AdamW, SGD and Adadelta derive from it.
 //
 // Contract
 // - Parameters are given with their fully qualified names; state is named by them ("optimizer.<fqn>.exp_avg"), never by

@@ -19,6 +19,7 @@
 #include <random>
 
 #include "phalanx/base/error.h"
+#include "phalanx/optim/adadelta.h"
 #include "phalanx/optim/adamw.h"
 #include "phalanx/optim/sgd.h"
 #include "phalanx/optim/step_kernels.h"
@@ -42,6 +43,7 @@ const std::vector<std::pair<std::string, Make>>& optimizers() {
       {"sgd", make_with<Sgd>(SgdOptions{.weight_decay = 0.01})},
       {"sgd with momentum", make_with<Sgd>(SgdOptions{.momentum = 0.9, .weight_decay = 0.05})},
       {"sgd with nesterov", make_with<Sgd>(SgdOptions{.momentum = 0.9, .nesterov = true})},
+      {"adadelta", make_with<Adadelta>(AdadeltaOptions{.weight_decay = 0.05})},
   };
   return all;
 }
@@ -167,6 +169,17 @@ TEST(OptimizerShards, EveryOperationIsRoundedByItself) {
     EXPECT_EQ(std::memcmp(b.data(), expected_b.data(), kCount * sizeof(float)), 0) << nesterov;
     EXPECT_EQ(std::memcmp(q.data(), expected_q.data(), kCount * sizeof(float)), 0) << nesterov;
   }
+
+  auto q = start, squares = v, deltas = v, expected_q = q;
+  const AdadeltaStep a{0.5F, 0.9F, 0.1F, 1e-6F, 0.05F};
+  for (std::size_t i = 0; i < kCount; ++i) {
+    const float g = rounded(grad[i] + rounded(a.weight_decay * q[i]));
+    const float square = rounded(a.rho * squares[i]) + rounded(rounded(a.square_weight * g) * g);
+    const float ratio = rounded(std::sqrt(rounded(deltas[i] + a.eps))) / rounded(std::sqrt(rounded(square + a.eps)));
+    expected_q[i] = q[i] - rounded(a.lr * rounded(rounded(ratio) * g));
+  }
+  adadelta_step(a, kCount, grad.data(), q.data(), squares.data(), deltas.data());
+  EXPECT_EQ(std::memcmp(q.data(), expected_q.data(), kCount * sizeof(float)), 0);
 }
 
 TEST(OptimizerShards, LayoutInMemoryDoesNotMatter) {
@@ -202,7 +215,7 @@ TEST(OptimizerShards, EmptyPartsStep) {
       const auto optimizer = make({{"empty", empty}, {"other", other}});
       empty.mutable_grad() = at::zeros({0, 4}, dtype);
       other.mutable_grad() = at::ones({2}, dtype);
-      optimizer->step(0.1);
+      optimizer->step(10);  // far enough for 16 bits
       EXPECT_FALSE(at::equal(other, at::ones({2}, dtype))) << what;
       TrainState state;
       optimizer->collect_state(state);

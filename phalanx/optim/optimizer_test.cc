@@ -16,6 +16,7 @@
 #include <nlohmann/json.hpp>
 
 #include "phalanx/base/error.h"
+#include "phalanx/optim/adadelta.h"
 #include "phalanx/optim/adamw.h"
 #include "phalanx/optim/name_patterns.h"
 #include "phalanx/optim/sgd.h"
@@ -83,6 +84,15 @@ TEST(Optimizer, SgdFollowsTorch) {
   expect_same_as_torch("sgd_nesterov", maker<Sgd>(SgdOptions{.momentum = 0.9, .nesterov = true}));
 }
 
+TEST(Optimizer, AdadeltaFollowsTorch) {
+  expect_same_as_torch("adadelta", maker<Adadelta>(AdadeltaOptions{}));
+  expect_same_as_torch("adadelta_decay",
+                       maker<Adadelta>(AdadeltaOptions{.rho = 0.8, .eps = 1e-5, .weight_decay = 0.05}));
+  for (const auto& wrong : {AdadeltaOptions{.rho = 1.0}, AdadeltaOptions{.eps = 0.0}}) {
+    EXPECT_THROW(Adadelta(golden_parameters(), wrong), ConfigError);
+  }
+}
+
 // Runs three steps, moves the state into a fresh optimizer through TrainState, runs three more in both.
 void expect_resumes_bitwise(const MakeOptimizer& make, std::size_t state_tensors_per_parameter) {
   auto parameters = golden_parameters();
@@ -121,6 +131,7 @@ TEST(Optimizer, StateRoundTripsBitwise) {
   expect_resumes_bitwise(maker<AdamW>(AdamWOptions{}), 3);
   expect_resumes_bitwise(maker<Sgd>(SgdOptions{.momentum = 0.9}), 1);
   expect_resumes_bitwise(maker<Sgd>(SgdOptions{}), 0);
+  expect_resumes_bitwise(maker<Adadelta>(AdadeltaOptions{}), 2);
 }
 
 TEST(Optimizer, StateIsNamedByParameter) {

@@ -77,4 +77,19 @@ void sgd_step(const SgdStep& step, std::size_t count, const float* __restrict gr
   }
 }
 
+PHALANX_INSTRUCTION_SETS
+void adadelta_step(const AdadeltaStep& step, std::size_t count, const float* __restrict grad,
+                   float* __restrict parameter, float* __restrict square_avg, float* __restrict acc_delta) {
+  const AdadeltaStep s = step;
+  for (std::size_t i = 0; i < count; ++i) {
+    const float p = parameter[i];
+    const float g = grad[i] + s.weight_decay * p;
+    const float v = s.rho * square_avg[i] + s.square_weight * g * g;
+    const float d = std::sqrt(acc_delta[i] + s.eps) / std::sqrt(v + s.eps) * g;
+    square_avg[i] = v;
+    acc_delta[i] = s.rho * acc_delta[i] + s.square_weight * d * d;
+    parameter[i] = p - s.lr * d;
+  }
+}
+
 }  // namespace phalanx

@@ -1,4 +1,5 @@
-// The arithmetic of AdamW and SGD on plain float32 arrays: one pass over everything that belongs to an element.
+// The arithmetic of AdamW, SGD and Adadelta on plain float32 arrays: one pass over everything that belongs to an
+// element.
 //
 // An element's new values depend on its old values alone, to the bit: not on where its array begins or ends, how it is
 // aligned, how it is cut among threads or ranks, or which instruction set runs. Each operation is rounded by itself
@@ -36,5 +37,12 @@ struct SgdStep {
 
 /// momentum_buffer: nullptr without momentum.
 void sgd_step(const SgdStep& step, std::size_t count, const float* grad, float* parameter, float* momentum_buffer);
+
+struct AdadeltaStep {
+  float lr, rho, square_weight, eps, weight_decay;  // square_weight: 1 - rho
+};
+
+void adadelta_step(const AdadeltaStep& step, std::size_t count, const float* grad, float* parameter, float* square_avg,
+                   float* acc_delta);
 
 }  // namespace phalanx
