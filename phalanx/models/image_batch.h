@@ -1,0 +1,55 @@
+// Batches of images as tensors: bytes become floats, normalised as (byte / 255 - mean) / deviation in every channel.
+//
+//   ImageLoader train({.global_batch = 64, .rank = rank, .ranks = ranks, .seed = 1, .mean = 0.1307, .deviation =
+//   0.3081},
+//                     data::load_images("synthetic", data::ImageKind::mnist, data::ImageSplit::train));
+//   for (std::int64_t step = 0; step < train.steps_per_epoch(); ++step) {
+//     const auto [images, labels, first_row] = train.batch(epoch, step);
+//
+// A batch is a function of (seed, epoch, step): each epoch shows every image once, shuffled or in order. Rank r gets
+// its rows of it: the ranks together have the global batch, whatever their number. What the last step of an epoch has
+// too few images for is left out with `whole_batches` (then all shares are equal), else it is smaller, and some ranks'
+// part may be empty.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "phalanx/data/image_set.h"
+
+namespace phalanx::models {
+
+struct ImageLoaderOptions {
+  std::int64_t global_batch = 64;
+  int rank = 0;
+  int ranks = 1;
+  std::uint64_t seed = 0;
+  bool shuffle = true;
+  bool whole_batches = true;
+  double mean = 0.5;
+  double deviation = 0.5;
+  at::Device device = at::kCPU;
+};
+
+struct ImageBatch {
+  at::Tensor images;           // float32 [rows, channels, height, width]
+  at::Tensor labels;           // int64 [rows]
+  std::int64_t first_row = 0;  // of these in the global batch
+};
+
+class ImageLoader {
+ public:
+  /// ConfigError where the batch is larger than the set (with whole_batches) or the ranks do not divide it.
+  ImageLoader(const ImageLoaderOptions& options, data::ImageSet set);
+
+  std::int64_t steps_per_epoch() const noexcept;
+  ImageBatch batch(std::int64_t epoch, std::int64_t step) const;
+  const data::ImageSet& set() const noexcept { return set_; }
+
+ private:
+  ImageLoaderOptions options_;
+  data::ImageSet set_;
+};
+
+}  // namespace phalanx::models
