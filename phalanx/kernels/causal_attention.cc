@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "phalanx/kernels/fusible.h"
+#include "phalanx/kernels/kept_outputs.h"
 #include "phalanx/kernels/row_kernels.h"
 
 // libtorch's own BLAS, called without the dispatcher: a block's products take 25 us, a dispatched op several. Weak,
@@ -64,30 +65,37 @@ at::Tensor empty_heads_like(const at::Tensor& t) {
   return at::empty({t.size(0), t.size(2), t.size(1), t.size(3)}, t.options()).transpose(1, 2);
 }
 
+/// What attention computes, and the log-sum-exp of each query's scores [batch, heads, seq].
+std::vector<at::Tensor> attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  const std::int64_t batch = q.size(0), heads = q.size(1), seq = q.size(2), dim = q.size(3);
+  const std::int64_t group = heads / k.size(1);
+  const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
+  const at::Tensor y = empty_heads_like(q), log_sums = at::empty({batch, heads, seq}, q.options());
+  float* log_sum = log_sums.mutable_data_ptr<float>();
+  at::parallel_for(0, batch * heads, 1, [&](std::int64_t from, std::int64_t to) {
+    std::vector<float> scores(static_cast<std::size_t>(kQueryBlock * seq));
+    for (std::int64_t task = from; task < to; ++task) {
+      const std::int64_t b = task / heads, h = task % heads;
+      const auto query = head_of(q, b, h), key = head_of(k, b, h / group), value = head_of(v, b, h / group);
+      const auto out = mutable_head_of(y, b, h);
+      for (std::int64_t first = 0; first < seq; first += kQueryBlock) {
+        const std::int64_t n = std::min(kQueryBlock, seq - first), seen = first + n;
+        multiply(n, seen, dim, scale, query.rows(first), key.rows(0).transposed(), 0.0f, scores.data(), seen);
+        row_kernels().causal_softmax(n, seen, first, scores.data(), log_sum + task * seq + first);
+        multiply(n, dim, seen, 1.0f, {scores.data(), seen}, value.rows(0), 0.0f, out.data + first * out.stride,
+                 out.stride);
+      }
+    }
+  });
+  return {y, log_sums};
+}
+
 struct CausalAttentionFunction : torch::autograd::Function<CausalAttentionFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& q_in, const at::Tensor& k_in,
                             const at::Tensor& v_in) {
     const at::Tensor q = with_contiguous_heads(q_in), k = with_contiguous_heads(k_in), v = with_contiguous_heads(v_in);
-    const std::int64_t batch = q.size(0), heads = q.size(1), seq = q.size(2), dim = q.size(3);
-    const std::int64_t group = heads / k.size(1);
-    const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
-    const at::Tensor y = empty_heads_like(q), log_sums = at::empty({batch, heads, seq}, q.options());
-    float* log_sum = log_sums.mutable_data_ptr<float>();
-    at::parallel_for(0, batch * heads, 1, [&](std::int64_t from, std::int64_t to) {
-      std::vector<float> scores(static_cast<std::size_t>(kQueryBlock * seq));
-      for (std::int64_t task = from; task < to; ++task) {
-        const std::int64_t b = task / heads, h = task % heads;
-        const auto query = head_of(q, b, h), key = head_of(k, b, h / group), value = head_of(v, b, h / group);
-        const auto out = mutable_head_of(y, b, h);
-        for (std::int64_t first = 0; first < seq; first += kQueryBlock) {
-          const std::int64_t n = std::min(kQueryBlock, seq - first), seen = first + n;
-          multiply(n, seen, dim, scale, query.rows(first), key.rows(0).transposed(), 0.0f, scores.data(), seen);
-          row_kernels().causal_softmax(n, seen, first, scores.data(), log_sum + task * seq + first);
-          multiply(n, dim, seen, 1.0f, {scores.data(), seen}, value.rows(0), 0.0f, out.data + first * out.stride,
-                   out.stride);
-        }
-      }
-    });
+    const auto outputs = computed_once(KeptOp::attention, [&] { return attend(q, k, v); });
+    const at::Tensor &y = outputs[0], &log_sums = outputs[1];
     ctx->save_for_backward({q, k, v, log_sums});
     ctx->saved_data["y"] = y.detach();  // values for the backward pass, outside the graph
     return y;

@@ -7,7 +7,9 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <optional>
+#include <vector>
 
+#include "phalanx/kernels/kept_outputs.h"
 #include "phalanx/tensor/grad_ready.h"
 #include "phalanx/tensor/weight_gradient.h"
 
@@ -19,7 +21,7 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
                             const std::optional<at::Tensor>& bias) {
     ctx->save_for_backward({x, weight});
     ctx->saved_data["has_bias"] = bias.has_value();
-    return at::linear(x, weight, bias);
+    return computed_once(KeptOp::linear, [&] { return std::vector{at::linear(x, weight, bias)}; })[0];
   }
 
   static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
@@ -40,10 +42,11 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
 }  // namespace
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  const bool has_buffer = at::GradMode::is_enabled() && weight.requires_grad() && grad_buffer(weight).defined() &&
-                          x.scalar_type() == weight.scalar_type() &&
-                          !at::autocast::is_autocast_enabled(x.device().type());
-  if (!has_buffer) return at::linear(x, weight, bias);
+  const bool plain = x.scalar_type() == weight.scalar_type() && !at::autocast::is_autocast_enabled(x.device().type());
+  const bool has_buffer =
+      at::GradMode::is_enabled() && weight.requires_grad() && plain && grad_buffer(weight).defined();
+  const bool may_be_kept = plain && KeptOutputs::current() != nullptr;
+  if (!has_buffer && !may_be_kept) return at::linear(x, weight, bias);
   return LinearFunction::apply(x, weight, bias.defined() ? std::optional(bias) : std::nullopt);
 }
 

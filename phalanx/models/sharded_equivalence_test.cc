@@ -24,6 +24,7 @@
 #include "phalanx/optim/adamw.h"
 #include "phalanx/optim/grad_norm.h"
 #include "phalanx/optim/sgd.h"
+#include "phalanx/parallel/activation_checkpoint.h"
 #include "phalanx/parallel/ddp.h"
 #include "phalanx/parallel/fully_shard.h"
 
@@ -43,7 +44,11 @@ struct Layout {
   bool defer = true;  // the reduction, to the last micro-batch
   bool tied = false;
   bool adamw = true;
+  std::optional<at::ScalarType> dtype = std::nullopt;  // of parameters in use
+  kernels::KeepPolicy recompute = nullptr;             // blocks are checkpointed, but for what it keeps
 };
+
+bool keep_nothing(kernels::KeptOp /*op*/, int /*nth*/) { return false; }
 
 struct Outcome {
   std::vector<double> losses, norms;
@@ -83,12 +88,19 @@ Outcome train(const std::shared_ptr<Communicator>& world, const Layout& layout, 
   config.tie_embeddings = layout.tied;
   const bool sharding = layout.stage > 0;
   models::Llama model(config, {.without_memory = sharding});
+  for (const auto& layer : model.layers) {
+    if (layout.recompute) checkpoint_activations(*layer, layout.recompute);
+  }
   const DeviceMesh mesh(world, {{"dp_replicate", layout.replicas}, {"dp_shard", world->size() / layout.replicas}});
   std::unique_ptr<DistributedDataParallel> ddp;
   std::unique_ptr<FullyShardedDataParallel> sharded;
   if (sharding) {
     sharded = std::make_unique<FullyShardedDataParallel>(
-        model, mesh, FullyShardOptions{.stage = layout.stage, .reshard_after_forward = layout.reshard});
+        model, mesh,
+        FullyShardOptions{.stage = layout.stage,
+                          .reshard_after_forward = layout.reshard,
+                          .param_dtype = layout.dtype,
+                          .reduce_dtype = layout.dtype ? std::optional(at::kFloat) : std::nullopt});
     sharded->initialise(1);
   } else {
     nn::initialise(model, 1);
@@ -191,11 +203,47 @@ TEST_P(ShardedLlama, EveryStageHasTheBitsOfDataParallelism) {
 }
 INSTANTIATE_TEST_SUITE_P(Worlds, ShardedLlama, ::testing::Values(1, 2, 3, 4, 8));
 
+// 24 sequences in 4 micro-batches of 1, 2 and 3 ranks.
 TEST(ShardedLlamaAccumulating, DeferredReductionHasTheBitsOfDataParallelism) {
-  const auto ddp = run(2, {.name = "ddp", .micro_batches = 4}, 6);
-  for (const int stage : {1, 2, 3}) {
-    SCOPED_TRACE(stage);
-    expect_same_bits(run(2, {.name = "sharded", .stage = stage, .micro_batches = 4}, 6)[0], ddp[0]);
+  const auto one = run(1, {.name = "one"})[0];
+  for (const int world : {1, 2, 3}) {
+    const auto ddp = run(world, {.name = "ddp", .micro_batches = 4});
+    expect_close(ddp[0], one, true, 20 * 2e-3);
+    for (const int stage : {1, 2, 3}) {
+      SCOPED_TRACE(::testing::Message() << world << " ranks, stage " << stage);
+      expect_same_bits(run(world, {.name = "sharded", .stage = stage, .micro_batches = 4})[0], ddp[0]);
+    }
+  }
+}
+
+TEST(ShardedLlamaRecomputing, HasTheBitsOfDataParallelismWithoutIt) {
+  for (const int world : {2, 4}) {
+    const auto ddp = run(world, {.name = "ddp"});
+    for (const auto& recompute : {keep_nothing, keep_costly}) {
+      for (const int stage : {0, 1, 3}) {
+        SCOPED_TRACE(::testing::Message() << world << " ranks, stage " << stage);
+        expect_same_bits(run(world, {.name = "recomputing", .stage = stage, .recompute = recompute})[0], ddp[0]);
+      }
+    }
+  }
+}
+
+// bfloat16 has 8 bits of precision: the losses of a run in it stay within 2 % of float32's here, and fall as they do.
+// The stages compute the same, so they agree to the bit, at any number of ranks, with recomputation too.
+TEST(ShardedLlamaMixedPrecision, StagesAgreeAndFollowFloat32) {
+  const auto one = run(1, {.name = "one"})[0];
+  for (const int world : {1, 3}) {
+    const auto first = run(world, {.name = "bf16", .stage = 1, .dtype = at::kBFloat16});
+    for (std::size_t s = 0; s < one.losses.size(); ++s) {
+      EXPECT_NEAR(first[0].losses[s], one.losses[s], 0.02 * one.losses[s]) << s;
+      EXPECT_NE(first[0].losses[s], one.losses[s]);
+    }
+    for (const int stage : {2, 3}) {
+      SCOPED_TRACE(::testing::Message() << world << " ranks, stage " << stage);
+      expect_same_bits(run(world, {.name = "bf16", .stage = stage, .dtype = at::kBFloat16})[0], first[0]);
+    }
+    expect_same_bits(run(world, {.name = "bf16", .stage = 3, .dtype = at::kBFloat16, .recompute = keep_costly})[0],
+                     first[0]);
   }
 }
 

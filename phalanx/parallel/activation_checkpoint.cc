@@ -36,10 +36,17 @@ class Autocast {
 };
 
 struct Recipe : torch::CustomClassHolder {
-  Recipe(std::function<at::Tensor(const at::Tensor&)> fn, const at::Tensor& input)
-      : fn(std::move(fn)), autocast(input.device().type()) {}
+  Recipe(std::function<at::Tensor(const at::Tensor&)> fn, const at::Tensor& input, kernels::KeepPolicy keep)
+      : fn(std::move(fn)), autocast(input.device().type()) {
+    if (keep) kept = std::make_unique<kernels::KeptOutputs>(std::move(keep));
+  }
+  at::Tensor run(const at::Tensor& input, kernels::KeptOutputs::Run which) const {
+    const kernels::KeptOutputs::Scope scope(kept.get(), which);
+    return fn(input);
+  }
   std::function<at::Tensor(const at::Tensor&)> fn;
   Autocast autocast;
+  std::unique_ptr<kernels::KeptOutputs> kept;
 };
 
 struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
@@ -49,7 +56,7 @@ struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
     ctx->save_for_backward({input});
     ctx->saved_data["recipe"] = c10::IValue::make_capsule(recipe);
     ctx->saved_data["input_needs_grad"] = input.requires_grad();
-    return recipe->fn(input.detach());
+    return recipe->run(input.detach(), kernels::KeptOutputs::Run::first);
   }
 
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
@@ -74,7 +81,7 @@ struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
       const at::AutoGradMode record(true);
       recipe.autocast.apply();
       try {
-        output = recipe.fn(input);
+        output = recipe.run(input, kernels::KeptOutputs::Run::second);
       } catch (...) {
         now.apply();
         throw;
@@ -88,16 +95,20 @@ struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
 
 }  // namespace
 
-at::Tensor checkpoint(std::function<at::Tensor(const at::Tensor&)> fn, const at::Tensor& input) {
+bool keep_costly(kernels::KeptOp op, int nth) { return op == kernels::KeptOp::attention || nth % 2 == 0; }
+
+at::Tensor checkpoint(std::function<at::Tensor(const at::Tensor&)> fn, const at::Tensor& input,
+                      kernels::KeepPolicy keep) {
   if (!at::GradMode::is_enabled()) return fn(input);
   const at::Tensor anchor =
       at::empty({0}, at::TensorOptions(at::kFloat).device(input.device())).set_requires_grad(true);
-  return CheckpointFunction::apply(input, anchor, c10::make_intrusive<Recipe>(std::move(fn), input));
+  return CheckpointFunction::apply(input, anchor, c10::make_intrusive<Recipe>(std::move(fn), input, std::move(keep)));
 }
 
-void checkpoint_activations(nn::Module& module) {
-  module.set_runner(
-      [](nn::Module::Forward forward, const at::Tensor& input) { return checkpoint(std::move(forward), input); });
+void checkpoint_activations(nn::Module& module, const kernels::KeepPolicy& keep) {
+  module.set_runner([keep](nn::Module::Forward forward, const at::Tensor& input) {
+    return checkpoint(std::move(forward), input, keep);
+  });
 }
 
 }  // namespace phalanx

@@ -3,6 +3,7 @@
 #include <ATen/ops/cat.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "phalanx/kernels/linear.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/nn/linear.h"
 #include "phalanx/parallel/ddp_test_support.h"
@@ -86,6 +87,72 @@ TEST(ActivationCheckpoint, KeepsNothingInBetweenAndRunsTwice) {
   const at::NoGradGuard no_grad;
   checkpointed.forward(x);
   for (const auto& block : checkpointed.blocks) EXPECT_EQ(block->runs, 3);
+}
+
+TEST(SelectiveCheckpoint, TheBitsAreThoseWithoutIt) {
+  for (const bool sharded : {false, true}) {
+    run_local_ranks(sharded ? 2 : 1, [&](const std::shared_ptr<Communicator>& world) {
+      Net plain(false), selective(false);
+      for (const auto& block : selective.blocks) checkpoint_activations(*block, keep_costly);
+      std::unique_ptr<DistributedDataParallel> ddp;
+      if (sharded)
+        ddp = std::make_unique<DistributedDataParallel>(selective, world);  // linear layers have buffers then
+      for (int pass = 0; pass < 2; ++pass) {
+        for (auto* net : {&plain, &selective}) {
+          for (auto& p : net->parameters()) p.mutable_grad().reset();
+        }
+        const at::Tensor x = waves({5, 6}, pass);
+        const at::Tensor y = plain.forward(x), z = selective.forward(x);
+        EXPECT_TRUE(at::equal(y, z));
+        y.square().sum().backward();
+        z.square().sum().backward();
+        expect_same_grads(plain, selective);
+      }
+    });
+  }
+}
+
+TEST(SelectiveCheckpoint, KeptLayersAreNotComputedAgain) {
+  Net net(false);
+  const auto& block = net.blocks[0];
+  checkpoint_activations(*block, [](kernels::KeptOp op, int nth) { return op == kernels::KeptOp::linear && nth == 0; });
+  const at::Tensor x = waves({5, 6}, 0.0);
+  nn::call(block, x, 1.0).sum().backward();
+  const at::Tensor expected = block->second->weight.grad().clone();
+  for (auto& p : net.parameters()) p.mutable_grad().reset();
+  // The second layer's weight gradient is made of the first one's output, which is what it was in the forward pass
+  // whatever has become of the weights since. Its own output is computed again.
+  const at::Tensor y = nn::call(block, x, 1.0);
+  {
+    const at::NoGradGuard no_grad;
+    block->first->weight.data().zero_();
+  }
+  y.sum().backward();
+  EXPECT_TRUE(at::equal(block->second->weight.grad(), expected));
+  EXPECT_EQ(block->runs, 4);
+}
+
+TEST(SelectiveCheckpoint, AnInnerCheckpointKeepsForItself) {
+  const at::Tensor w = waves({4, 4}, 1.0).requires_grad_(), v = waves({4, 4}, 1.0).requires_grad_();
+  const auto layers = [](const at::Tensor& w, bool inner) {
+    return [w, inner](const at::Tensor& x) {
+      const auto one = [w](const at::Tensor& x) { return at::tanh(kernels::linear(x, w)); };
+      return one(inner ? checkpoint(one, one(x)) : one(one(x)));
+    };
+  };
+  const at::Tensor x = waves({3, 4}, 0.0);
+  checkpoint(layers(w, false), x).sum().backward();
+  checkpoint(layers(v, true), x, keep_costly).sum().backward();
+  EXPECT_TRUE(at::allclose(w.grad(), v.grad(), 1e-6, 1e-7));
+}
+
+TEST(SelectiveCheckpoint, AnotherSequenceOfOperationsIsAnError) {
+  const at::Tensor w = waves({4, 4}, 1.0).requires_grad_();
+  int runs = 0;
+  const at::Tensor y =
+      checkpoint([&](const at::Tensor& x) { return runs++ == 0 ? x.mul(w.sum()) : kernels::linear(x, w); },
+                 waves({3, 4}, 0.0), keep_costly);
+  EXPECT_THAT(message_of([&] { y.sum().backward(); }), HasSubstr("other operations when it was run again"));
 }
 
 TEST(ActivationCheckpoint, ForwardHooksSeeEveryRun) {
