@@ -1,0 +1,275 @@
+// What a few training steps really take, on ranks that are processes with shared memory, against the formulas and the
+// prediction.
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/randint.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "phalanx/base/process_stats.h"
+#include "phalanx/comm/shm.h"
+#include "phalanx/comm/tcp_store.h"
+#include "phalanx/mesh/device_mesh.h"
+#include "phalanx/models/llama.h"
+#include "phalanx/nn/init.h"
+#include "phalanx/optim/adamw.h"
+#include "phalanx/parallel/activation_checkpoint.h"
+#include "phalanx/parallel/ddp.h"
+#include "phalanx/parallel/fully_shard.h"
+#include "phalanx/plan/memory_model.h"
+#include "phalanx/tensor/counting_allocator.h"
+
+namespace phalanx::plan {
+namespace {
+
+using observe::MemoryCategory;
+using observe::MemoryCounts;
+
+struct Layout {
+  std::string name;
+  int stage = 0;  // 0: DistributedDataParallel
+  bool reshard = true;
+  int replicas = 1;
+  bool narrow = false;  // parameters of 16 bits, with float32 masters
+  std::int64_t recompute_every = 0;
+  int micro_batches = 1;
+  std::int64_t batch = 4, seq = 128;
+  int steps = 1;
+};
+
+struct Measured {
+  MemoryCounts state;  // when gradients are there, and activations are not
+  MemoryCounts peak;
+  std::int64_t pss = 0;  // more than before, with the state alone
+};
+
+models::LlamaConfig small_llama(bool tied = false) {
+  models::LlamaConfig model = models::llama_flavor("5M");
+  model.vocab_size = 2048;
+  model.tie_embeddings = tied;
+  return model;
+}
+
+TrainingShape shape_of(const Layout& layout, const models::LlamaConfig& model, int ranks) {
+  TrainingShape shape{.model = model, .batch = layout.batch, .seq = layout.seq};
+  shape.replicas = layout.stage == 0 ? ranks : layout.replicas;
+  shape.shards = ranks / shape.replicas;
+  shape.zero_stage = layout.stage == 0 ? 3 : layout.stage;
+  shape.reshard_after_forward = layout.reshard;
+  shape.recompute_every = layout.recompute_every;
+  shape.accumulates = layout.micro_batches > 1;
+  if (layout.narrow) shape.weight_bytes = shape.gather_bytes = shape.reduce_bytes = 2;
+  shape.shares_memory = ranks > 1;
+  return shape;
+}
+
+MemoryCounts operator-(MemoryCounts a, const MemoryCounts& b) {
+  for (std::size_t c = 0; c < observe::kMemoryCategories; ++c) a.bytes[c] -= b.bytes[c];
+  a.shared -= b.shared;
+  return a;
+}
+
+Measured train(const Layout& layout, const models::LlamaConfig& config, const std::shared_ptr<Communicator>& world) {
+  const MemoryCounts before = observe::memory_in_use();
+  const auto pss_before = static_cast<std::int64_t>(proportional_bytes());
+  observe::reset_peak_memory();
+  const auto dtype = layout.narrow ? at::kBFloat16 : at::kFloat;
+  const bool sharded = layout.stage > 0;
+  auto model =
+      std::make_shared<models::Llama>(config, nn::TensorOptionsOfModule{.dtype = dtype, .without_memory = sharded});
+  for (std::size_t i = 0; layout.recompute_every > 0 && i < model->layers.size(); ++i) {
+    if (i % static_cast<std::size_t>(layout.recompute_every) == 0) checkpoint_activations(*model->layers[i]);
+  }
+  std::unique_ptr<DistributedDataParallel> ddp;
+  std::unique_ptr<FullyShardedDataParallel> fsdp;
+  if (sharded) {
+    std::vector<MeshAxis> axes;
+    if (layout.replicas > 1) axes.push_back({"dp_replicate", layout.replicas});
+    axes.push_back({"dp_shard", world->size() / layout.replicas});
+    fsdp = std::make_unique<FullyShardedDataParallel>(
+        *model, DeviceMesh(world, axes),
+        FullyShardOptions{.stage = layout.stage, .reshard_after_forward = layout.reshard});
+    fsdp->initialise(7);
+  } else {
+    nn::initialise(*model, 7);
+    ddp = std::make_unique<DistributedDataParallel>(*model, world);
+  }
+  AdamW optimizer(sharded ? fsdp->parameters() : ddp->parameters());
+  Measured measured;
+  for (int step = 0; step < layout.steps; ++step) {
+    const at::Tensor tokens = at::randint(config.vocab_size, {layout.batch, layout.seq}, at::kLong);
+    for (int part = 0; part < layout.micro_batches; ++part) {
+      std::shared_ptr<void> held;
+      if (part + 1 < layout.micro_batches && sharded) {
+        held = std::make_shared<FullyShardedDataParallel::NoSync>(fsdp->no_sync());
+      }
+      model->loss(tokens, tokens).backward();
+    }
+    measured.state = observe::memory_in_use() - before;
+    optimizer.step(1e-3);
+    measured.pss = static_cast<std::int64_t>(proportional_bytes()) - pss_before;
+    optimizer.zero_grad();
+  }
+  measured.peak = observe::peak_memory() - before;
+  return measured;
+}
+
+/// On processes of their own: shared memory is counted for each rank, and what one leaves behind does not hide what the
+/// next one needs. Returns rank 0's.
+class Ranks {
+ public:
+  explicit Ranks(int ranks) : ranks_(ranks) {
+    page_ = static_cast<Measured*>(mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  }
+  ~Ranks() { munmap(page_, kBytes); }
+  Ranks(const Ranks&) = delete;
+  Ranks& operator=(const Ranks&) = delete;
+
+  Measured run(const Layout& layout, const models::LlamaConfig& config = small_llama()) {
+    TcpStoreServer server;
+    std::vector<pid_t> children;
+    for (int rank = 0; rank < ranks_; ++rank) {
+      const pid_t child = ::fork();
+      if (child == 0) {
+        ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+        int status = 0;
+        try {
+          at::set_num_threads(1);
+          install_counting_allocator();
+          TcpStore store(server.address());
+          const auto world = make_shm_communicator(store, rank, ranks_);
+          const Measured measured = train(layout, config, world);
+          if (rank == 0) *page_ = measured;
+          world->barrier();
+        } catch (const std::exception& error) {
+          fmt::print(stderr, "rank {}: {}\n", rank, error.what());
+          status = 1;
+        }
+        ::_exit(status);
+      }
+      children.push_back(child);
+    }
+    for (const pid_t child : children) {
+      int status = 0;
+      ::waitpid(child, &status, 0);
+      EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << layout.name << ", status " << status;
+    }
+    return *page_;
+  }
+
+ private:
+  static constexpr std::size_t kBytes = 4096;
+  int ranks_;
+  Measured* page_;
+};
+
+void expect_near(std::int64_t found, double expected, double tolerance, const std::string& what) {
+  EXPECT_NEAR(static_cast<double>(found), expected, tolerance * expected) << what;
+}
+
+class MeasuredState : public ::testing::TestWithParam<int> {};
+
+double formula(const Layout& layout, double p, double n) {
+  switch (layout.stage) {
+    case 0:
+      return 16 * p;
+    case 1:
+      return layout.narrow ? 4 * p + 12 * p / n : 8 * p + 8 * p / n;
+    case 2:
+      return layout.narrow ? 2 * p + 14 * p / n : 4 * p + 12 * p / n;
+    default:
+      return 16 * p / n;
+  }
+}
+
+// Of either kind of parameters, at so few tokens that activations do not matter.
+TEST_P(MeasuredState, IsThatOfTheFormulas) {
+  const int n = GetParam();
+  Ranks ranks(n);
+  const auto model = small_llama();
+  std::map<int, Measured> wide;
+  for (const bool narrow : {false, true}) {
+    for (const int stage : {0, 1, 2, 3}) {
+      const Layout layout{.name = fmt::format("{} ranks, stage {}, {} bits", n, stage, narrow ? 16 : 32),
+                          .stage = stage,
+                          .narrow = narrow,
+                          .batch = 1,
+                          .seq = 32,
+                          .steps = 1};
+      const Measured measured = ranks.run(layout, model);
+      const double expected = formula(layout, static_cast<double>(model.parameter_count()), n);
+      expect_near(measured.state.state(), expected, 0.05, layout.name + ": " + measured.state.text());
+      if (!narrow) wide[stage] = measured;
+    }
+  }
+  // The kernel agrees: what is shared is told less of by the counters than by its pages.
+  const auto less = [](std::int64_t whole, std::int64_t part) { return static_cast<double>(whole - part); };
+  EXPECT_GT(less(wide[0].pss, wide[3].pss), 0.5 * less(wide[0].state.total(), wide[3].state.total()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, MeasuredState, ::testing::Values(2, 4));
+
+struct PeakCase {
+  Layout layout;
+  int ranks = 2;
+  bool tied = false;
+};
+
+class MeasuredPeak : public ::testing::TestWithParam<PeakCase> {};
+
+TEST_P(MeasuredPeak, IsAsPredicted) {
+  const auto& [layout, n, tied] = GetParam();
+  const auto model = small_llama(tied);
+  const Measured measured = Ranks(n).run(layout, model);
+  const TrainingMemory predicted = predict_memory(shape_of(layout, model, n));
+  const std::string text = fmt::format("measured {}\npredicted {}", measured.peak.text(), predicted.peak.text());
+  expect_near(measured.peak.total(), static_cast<double>(predicted.peak.total()), 0.05, text);
+  const auto expect_category = [&](std::int64_t found, std::int64_t expected, std::string_view what) {
+    EXPECT_NEAR(static_cast<double>(found), static_cast<double>(expected), 0.05 * static_cast<double>(expected) + 3e5)
+        << what << ": " << text;
+  };
+  const MemoryCounts &found = measured.peak, &expected = predicted.peak;
+  for (const auto category : {MemoryCategory::parameters, MemoryCategory::optimizer, MemoryCategory::buffers}) {
+    expect_category(found[category], expected[category], observe::name_of(category));
+  }
+  using enum MemoryCategory;
+  if (n > 1) {
+    expect_category(found[gradients], expected[gradients], "gradients");
+    expect_category(found[activations], expected[activations], "activations");
+  } else {  // the backward pass makes gradients, which are known as such when they are complete
+    expect_category(found[gradients] + found[activations], expected[gradients] + expected[activations],
+                    "what it makes");
+  }
+  EXPECT_NEAR(static_cast<double>(measured.peak.shared), static_cast<double>(predicted.peak.shared),
+              0.02 * static_cast<double>(predicted.peak.shared) + 100'000)
+      << text;
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, MeasuredPeak,
+                         ::testing::Values(PeakCase{{.name = "one_rank"}, 1},
+                                           PeakCase{{.name = "one_rank_recomputing", .recompute_every = 1}, 1},
+                                           PeakCase{{.name = "ddp", .steps = 2}},
+                                           PeakCase{{.name = "zero2", .stage = 2}},
+                                           PeakCase{{.name = "zero3", .stage = 3, .steps = 2}},
+                                           PeakCase{{.name = "zero3_tied", .stage = 3}, 2, true},
+                                           PeakCase{{.name = "zero3_kept_gathered", .stage = 3, .reshard = false}},
+                                           PeakCase{{.name = "zero3_accumulating", .stage = 3, .micro_batches = 2}},
+                                           PeakCase{{.name = "zero3_recomputing", .stage = 3, .recompute_every = 2}},
+                                           PeakCase{{.name = "hsdp", .stage = 3, .replicas = 2}, 4},
+                                           PeakCase{{.name = "zero3_narrow", .stage = 3, .narrow = true, .seq = 32}}),
+                         [](const auto& info) { return info.param.layout.name; });
+
+}  // namespace
+}  // namespace phalanx::plan

@@ -1,0 +1,144 @@
+#include "phalanx/plan/memory_fit.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "phalanx/base/human.h"
+
+namespace phalanx::plan {
+namespace {
+
+std::string human(std::int64_t bytes) {
+  return human_bytes(static_cast<std::uint64_t>(std::max<std::int64_t>(bytes, 0)));
+}
+
+class Remedies {
+ public:
+  Remedies(const TrainingShape& shape, const std::function<bool(const TrainingMemory&)>& fits)
+      : shape_(shape), fits_(fits) {}
+
+  std::vector<std::string> find() {
+    const bool by_sharding = shard_more();
+    const bool by_recomputing = recompute(shape_, "");
+    const bool by_batch = shrink_batch(shape_, "");
+    if (by_sharding || by_recomputing || by_batch) return found_;
+    TrainingShape most = shape_;
+    std::string keys;
+    if (shape_.ranks() > 1) {
+      most = sharded(3);
+      keys = keys_of_sharding(most) + ", ";
+    }
+    if (recompute(most, keys)) return found_;
+    if (shrink_batch(most, keys)) return found_;
+    most.recompute_every = 1;
+    shrink_batch(most, keys + "activation_checkpoint.mode = \"full\", ");
+    return found_;
+  }
+
+ private:
+  bool add(const TrainingShape& shape, const std::string& keys) {
+    const TrainingMemory memory = predict_memory(shape);
+    if (!fits_(memory)) return false;
+    found_.push_back(fmt::format("{} ({} a rank)", keys, human(memory.total())));
+    return true;
+  }
+
+  TrainingShape sharded(int stage) const {
+    TrainingShape shape = shape_;
+    shape.shards = shape.ranks();
+    shape.replicas = 1;
+    shape.zero_stage = stage;
+    shape.reshard_after_forward = true;
+    return shape;
+  }
+  std::string keys_of_sharding(const TrainingShape& shape) const {
+    std::string keys = fmt::format("parallelism.zero_stage = {}", shape.zero_stage);
+    if (shape_.shards != shape.shards) {
+      keys = fmt::format("parallelism.data_parallel_shard_degree = {}, {}", shape.shards, keys);
+    }
+    return shape_.reshard_after_forward ? keys : keys + ", parallelism.fsdp_reshard_after_forward = \"always\"";
+  }
+
+  /// The lowest stage that does: the higher ones communicate more, or keep less.
+  bool shard_more() {
+    if (shape_.ranks() == 1) return false;
+    for (int stage = 1; stage <= 3; ++stage) {
+      const TrainingShape shape = sharded(stage);
+      if (shape.shards == shape_.shards && stage < shape_.zero_stage) continue;
+      if (add(shape, keys_of_sharding(shape))) return true;
+    }
+    return false;
+  }
+  bool recompute(TrainingShape shape, const std::string& keys) {
+    if (shape.recompute_every == 1) return false;
+    shape.recompute_every = 1;
+    return add(shape, keys + "activation_checkpoint.mode = \"full\"");
+  }
+  /// The same global batch in more parts.
+  bool shrink_batch(TrainingShape shape, const std::string& keys) {
+    shape.accumulates = true;
+    for (std::int64_t batch = shape.batch / 2; batch >= 1; batch /= 2) {
+      shape.batch = batch;
+      if (add(shape, fmt::format("{}training.local_batch_size = {}", keys, batch))) return true;
+    }
+    return false;
+  }
+
+  const TrainingShape& shape_;
+  const std::function<bool(const TrainingMemory&)>& fits_;
+  std::vector<std::string> found_;
+};
+
+}  // namespace
+
+std::int64_t counted_by(const MemoryLimit& limit, const TrainingMemory& memory) {
+  switch (limit.counts) {
+    case MemoryLimit::Counts::private_memory:
+      return memory.total() - memory.peak.shared;
+    case MemoryLimit::Counts::mappings:
+      return memory.total() + memory.mapped;
+    case MemoryLimit::Counts::everything:
+      break;
+  }
+  return memory.total();
+}
+
+std::optional<MemoryShortage> find_shortage(const TrainingMemory& memory, const std::vector<LimitOfRanks>& limits) {
+  std::optional<MemoryShortage> worst;
+  for (const LimitOfRanks& one : limits) {
+    const std::int64_t needed = counted_by(one.limit, memory);
+    const std::int64_t missing = needed * one.ranks - static_cast<std::int64_t>(one.limit.available());
+    if (missing > 0 && (!worst || missing > worst->missing)) worst = MemoryShortage{one, needed, missing};
+  }
+  return worst;
+}
+
+std::string prediction_text(const TrainingMemory& memory) {
+  std::string text = fmt::format("predicted: {}", memory.peak.text());
+  for (std::size_t i = 0; i < memory.buffers.size(); ++i) {
+    text += fmt::format("{}{} {}", i == 0 ? " (" : ", ", memory.buffers[i].first, human(memory.buffers[i].second));
+  }
+  if (!memory.buffers.empty()) text += ")";
+  return text + fmt::format("; {} beside tensors", human(memory.runtime));
+}
+
+std::string shortage_text(const MemoryShortage& shortage, const TrainingMemory& memory) {
+  const MemoryLimit& limit = shortage.limit.limit;
+  std::string counted;
+  if (limit.counts == MemoryLimit::Counts::private_memory && memory.peak.shared > 0) {
+    counted = fmt::format(" beside {} of shared memory, which this limit does not count", human(memory.peak.shared));
+  } else if (limit.counts == MemoryLimit::Counts::mappings && memory.mapped > 0) {
+    counted = fmt::format(", with {} of the other ranks' memory, which this limit counts, too", human(memory.mapped));
+  }
+  const std::string sharers = shortage.limit.ranks > 1 ? fmt::format(", for {} ranks", shortage.limit.ranks) : "";
+  return fmt::format("needs {}{}; there are {}{}: {} are missing\n  limit: {}\n  {}", human(shortage.needed), counted,
+                     human(static_cast<std::int64_t>(limit.available())), sharers, human(shortage.missing),
+                     limit.text(), prediction_text(memory));
+}
+
+std::vector<std::string> remedies(const TrainingShape& shape, const std::function<bool(const TrainingMemory&)>& fits) {
+  return Remedies(shape, fits).find();
+}
+
+}  // namespace phalanx::plan

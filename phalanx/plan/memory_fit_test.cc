@@ -1,0 +1,127 @@
+#include "phalanx/plan/memory_fit.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace phalanx::plan {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::StartsWith;
+
+constexpr std::int64_t kMiB = 1 << 20;
+
+MemoryLimit limit_of(MemoryLimit::Counts counts, std::int64_t available) {
+  return {.name = "RLIMIT_DATA",
+          .counts = counts,
+          .shared_by = MemoryLimit::SharedBy::process,
+          .bytes = static_cast<std::uint64_t>(available + 100 * kMiB),
+          .used = static_cast<std::uint64_t>(100 * kMiB)};
+}
+
+TrainingMemory some_memory() {
+  TrainingMemory memory;
+  memory.peak[observe::MemoryCategory::parameters] = 400 * kMiB;
+  memory.peak[observe::MemoryCategory::activations] = 100 * kMiB;
+  memory.peak.shared = 300 * kMiB;
+  memory.mapped = 900 * kMiB;
+  memory.runtime = 20 * kMiB;
+  return memory;
+}
+
+TEST(MemoryFit, EachLimitCountsInItsOwnWay) {
+  const TrainingMemory memory = some_memory();
+  EXPECT_EQ(counted_by(limit_of(MemoryLimit::Counts::private_memory, 0), memory), 220 * kMiB);
+  EXPECT_EQ(counted_by(limit_of(MemoryLimit::Counts::everything, 0), memory), 520 * kMiB);
+  EXPECT_EQ(counted_by(limit_of(MemoryLimit::Counts::mappings, 0), memory), 1420 * kMiB);
+}
+
+TEST(MemoryFit, FindsWhatIsMissingMost) {
+  const TrainingMemory memory = some_memory();
+  const auto process = limit_of(MemoryLimit::Counts::private_memory, 220 * kMiB);
+  EXPECT_FALSE(find_shortage(memory, {{process, 1}}));
+  EXPECT_FALSE(find_shortage(memory, {}));
+  const auto shortage = find_shortage(memory, {{process, 1},
+                                               {limit_of(MemoryLimit::Counts::private_memory, 219 * kMiB), 1},
+                                               {limit_of(MemoryLimit::Counts::everything, 2000 * kMiB), 4}});
+  ASSERT_TRUE(shortage);
+  EXPECT_EQ(shortage->missing, 80 * kMiB);
+  EXPECT_EQ(shortage->limit.ranks, 4);
+  EXPECT_EQ(shortage->needed, 520 * kMiB);
+}
+
+TEST(MemoryFit, TextHasTheNumbers) {
+  const TrainingMemory memory = some_memory();
+  const std::vector<LimitOfRanks> process = {{limit_of(MemoryLimit::Counts::private_memory, 200 * kMiB), 1}};
+  EXPECT_EQ(shortage_text(*find_shortage(memory, process), memory),
+            "needs 220 MiB beside 300 MiB of shared memory, which this limit does not count; there are 200 MiB: 20.0 "
+            "MiB are missing\n  limit: RLIMIT_DATA: 300 MiB, of which 100 MiB are in use\n  predicted: 500 MiB = "
+            "parameters 400 MiB + gradients 0 B + optimizer 0 B + activations 100 MiB + buffers 0 B; 20.0 MiB beside "
+            "tensors");
+  const std::vector<LimitOfRanks> mapped = {{limit_of(MemoryLimit::Counts::mappings, 200 * kMiB), 1}};
+  EXPECT_THAT(shortage_text(*find_shortage(memory, mapped), memory),
+              StartsWith("needs 1.39 GiB, with 900 MiB of the other ranks' memory, which this limit counts, too; there "
+                         "are 200 MiB: 1.19 GiB are missing"));
+  const std::vector<LimitOfRanks> machine = {{limit_of(MemoryLimit::Counts::everything, 1040 * kMiB), 4}};
+  EXPECT_THAT(shortage_text(*find_shortage(memory, machine), memory),
+              HasSubstr("needs 520 MiB; there are 1.02 GiB, for 4 ranks: 1.02 GiB are missing"));
+}
+
+std::vector<std::string> within(const TrainingShape& shape, std::int64_t bytes) {
+  return remedies(shape, [bytes](const TrainingMemory& memory) { return memory.total() <= bytes; });
+}
+
+TrainingShape data_parallel(std::int64_t batch, std::int64_t seq) {
+  return {.model = models::llama_flavor("50M"), .batch = batch, .seq = seq, .replicas = 4};
+}
+
+// 48 M parameters: 735 MiB of state without sharding.
+TEST(MemoryFit, RemediesAreOnlyThoseThatFit) {
+  const auto shape = data_parallel(4, 512);
+  const std::int64_t needed = predict_memory(shape).total();
+  EXPECT_THAT(within(shape, needed - 20 * kMiB),
+              ElementsAre(StartsWith("parallelism.data_parallel_shard_degree = 4, parallelism.zero_stage = 1 ("),
+                          StartsWith("activation_checkpoint.mode = \"full\" ("),
+                          StartsWith("training.local_batch_size = 2 (")));
+  // No saving of activations helps when the state alone is too much.
+  EXPECT_THAT(within(data_parallel(1, 128), 400 * kMiB),
+              ElementsAre(StartsWith("parallelism.data_parallel_shard_degree = 4, parallelism.zero_stage = 3 (")));
+  EXPECT_THAT(within(shape, 30 * kMiB), IsEmpty());
+}
+
+TEST(MemoryFit, RemediesAreCombinedIfNoneAloneHelps) {
+  TrainingShape shape = data_parallel(1, 8192);
+  TrainingShape best = shape;
+  best.replicas = 1;
+  best.shards = 4;
+  best.recompute_every = 1;
+  const auto found = within(shape, predict_memory(best).total());
+  ASSERT_EQ(found.size(), 1U);
+  EXPECT_THAT(found[0], StartsWith("parallelism.data_parallel_shard_degree = 4, parallelism.zero_stage = 3, "
+                                   "activation_checkpoint.mode = \"full\" ("));
+}
+
+TEST(MemoryFit, ASingleRankCannotShard) {
+  TrainingShape shape = data_parallel(8, 512);
+  shape.replicas = 1;
+  EXPECT_THAT(within(shape, predict_memory(shape).total() - 20 * kMiB),
+              ElementsAre(StartsWith("activation_checkpoint.mode"), StartsWith("training.local_batch_size = 4")));
+}
+
+TEST(MemoryFit, AShardedRunIsOfferedWhatItDoesNotHaveYet) {
+  TrainingShape shape = data_parallel(4, 128);
+  shape.replicas = 1;
+  shape.shards = 4;
+  shape.zero_stage = 2;
+  const auto found = within(shape, predict_memory(shape).total() - 60 * kMiB);
+  ASSERT_FALSE(found.empty());
+  EXPECT_THAT(found[0], StartsWith("parallelism.zero_stage = 3 ("));
+}
+
+}  // namespace
+}  // namespace phalanx::plan

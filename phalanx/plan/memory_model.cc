@@ -1,0 +1,163 @@
+#include "phalanx/plan/memory_model.h"
+
+#include <algorithm>
+#include <functional>
+
+#include "phalanx/parallel/fsdp/flat_layout.h"
+#include "phalanx/plan/activation_memory.h"
+
+namespace phalanx::plan {
+namespace {
+
+using fsdp::FlatLayout;
+using fsdp::FlatParameter;
+using observe::MemoryCategory;
+
+constexpr std::int64_t kFloat = 4;
+constexpr std::int64_t kPooledUnits = 2;  // gathered, and of gradients: one in use, one on its way
+constexpr std::int64_t kFirstBucket = 1 << 20;
+
+// The heap, threads and libraries: measured as private memory that is not tensors' (docs/memory.md).
+constexpr std::int64_t kHostRuntime = 24 << 20;
+constexpr std::int64_t kDeviceRuntime = 512 << 20;
+
+struct UnitShape {
+  std::vector<FlatParameter> parameters;
+  std::int64_t count = 1;  // units that look like this
+  bool is_root = false;
+};
+
+// As Llama::shard_units() and find_units() make them.
+std::vector<UnitShape> units_of(const models::LlamaConfig& model) {
+  const std::int64_t dim = model.dim, kv = model.n_kv_heads * model.head_dim(), ffn = model.ffn_hidden;
+  const FlatParameter table{model.vocab_size, dim}, norm{dim, 1};
+  std::vector<UnitShape> units;
+  units.push_back({.parameters = {table}, .is_root = model.tie_embeddings});
+  units.push_back(
+      {.parameters = {{dim, dim}, {kv, dim}, {kv, dim}, {dim, dim}, {ffn, dim}, {dim, ffn}, {ffn, dim}, norm, norm},
+       .count = model.n_layers});
+  units.push_back({.parameters = {norm}});
+  if (!model.tie_embeddings) units.back().parameters.push_back(table);
+  return units;
+}
+
+class Prediction {
+ public:
+  explicit Prediction(const TrainingShape& shape) : s_(shape), weights_(shape.model.parameter_count()) {}
+
+  TrainingMemory run() {
+    memory_.runtime = s_.on_device ? kDeviceRuntime : kHostRuntime;
+    s_.shards > 1 ? shard() : replicate();
+    if (s_.copies_to_save) {
+      const std::int64_t per_parameter = s_.weight_bytes + kFloat * copies_of_float32();
+      buffer("copy of the state that is being saved", weights_ * per_parameter / s_.ranks());
+    }
+    take_highest_moment();
+    std::ranges::sort(memory_.buffers, std::greater(), [](const auto& b) { return b.second; });
+    return memory_;
+  }
+
+ private:
+  std::int64_t copies_of_float32() const { return s_.optimizer_copies + (s_.weight_bytes < kFloat ? 1 : 0); }
+
+  void add(MemoryCategory category, std::int64_t bytes) { memory_.peak[category] += bytes; }
+  // Memory of a window.
+  void add_shared(MemoryCategory category, std::int64_t bytes) {
+    add(category, bytes);
+    if (!s_.shares_memory) return;
+    memory_.peak.shared += bytes;
+    memory_.mapped += bytes * ((s_.shards > 1 ? s_.shards : s_.ranks()) - 1);
+  }
+  void buffer(const std::string& name, std::int64_t bytes) {
+    if (bytes > 0) memory_.buffers.emplace_back(name, bytes);
+    add(MemoryCategory::buffers, bytes);
+  }
+  void shared_buffer(const std::string& name, std::int64_t bytes) {
+    if (bytes > 0) memory_.buffers.emplace_back(name, bytes);
+    add_shared(MemoryCategory::buffers, bytes);
+  }
+
+  void replicate() {
+    const std::int64_t bytes = weights_ * s_.weight_bytes;
+    add(MemoryCategory::parameters, bytes);
+    if (s_.ranks() > 1) {
+      add_shared(MemoryCategory::gradients, bytes);
+      // Buckets are laid out anew in the order in which gradients came, with both at once for a moment: after the first
+      // backward pass, or, in the order that a checkpoint brings, at its beginning.
+      new_buckets_ = bytes > kFirstBucket ? bytes : 0;
+    }
+    add(MemoryCategory::optimizer, kFloat * weights_ * copies_of_float32());
+  }
+
+  void shard() {
+    const bool direct = s_.gather_bytes == s_.weight_bytes;
+    std::int64_t pooled = 0, with_pooled_grads = 0, largest = 0, largest_grads = 0, whole_grads = 0, padding = 0;
+    for (const UnitShape& unit : units_of(s_.model)) {
+      const FlatLayout layout = fsdp::lay_out_flat(unit.parameters, static_cast<int>(s_.shards));
+      const std::int64_t flat = layout.flat_elements(), mine = layout.shard_elements;
+      padding += unit.count * layout.padding();
+      const bool resident = unit.is_root || s_.zero_stage < 3 || !s_.reshard_after_forward;
+      const bool own_grads = unit.is_root || s_.zero_stage == 1;
+      if (resident) add_shared(MemoryCategory::parameters, unit.count * flat * s_.gather_bytes);
+      if (!direct) add(MemoryCategory::parameters, unit.count * mine * s_.weight_bytes);
+      if (direct && !resident) add_shared(MemoryCategory::parameters, unit.count * mine * s_.weight_bytes);
+      add_shared(MemoryCategory::gradients, unit.count * (own_grads ? flat : mine) * s_.reduce_bytes);
+      add(MemoryCategory::optimizer, unit.count * mine * kFloat * copies_of_float32());
+      if (!resident) {
+        pooled += unit.count;
+        largest = std::max(largest, flat * s_.gather_bytes);
+      }
+      if (own_grads) continue;
+      if (s_.accumulates) {
+        whole_grads += unit.count * flat * s_.reduce_bytes;
+      } else {
+        with_pooled_grads += unit.count;
+        largest_grads = std::max(largest_grads, flat * s_.reduce_bytes);
+      }
+    }
+    shared_buffer("two gathered units", std::min(pooled, kPooledUnits) * largest);
+    shared_buffer("two units' gradients", std::min(with_pooled_grads, kPooledUnits) * largest_grads);
+    shared_buffer("whole gradients between micro-batches", whole_grads);
+    memory_.padding = static_cast<double>(padding) / static_cast<double>(weights_);
+  }
+
+  // Everything so far is there all the time; these come and go.
+  void take_highest_moment() {
+    struct Moment {
+      std::int64_t activations = 0, gradients = 0;
+      std::int64_t total() const { return activations + gradients; }
+    };
+    std::vector<Moment> moments;
+    // A single rank's gradients are made by the backward pass, and dropped after the step.
+    const bool makes_gradients = s_.ranks() == 1;
+    const std::int64_t table = s_.model.vocab_size * s_.model.dim;
+    const std::int64_t tables = s_.model.tie_embeddings ? 1 : 2;
+    const std::int64_t block = (weights_ - tables * table) / s_.model.n_layers;
+    std::int64_t made = makes_gradients ? table * s_.weight_bytes : 0;
+    for (const std::int64_t activations : activations_by_moment(s_)) {
+      moments.push_back({activations, made});
+      if (makes_gradients) made += block * s_.weight_bytes;
+    }
+    moments.push_back({0, makes_gradients ? weights_ * s_.weight_bytes : new_buckets_});
+    if (s_.resumes) moments.push_back({moments.front().activations, new_buckets_});
+    if (s_.exports_at_end && s_.shards > 1) moments.push_back({weights_ * kFloat, 0});
+    const Moment highest = *std::ranges::max_element(moments, {}, &Moment::total);
+    add(MemoryCategory::activations, highest.activations);
+    if (makes_gradients) {
+      add(MemoryCategory::gradients, highest.gradients);
+    } else {
+      add_shared(MemoryCategory::gradients, highest.gradients);
+    }
+  }
+
+  const TrainingShape& s_;
+  const std::int64_t weights_;
+  std::int64_t new_buckets_ = 0;
+  TrainingMemory memory_;
+};
+
+}  // namespace
+
+TrainingMemory predict_memory(const TrainingShape& shape) { return Prediction(shape).run(); }
+
+}  // namespace phalanx::plan

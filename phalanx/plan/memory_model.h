@@ -1,0 +1,70 @@
+// How much memory a rank needs to train a Llama: predicted from the numbers of the model and the layout, before
+// anything is allocated. docs/memory.md compares it with what was counted. Knows no tensor.
+//
+// State (P parameters, N ranks that share a copy of the model, AdamW in float32): 16 P bytes without sharding,
+// 8 P + 8 P / N under ZeRO-1, 4 P + 12 P / N under ZeRO-2, 16 P / N under ZeRO-3, and what rows that cannot be cut cost
+// (parallel/fsdp/flat_layout.h, which lays out the real ones too).
+//
+// Activations are those of the moment when most is there: of what the blocks keep for the backward pass, and what the
+// loss or a block's backward pass needs beside it. What is counted follows the kernels: the fused ones of the CPU in
+// float32, or ATen's operators (CUDA, bfloat16).
+//
+//   const TrainingMemory memory = predict_memory({.model = config, .batch = 8, .seq = 2048, .shards = 4});
+//   log::info(memory.peak.text());
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "phalanx/models/llama_config.h"
+#include "phalanx/observe/memory_counters.h"
+
+namespace phalanx::plan {
+
+/// What decides how much memory a rank takes.
+struct TrainingShape {
+  models::LlamaConfig model;
+  std::int64_t batch = 1;  // sequences in one forward pass
+  std::int64_t seq = 1;
+  bool accumulates = false;  // gradients of several forward passes are added up before they are averaged
+
+  std::int64_t replicas = 1;  // of the model, or of its shards
+  std::int64_t shards = 1;    // 1: each rank has the whole model
+  int zero_stage = 3;
+  bool reshard_after_forward = true;
+
+  std::int64_t recompute_every = 0;   // of this many blocks one keeps its input alone; 0: none does
+  std::int64_t optimizer_copies = 2;  // float32 numbers per parameter: AdamW 2, SGD with momentum 1
+  std::int64_t weight_bytes = 4;      // of a parameter; of 2, the optimizer has a float32 master
+  std::int64_t gather_bytes = 4;      // of a parameter in use
+  std::int64_t reduce_bytes = 4;      // of a gradient
+  bool autocast = false;              // matrix products in 16 bits
+  bool on_device = false;             // a GPU's memory; else the host's
+
+  bool shares_memory = false;   // ranks are processes of one machine, over shm: see TrainingMemory
+  bool resumes = false;         // from a checkpoint
+  bool copies_to_save = false;  // asynchronous checkpoints
+  bool exports_at_end = false;  // the whole model on rank 0, after training
+  std::int64_t ranks() const noexcept { return replicas * shards; }
+};
+
+struct TrainingMemory {
+  /// When most is there. `peak.shared`: of it, what lies in windows that the ranks share (buckets, shards, gathered
+  /// units).
+  observe::MemoryCounts peak;
+  /// Beside what tensors take: the heap's rounding and gaps, threads, libraries' own buffers, taken from now on.
+  std::int64_t runtime = 0;
+  /// Of the other ranks' parts of those windows, which are mapped, too.
+  std::int64_t mapped = 0;
+  /// What the buffers are, largest first.
+  std::vector<std::pair<std::string, std::int64_t>> buffers;
+  double padding = 0;  // elements between the parameters of sharded units, as a share of all parameters
+
+  std::int64_t total() const noexcept { return peak.total() + runtime; }
+};
+
+TrainingMemory predict_memory(const TrainingShape& shape);
+
+}  // namespace phalanx::plan

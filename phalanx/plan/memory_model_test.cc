@@ -1,0 +1,142 @@
+// Closed forms: what the numbers of a model make of the formulas. What real runs take: measured_memory_test.cc.
+#include "phalanx/plan/memory_model.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "phalanx/plan/activation_memory.h"
+
+namespace phalanx::plan {
+namespace {
+
+using observe::MemoryCategory;
+
+TEST(MemoryModel, PaddingOfTheSmallLlamaIsAtMostFivePercent) {
+  for (const std::int64_t shards : {2, 3, 4, 8}) {
+    EXPECT_LE(predict_memory({.model = models::llama_flavor("5M"), .shards = shards}).padding, 0.05) << shards;
+  }
+}
+
+TEST(MemoryModel, PaddingOfLargeLlamasIsAtMostOnePercent) {
+  for (const char* flavor : {"llama3_1b", "llama3_8b", "llama3_70b"}) {
+    for (const std::int64_t shards : {2, 3, 4, 8, 16, 64}) {
+      const TrainingMemory memory = predict_memory({.model = models::llama_flavor(flavor), .shards = shards});
+      EXPECT_LE(memory.padding, 0.01) << flavor << " over " << shards;
+    }
+  }
+}
+
+TEST(MemoryModel, StateOfALargeLlamaFollowsTheFormulas) {
+  const auto model = models::llama_flavor("llama3_8b");
+  const auto p = static_cast<double>(model.parameter_count());
+  const auto state = [&](TrainingShape shape) {
+    shape.model = model;
+    shape.batch = 8;  // so many that buckets that are there twice, for a moment without activations, are not the most
+    shape.seq = 8192;
+    return static_cast<double>(predict_memory(shape).peak.state());
+  };
+  EXPECT_EQ(state({.replicas = 8}), 16 * p);
+  EXPECT_NEAR(state({.shards = 8, .zero_stage = 1}), 8 * p + 8 * p / 8, 0.01 * 9 * p);
+  EXPECT_NEAR(state({.shards = 8, .zero_stage = 2}), 4 * p + 12 * p / 8, 0.01 * 5.5 * p);
+  EXPECT_NEAR(state({.shards = 8, .zero_stage = 3}), 16 * p / 8, 0.01 * 2 * p);
+  EXPECT_EQ(state({.replicas = 3, .shards = 8}), state({.shards = 8}));
+  const TrainingShape narrow{.weight_bytes = 2, .gather_bytes = 2, .reduce_bytes = 2};
+  const auto with = [&](std::int64_t shards, int stage) {
+    TrainingShape shape = narrow;
+    shape.shards = shards;
+    shape.replicas = shards == 1 ? 8 : 1;
+    shape.zero_stage = stage;
+    return shape;
+  };
+  EXPECT_EQ(state(with(1, 3)), 16 * p);
+  EXPECT_NEAR(state(with(8, 1)), 4 * p + 12 * p / 8, 0.01 * 5.5 * p);
+  EXPECT_NEAR(state(with(8, 2)), 2 * p + 14 * p / 8, 0.01 * 3.75 * p);
+  EXPECT_NEAR(state(with(8, 3)), 16 * p / 8, 0.01 * 2 * p);
+  // SGD has no moments, with momentum one.
+  EXPECT_EQ(state({.replicas = 8, .optimizer_copies = 0}), 8 * p);
+  EXPECT_EQ(state({.replicas = 8, .optimizer_copies = 1}), 12 * p);
+}
+
+TEST(MemoryModel, BuffersAreTwoUnitsOfEachKind) {
+  const auto model = models::llama_flavor("llama3_8b");
+  const std::int64_t largest = 4 * model.vocab_size * model.dim;  // the embedding; the output with the norm beside it
+  const auto buffers = [&](TrainingShape shape) {
+    shape.model = model;
+    return static_cast<double>(predict_memory(shape).peak[MemoryCategory::buffers]);
+  };
+  const auto unit = static_cast<double>(largest);
+  EXPECT_NEAR(buffers({.shards = 8}), 4 * unit, 0.01 * unit);
+  EXPECT_NEAR(buffers({.shards = 8, .reshard_after_forward = false}), 2 * unit, 0.01 * unit);
+  EXPECT_NEAR(buffers({.shards = 8, .zero_stage = 2}), 2 * unit, 0.01 * unit);
+  EXPECT_EQ(buffers({.shards = 8, .zero_stage = 1}), 0);
+  EXPECT_EQ(buffers({.replicas = 8}), 0);
+  const auto p = static_cast<double>(model.parameter_count());
+  EXPECT_NEAR(buffers({.accumulates = true, .shards = 8}), 2 * unit + 4 * p, 0.01 * 4 * p);
+  // An asynchronous save copies what a rank writes: weights and moments.
+  EXPECT_NEAR(buffers({.replicas = 8, .copies_to_save = true}), 12 * p / 8, 8);
+}
+
+TEST(MemoryModel, BucketsLaidOutAnewAreThereTwice) {
+  const auto model = models::llama_flavor("5M");
+  const std::int64_t bytes = 4 * model.parameter_count();
+  const TrainingMemory few = predict_memory({.model = model, .batch = 1, .seq = 8, .replicas = 2});
+  EXPECT_EQ(few.peak[MemoryCategory::gradients], 2 * bytes);  // more than the activations of eight tokens
+  EXPECT_EQ(few.peak[MemoryCategory::activations], 0);
+  const TrainingMemory many = predict_memory({.model = model, .batch = 8, .seq = 256, .replicas = 2});
+  EXPECT_EQ(many.peak[MemoryCategory::gradients], bytes);
+  // A checkpoint's order is taken over while the activations are there.
+  const TrainingMemory resumed =
+      predict_memory({.model = model, .batch = 8, .seq = 256, .replicas = 2, .resumes = true});
+  EXPECT_EQ(resumed.peak.total(), many.peak.total() + bytes);
+}
+
+TEST(MemoryModel, SharedMemoryIsThatOfWindows) {
+  const auto model = models::llama_flavor("5M");
+  TrainingShape shape{.model = model, .batch = 8, .seq = 256, .shards = 4, .shares_memory = true};
+  const TrainingMemory memory = predict_memory(shape);
+  // Everything but the optimizer's state and activations.
+  EXPECT_EQ(memory.peak.shared,
+            memory.peak.total() - memory.peak[MemoryCategory::optimizer] - memory.peak[MemoryCategory::activations]);
+  EXPECT_EQ(memory.mapped, 3 * memory.peak.shared);
+  shape.shares_memory = false;
+  EXPECT_EQ(predict_memory(shape).peak.shared, 0);
+  EXPECT_EQ(predict_memory(shape).peak.total(), memory.peak.total());
+}
+
+TEST(MemoryModel, ActivationsGrowWithTheTokensAndFallByRecomputing) {
+  TrainingShape shape{.model = models::llama_flavor("50M"), .batch = 4, .seq = 512, .replicas = 2};
+  const auto activations = [&](std::int64_t batch, std::int64_t recompute_every) {
+    TrainingShape other = shape;
+    other.batch = batch;
+    other.recompute_every = recompute_every;
+    return static_cast<double>(predict_memory(other).peak[MemoryCategory::activations]);
+  };
+  EXPECT_NEAR(activations(8, 0) / activations(4, 0), 2.0, 0.1);
+  EXPECT_LT(activations(4, 2), 0.8 * activations(4, 0));
+  EXPECT_LT(activations(4, 1), 0.45 * activations(4, 0));
+  // The moments: the loss first, then the blocks from the last to the first.
+  EXPECT_EQ(activations_by_moment(shape).size(), 1U + 8U);
+  // Whole logits where no fused kernel keeps them apart.
+  shape.on_device = true;
+  EXPECT_GT(activations(4, 0), static_cast<double>(3 * 4 * 4 * 512 * shape.model.vocab_size));
+}
+
+TEST(MemoryModel, OneRankMakesItsGradientsInTheBackwardPass) {
+  const auto model = models::llama_flavor("5M");
+  const TrainingMemory few = predict_memory({.model = model, .batch = 1, .seq = 8});
+  EXPECT_EQ(few.peak[MemoryCategory::gradients], 4 * model.parameter_count());
+  const TrainingMemory many = predict_memory({.model = model, .batch = 32, .seq = 256});
+  EXPECT_LT(many.peak[MemoryCategory::gradients], 4 * model.parameter_count() / 2);
+}
+
+TEST(MemoryModel, TheExportPutsTheWholeModelOnRankZero) {
+  const auto model = models::llama_flavor("5M");
+  TrainingShape shape{.model = model, .batch = 1, .seq = 8, .shards = 4};
+  const std::int64_t without = predict_memory(shape).peak.total();
+  shape.exports_at_end = true;
+  EXPECT_GT(predict_memory(shape).peak.total(), without + 3 * model.parameter_count());
+}
+
+}  // namespace
+}  // namespace phalanx::plan
