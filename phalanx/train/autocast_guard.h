@@ -1,7 +1,7 @@
 // Matrix products in a 16-bit type for as long as the object lives: libtorch's autocast on one device type, per thread.
 //
 //   {
-//     const AutocastGuard autocast(device.type(), autocast_dtype(config));
+//     const AutocastGuard autocast(device.type(), autocast_dtype(config, plan));
 //     loss = model->loss(tokens, labels);
 //   }                                        // the cast copies of the weights are dropped here
 //   loss.backward();

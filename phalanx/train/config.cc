@@ -151,6 +151,14 @@ void check_range(const Key& key, Slot slot, double value, const GivenValue& give
   if (!(value >= key.least && value <= key.most)) refuse_value(key, slot, given);  // NaN is refused too
 }
 
+/// An integer from 1 on, also one that was written as text.
+std::optional<std::int64_t> count_in(const GivenValue& given) {
+  std::optional<std::int64_t> count;
+  if (const auto* integer = std::get_if<std::int64_t>(&given.value)) count = *integer;
+  if (const auto* text = std::get_if<std::string>(&given.value)) count = parse_whole<std::int64_t>(*text);
+  return count && *count >= 1 ? count : std::nullopt;
+}
+
 void assign(TrainConfig& config, const Key& key, GivenValue given) {
   Slot slot = key.slot(config);
   if (given.from_flag) give_type(given, type_name(slot));
@@ -164,6 +172,8 @@ void assign(TrainConfig& config, const Key& key, GivenValue given) {
 
   if (auto** p = std::get_if<bool*>(&slot); p && boolean) {
     **p = *boolean;
+  } else if (auto** p = std::get_if<std::string*>(&slot); p && !key.or_count.empty() && count_in(given)) {
+    **p = fmt::format("{}", *count_in(given));
   } else if (auto** p = std::get_if<std::optional<bool>*>(&slot); p && boolean) {
     **p = *boolean;
   } else if (auto** p = std::get_if<std::int64_t*>(&slot); p && integer) {
@@ -333,10 +343,20 @@ void resolve(TrainConfig& config) {
   refuse_zero("training", "global_batch_size", training.global_batch_size);
   refuse_zero("parallelism", "data_parallel_replicate_degree", config.parallelism.data_parallel_replicate_degree);
   refuse_zero("parallelism", "data_parallel_shard_degree", config.parallelism.data_parallel_shard_degree);
-  if (config.parallelism.data_parallel_shard_degree != 1 && config.training.mixed_precision_param != "float32") {
-    throw ConfigError(
-        "[training] mixed_precision_param = \"bfloat16\" with [parallelism] data_parallel_shard_degree: sharded "
-        "training is in float32 in this version; set one of them back");
+  if (config.parallelism.data_parallel_shard_degree == 1) {
+    const auto needs_sharding = [](const std::string& setting) {
+      throw ConfigError(fmt::format(
+          "{} is for sharded training: set [parallelism] data_parallel_shard_degree to -1 or 2 and more, or remove it",
+          setting));
+    };
+    if (training.mixed_precision_reduce != "float32") {
+      needs_sharding(fmt::format("[training] mixed_precision_reduce = \"{}\"", training.mixed_precision_reduce));
+    }
+    if (training.enable_cpu_offload) needs_sharding("[training] enable_cpu_offload");
+    if (reshard_group(config) > 0) {
+      needs_sharding(
+          fmt::format("[parallelism] fsdp_reshard_after_forward = {}", config.parallelism.fsdp_reshard_after_forward));
+    }
   }
   refuse_zero("validation", "local_batch_size", config.validation.local_batch_size);
   refuse_zero("validation", "freq", config.validation.freq);
@@ -393,6 +413,10 @@ std::string in_dump_folder(const TrainConfig& config, const std::string& path) {
   return (std::filesystem::path(config.job.dump_folder) / path).string();  // an absolute path stays as it is
 }
 
+std::int64_t reshard_group(const TrainConfig& config) {
+  return parse_whole<std::int64_t>(config.parallelism.fsdp_reshard_after_forward).value_or(0);
+}
+
 std::string print_config(const TrainConfig& config) {
   TrainConfig copy = config;
   std::string text;
@@ -439,6 +463,11 @@ Degrees degrees_of(const TrainConfig& config, std::int64_t world_size) {
 
 BatchPlan plan_batches(const TrainConfig& config, std::int64_t world_size) {
   const Degrees degrees = degrees_of(config, world_size);
+  if (const std::int64_t group = reshard_group(config); group > 0 && degrees.shards % group != 0) {
+    throw ConfigError(fmt::format(
+        "[parallelism] fsdp_reshard_after_forward = {} does not divide the {} ranks among which the model is sharded",
+        group, degrees.shards));
+  }
   const std::int64_t local = config.training.local_batch_size;
   const std::int64_t unit = local * world_size;
   const std::int64_t global = config.training.global_batch_size == -1 ? unit : config.training.global_batch_size;

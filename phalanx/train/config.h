@@ -68,15 +68,17 @@ struct TrainConfig {
     std::int64_t steps = 10000;
     bool shuffle = true;
     std::string mixed_precision_param = "float32";
+    std::string mixed_precision_reduce = "float32";
     double initial_loss_scale = 65536;
     std::int64_t loss_scale_window = 2000;
+    bool enable_cpu_offload = false;
   } training;
 
   struct Parallelism {
     std::int64_t data_parallel_replicate_degree = -1;
     std::int64_t data_parallel_shard_degree = 1;
     std::int64_t zero_stage = 3;
-    std::string fsdp_reshard_after_forward = "default";
+    std::string fsdp_reshard_after_forward = "default";  // or a number of ranks
   } parallelism;
 
   struct ActivationCheckpoint {
@@ -150,6 +152,9 @@ std::string in_dump_folder(const TrainConfig& config, const std::string& path);
 
 /// docs/configuration.md: every key with its type, default and meaning, and the keys that are refused.
 std::string config_reference();
+
+/// Ranks that keep a unit together between the passes; 0: fsdp_reshard_after_forward is not a number.
+std::int64_t reshard_group(const TrainConfig& config);
 
 /// How one optimizer step is made of batches.
 struct BatchPlan {

@@ -135,8 +135,16 @@ const std::vector<Key>& known_keys() {
       {"training",
        "mixed_precision_param",
        at<&C::training, &C::Training::mixed_precision_param>,
-       "Type of the matrix products (autocast); weights, gradients and optimizer state stay float32. float16: with "
-       "loss scaling.",
+       "Type of the matrix products. Without sharding by autocast; under sharding units are gathered in it. Weights "
+       "and "
+       "optimizer state stay float32. float16: with loss scaling.",
+       -kAny,
+       kAny,
+       {"float32", "bfloat16", "float16"}},
+      {"training",
+       "mixed_precision_reduce",
+       at<&C::training, &C::Training::mixed_precision_reduce>,
+       "Type in which sharded gradients are kept and averaged.",
        -kAny,
        kAny,
        {"float32", "bfloat16", "float16"}},
@@ -146,6 +154,8 @@ const std::vector<Key>& known_keys() {
        1, 1e30},
       {"training", "loss_scale_window", at<&C::training, &C::Training::loss_scale_window>,
        "float16: steps in a row with finite gradients after which the scale is doubled.", 1, kAny},
+      {"training", "enable_cpu_offload", at<&C::training, &C::Training::enable_cpu_offload>,
+       "Under sharding: weights, gradients and optimizer state lie in the host's memory, where the step is done too."},
 
       {"parallelism", "data_parallel_replicate_degree",
        at<&C::parallelism, &C::Parallelism::data_parallel_replicate_degree>,
@@ -162,10 +172,14 @@ const std::vector<Key>& known_keys() {
        "fsdp_reshard_after_forward",
        at<&C::parallelism, &C::Parallelism::fsdp_reshard_after_forward>,
        "Stage 3: whether a block's parameters are let go after the forward pass and gathered again for the backward "
-       "pass (less memory) or kept. default: always.",
+       "pass (less memory), kept, or kept by every so many neighbouring ranks together, which divides the shard "
+       "degree. "
+       "default: always.",
        -kAny,
        kAny,
-       {"default", "always", "never"}},
+       {"default", "always", "never"},
+       {},
+       "a number of ranks"},
 
       {"activation_checkpoint",
        "mode",
@@ -287,8 +301,6 @@ const std::vector<RefusedKey>& refused_keys() {
        "data sets are token files: make one with `phalanx tokenize` and give it as training.dataset_path"},
       {"training", "dtype", "\"float32\"",
        "weights are kept in float32; training.mixed_precision_param sets the type of the matrix products"},
-      {"training", "mixed_precision_reduce", "\"float32\"", "gradients are reduced in float32"},
-      {"training", "enable_cpu_offload", "false", "nothing is offloaded"},
       {"training", "gc_freq", "", "there is no garbage collector to run"},
       {"training", "gc_debug", "false", "there is no garbage collector to run"},
       {"parallelism", "tensor_parallel_degree", "1", "tensor parallelism is not part of this version"},
@@ -416,6 +428,7 @@ std::string expectation(const Key& key, Slot slot) {
   if (!key.choices.empty()) {
     std::string text = "one of ";
     for (std::size_t i = 0; i < key.choices.size(); ++i) text += fmt::format("{}\"{}\"", i ? ", " : "", key.choices[i]);
+    if (!key.or_count.empty()) text += fmt::format(", or {}", key.or_count);
     return key.choices.size() == 1 ? fmt::format("\"{}\"", key.choices[0]) : text;
   }
   const std::string_view type = type_name(slot);

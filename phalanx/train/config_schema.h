@@ -28,6 +28,7 @@ struct Key {
   double most = std::numeric_limits<double>::infinity();
   std::vector<std::string_view> choices = {};
   std::string_view default_text = {};  // shown in the reference in place of the default value
+  std::string_view or_count = {};      // "a number of ranks": a choice may also be an integer, 1 or more
 };
 
 /// In the order of sections and keys in which they are printed.

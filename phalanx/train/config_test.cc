@@ -127,6 +127,38 @@ TEST(Config, ListsOfStrings) {
   EXPECT_THAT(refusal("[optimizer]\nno_decay = [1]\n"), HasSubstr("expected a list of strings"));
 }
 
+TEST(Config, KeysOfShardedTraining) {
+  const std::string shards = "[parallelism]\ndata_parallel_shard_degree = -1\n";
+  const auto after_forward = [&](const std::string& value) {
+    return parse(shards + "fsdp_reshard_after_forward = " + value + "\n").parallelism.fsdp_reshard_after_forward;
+  };
+  EXPECT_EQ(after_forward("\"never\""), "never");
+  EXPECT_EQ(after_forward("2"), "2");
+  EXPECT_EQ(after_forward("\"2\""), "2");
+  const TrainConfig grouped = parse(shards, {"--parallelism.fsdp_reshard_after_forward", "2"});
+  EXPECT_EQ(reshard_group(grouped), 2);
+  EXPECT_EQ(reshard_group(parse(shards)), 0);
+  EXPECT_EQ(reshard_group(parse(print_config(grouped))), 2);
+  EXPECT_EQ(plan_batches(grouped, 4).shards, 4);
+  try {
+    plan_batches(grouped, 3);
+    ADD_FAILURE();
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("fsdp_reshard_after_forward = 2 does not divide the 3 ranks"));
+  }
+  EXPECT_THAT(refusal(shards + "fsdp_reshard_after_forward = 0\n"),
+              HasSubstr("is 0: expected one of \"default\", \"always\", \"never\", or a number of ranks"));
+  EXPECT_THAT(refusal(shards + "fsdp_reshard_after_forward = \"newer\"\n"), HasSubstr("or a number of ranks"));
+
+  EXPECT_NO_THROW(parse(shards + "[training]\nmixed_precision_param = \"bfloat16\"\nenable_cpu_offload = true\n"
+                                 "mixed_precision_reduce = \"bfloat16\"\n"));
+  for (const char* flag : {"--training.enable_cpu_offload", "--training.mixed_precision_reduce=bfloat16",
+                           "--parallelism.fsdp_reshard_after_forward=2"}) {
+    EXPECT_THAT(refusal("", {flag}), HasSubstr("is for sharded training: set [parallelism] data_parallel_shard_degree"))
+        << flag;
+  }
+}
+
 TEST(Config, ValuesOutOfRangeAreRefused) {
   EXPECT_THAT(refusal("[optimizer]\nbeta1 = 1.5\n"), HasSubstr("is 1.5: expected a number from 0 to 1"));
   EXPECT_THAT(refusal("[validation]\nfraction = 0.95\n"), HasSubstr("expected a number from 0 to 0.9"));

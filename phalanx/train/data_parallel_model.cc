@@ -9,6 +9,7 @@
 #include "phalanx/nn/init.h"
 #include "phalanx/parallel/activation_checkpoint.h"
 #include "phalanx/train/model_config.h"
+#include "phalanx/train/precision.h"
 
 namespace phalanx::train {
 
@@ -32,11 +33,22 @@ DataParallelModel::DataParallelModel(const TrainConfig& config, const BatchPlan&
   axes.push_back({"dp_shard", static_cast<int>(plan.shards)});
   const auto& parallelism = config.parallelism;
   const bool reshard = parallelism.fsdp_reshard_after_forward != "never";
+  const auto group = static_cast<int>(reshard_group(config));
   sharded_ = std::make_unique<FullyShardedDataParallel>(
       *model_, DeviceMesh(world_, std::move(axes), device.is_cuda() ? "cuda" : "cpu"),
-      FullyShardOptions{.stage = static_cast<int>(parallelism.zero_stage), .reshard_after_forward = reshard});
-  stage_text_ = fmt::format("ZeRO-{}{}", parallelism.zero_stage,
-                            parallelism.zero_stage == 3 && !reshard ? " (gathered until the backward pass)" : "");
+      FullyShardOptions{.stage = static_cast<int>(parallelism.zero_stage),
+                        .reshard_after_forward = reshard,
+                        .reshard_group = parallelism.zero_stage == 3 ? group : 0,
+                        .offload = config.training.enable_cpu_offload,
+                        .param_dtype = sharded_param_dtype(config),
+                        .reduce_dtype = sharded_reduce_dtype(config),
+                        .output_dtype = at::kFloat});
+  stage_text_ = fmt::format("ZeRO-{}", parallelism.zero_stage);
+  if (parallelism.zero_stage == 3 && !reshard) stage_text_ += " (gathered until the backward pass)";
+  if (parallelism.zero_stage == 3 && group > 0) {
+    stage_text_ += fmt::format(" (kept by every {} ranks until the backward pass)", group);
+  }
+  if (config.training.enable_cpu_offload) stage_text_ += ", offloaded to the host,";
 }
 
 void DataParallelModel::initialise(std::uint64_t seed) {

@@ -20,22 +20,37 @@ bool cpu_has_instructions_for([[maybe_unused]] const std::string& type) {
 #endif
 }
 
+c10::ScalarType dtype_named(const std::string& type) {
+  if (type == "bfloat16") return c10::ScalarType::BFloat16;
+  return type == "float16" ? c10::ScalarType::Half : c10::ScalarType::Float;
+}
+
 }  // namespace
 
-std::optional<c10::ScalarType> autocast_dtype(const TrainConfig& config) {
-  const std::string& type = config.training.mixed_precision_param;
-  if (type == "bfloat16") return c10::ScalarType::BFloat16;
-  if (type == "float16") return c10::ScalarType::Half;
-  return std::nullopt;
+std::optional<c10::ScalarType> autocast_dtype(const TrainConfig& config, const BatchPlan& plan) {
+  return plan.shards > 1 ? std::nullopt : sharded_param_dtype(config);
+}
+
+std::optional<c10::ScalarType> sharded_param_dtype(const TrainConfig& config) {
+  const auto type = dtype_named(config.training.mixed_precision_param);
+  return type == c10::ScalarType::Float ? std::nullopt : std::optional(type);
+}
+
+c10::ScalarType sharded_reduce_dtype(const TrainConfig& config) {
+  return dtype_named(config.training.mixed_precision_reduce);
 }
 
 bool scales_loss(const TrainConfig& config) { return config.training.mixed_precision_param == "float16"; }
 
-std::string precision_text(const TrainConfig& config) {
+std::string precision_text(const TrainConfig& config, const BatchPlan& plan) {
   const std::string& type = config.training.mixed_precision_param;
-  if (type == "float32") return type;
-  return fmt::format("{} matrix products (autocast), float32 weights{}", type,
-                     scales_loss(config) ? ", scaled loss" : "");
+  const std::string scaled = scales_loss(config) ? ", scaled loss" : "";
+  if (plan.shards == 1) {
+    return type == "float32" ? type : fmt::format("{} matrix products (autocast), float32 weights{}", type, scaled);
+  }
+  const std::string& reduce = config.training.mixed_precision_reduce;
+  if (type == "float32" && reduce == type) return type;
+  return fmt::format("{} gathered from float32 shards, gradients averaged in {}{}", type, reduce, scaled);
 }
 
 void warn_of_slow_precision(const TrainConfig& config, c10::Device device) {

@@ -28,7 +28,7 @@ DescriptionLines describe_run(const RunParts& run) {
                                  model.n_layers, model.n_heads, model.n_kv_heads, model.ffn_hidden, model.vocab_size));
   if (plan.world_size > 1) lines.emplace_back("layout", run.model.layout());
   lines.emplace_back("memory", run.model.memory_text());
-  lines.emplace_back("precision", precision_text(run.config));
+  lines.emplace_back("precision", precision_text(run.config, plan));
   lines.emplace_back("data", run.data.batches->tokens().description());
   lines.emplace_back(
       "batch", fmt::format("{} sequences x {} tokens x {} rank{} x {} accumulated = {} tokens a step",

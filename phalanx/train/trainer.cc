@@ -146,7 +146,7 @@ Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
     at::Tensor part_loss;
     {
       const TraceSpan span(tracing, "forward", "compute");
-      const AutocastGuard autocast(context_.device.type(), autocast_dtype(config_));
+      const AutocastGuard autocast(context_.device.type(), autocast_dtype(config_, plan_));
       part_loss = model().loss(batch.inputs, batch.labels);
     }
     {

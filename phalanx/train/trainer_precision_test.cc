@@ -59,6 +59,54 @@ TEST_F(TrainerPrecisionTest, AnOverflowSkipsTheStepOnAllRanksAndHalvesTheScale) 
   EXPECT_LT(losses("many").back(), losses("many").front());
 }
 
+TEST_F(TrainerPrecisionTest, ShardedUnitsAreGatheredInSixteenBits) {
+  const auto sharded = [](int stage, const std::string& type, const std::string& reduce) {
+    return std::vector<std::string>{"--training.steps=14", "--parallelism.data_parallel_shard_degree=-1",
+                                    "--parallelism.zero_stage=" + std::to_string(stage),
+                                    "--training.mixed_precision_param=" + type,
+                                    "--training.mixed_precision_reduce=" + reduce};
+  };
+  train(config("float32", sharded(3, "float32", "float32")), 2);
+  const auto exact = losses("float32");
+  for (const int stage : {1, 3}) {
+    for (const std::string type : {"bfloat16", "float16"}) {
+      for (const std::string& reduce : {std::string("float32"), type}) {
+        const std::string name = std::to_string(stage) + type + reduce;
+        train(config(name, sharded(stage, type, reduce)), 2);
+        const auto found = losses(name);
+        ASSERT_EQ(found.size(), exact.size());
+        for (std::size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], exact[i], 0.01 * exact[i]) << name;
+        EXPECT_NE(found, exact);
+      }
+    }
+  }
+}
+
+TEST_F(TrainerPrecisionTest, AnOverflowOfOneShardSkipsTheStepOnAllRanks) {
+  const std::vector<std::string> keys = {"--training.steps=1", "--parallelism.data_parallel_shard_degree=-1"};
+  auto still = keys, huge = in_float16(keys);
+  still.emplace_back("--optimizer.lr=0");
+  huge.emplace_back("--training.initial_loss_scale=268435456");
+  const Weights untouched = train(config("start", still), 2);
+  EXPECT_EQ(train(config("one", huge), 2), untouched);
+  EXPECT_EQ(skipped_steps("one"), std::vector<std::int64_t>{1});
+  huge[1] = "--training.steps=12";  // and training begins once the scale is low enough
+  EXPECT_NE(train(config("many", huge), 2), untouched);
+  EXPECT_LT(skipped_steps("many").size(), 12U);
+}
+
+TEST_F(TrainerPrecisionTest, WhereShardsLieAndWhoKeepsUnitsChangesNoBit) {
+  const std::vector<std::string> keys = {"--training.local_batch_size=2",
+                                         "--parallelism.data_parallel_shard_degree=-1"};
+  const Weights plain = train(config("plain", keys), 4);
+  for (const std::string more : {"--training.enable_cpu_offload", "--parallelism.fsdp_reshard_after_forward=2"}) {
+    auto with = keys;
+    with.push_back(more);
+    EXPECT_EQ(train(config(more.substr(2), with), 4), plain) << more;
+    EXPECT_EQ(losses(more.substr(2)), losses("plain"));
+  }
+}
+
 TEST_F(TrainerPrecisionTest, ARunGoesOnWithTheScaleThatItHad) {
   const auto keys = in_float16({"--training.initial_loss_scale=1024", "--training.loss_scale_window=3"});
   const Weights whole = train(config("whole", keys), 2);

@@ -41,7 +41,7 @@ TrainingData open_training_data(const TrainConfig& config, const BatchPlan& plan
                                                              .range = range}),
                                     ValidatorOptions{.local_batch_size = local,
                                                      .steps = validation.steps,
-                                                     .autocast = autocast_dtype(config),
+                                                     .autocast = autocast_dtype(config, plan),
                                                      .device = device});
     if (rank == 0) result.unigram_entropy = data::unigram_entropy(held_out, range);
   }
