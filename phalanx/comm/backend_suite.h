@@ -37,8 +37,4 @@ std::string again_if_late(const std::function<std::string()>& run);
 /// 10,000 small asynchronous operations over two communicators, in opposite order on even and odd ranks.
 void suite_async_soak(Communicator& comm);
 
-/// Runs body(rank) in `world` forked processes and waits for them. Returns one line per rank that failed: its exit
-/// status or signal, and the text of its exception. killed_rank is expected to die by SIGKILL (-1: nobody).
-std::string run_forked_ranks(int world, const std::function<void(int rank)>& body, int killed_rank = -1);
-
 }  // namespace phalanx

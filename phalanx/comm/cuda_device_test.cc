@@ -20,6 +20,7 @@
 #include "phalanx/comm/shm_backend.h"
 #include "phalanx/comm/staged_backend.h"
 #include "phalanx/comm/tcp_store.h"
+#include "phalanx/comm/testing/forked_ranks.h"
 
 namespace phalanx {
 namespace {

@@ -24,6 +24,7 @@
 #include "phalanx/comm/local.h"
 #include "phalanx/comm/shm.h"
 #include "phalanx/comm/tcp_store.h"
+#include "phalanx/comm/testing/forked_ranks.h"
 
 namespace phalanx {
 namespace {

@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/ones.h>
 #include <fmt/format.h>
@@ -10,11 +11,15 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstring>
 #include <map>
 
 #include "phalanx/base/error.h"
 #include "phalanx/comm/data_type.h"
 #include "phalanx/comm/local.h"
+#include "phalanx/comm/shm.h"
+#include "phalanx/comm/tcp_store.h"
+#include "phalanx/comm/testing/forked_ranks.h"
 #include "phalanx/observe/flight_recorder.h"
 #include "phalanx/tensor/testing/random_specs.h"
 
@@ -376,6 +381,46 @@ INSTANTIATE_TEST_SUITE_P(Meshes, RedistributeOnMesh,
                                          std::vector<int>{2, 1, 2}, std::vector<int>{1, 3, 2},
                                          std::vector<int>{2, 2, 2}),
                          [](const auto& info) { return fmt::format("Axes{}", fmt::join(info.param, "x")); });
+
+// Every rank's result, on rank 0; an empty list on the others.
+std::vector<at::Tensor> gather_results(Communicator& world, const at::Tensor& result, const ShardSpec& spec) {
+  const auto bytes =
+      world.gather_bytes(std::string(static_cast<const char*>(result.const_data_ptr()), result.nbytes()));
+  std::vector<at::Tensor> all;
+  for (std::size_t rank = 0; rank < bytes.size(); ++rank) {
+    all.push_back(at::empty(spec.local_box(static_cast<int>(rank)).shape, result.options()));
+    if (all.back().nbytes() != bytes[rank].size()) throw Error(fmt::format("rank {}: not the size of its box", rank));
+    std::memcpy(all.back().mutable_data_ptr(), bytes[rank].data(), bytes[rank].size());
+  }
+  return all;
+}
+
+// The same over communicators whose ranks are processes.
+TEST(RedistributeBetweenProcesses, AnyPlacementToAnyOtherIsWhatOneProcessHas) {
+  for (const std::vector<MeshAxis>& axes :
+       {std::vector<MeshAxis>{{"a", 3}}, {{"a", 2}, {"b", 2}}, {{"a", 2}, {"b", 1}, {"c", 2}}}) {
+    const MeshShape shape(axes);
+    TcpStoreServer server;
+    EXPECT_EQ(run_forked_ranks(shape.size(),
+                               [&](int rank) {
+                                 TcpStore store(server.address());
+                                 const auto world = make_shm_communicator(store, rank, shape.size());
+                                 const DeviceMesh mesh(world, axes);
+                                 for (std::uint64_t seed = 0; seed < 60; ++seed) {
+                                   const RedistributeModel model(seed, mesh.shape());
+                                   const at::Tensor mine =
+                                       redistribute(model.input_of(rank), model.from(), model.to(), mesh);
+                                   const auto results = gather_results(*world, mine, model.to());
+                                   const auto difference = rank == 0 ? model.difference(results) : "";
+                                   if (!difference.empty()) {
+                                     throw Error(fmt::format("seed {}: {}\n{}", seed, difference,
+                                                             explain_redistribute(model.from(), model.to(), mesh)));
+                                   }
+                                 }
+                               }),
+              "");
+  }
+}
 
 }  // namespace
 }  // namespace phalanx

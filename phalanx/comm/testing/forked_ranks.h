@@ -1,0 +1,19 @@
+// Ranks as processes, for tests of what only processes do.
+//
+//   TcpStoreServer server;
+//   EXPECT_EQ(run_forked_ranks(4, [&](int rank) {
+//     TcpStore store(server.address());
+//     use(*make_shm_communicator(store, rank, 4));            // throws where something is wrong
+//   }), "");
+#pragma once
+
+#include <functional>
+#include <string>
+
+namespace phalanx {
+
+/// Runs body(rank) in `world` forked processes and waits for them. Returns one line per rank that failed: its exit
+/// status or signal, and the text of its exception. killed_rank is expected to die by SIGKILL (-1: nobody).
+std::string run_forked_ranks(int world, const std::function<void(int rank)>& body, int killed_rank = -1);
+
+}  // namespace phalanx
