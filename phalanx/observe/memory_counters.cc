@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <mutex>
+#include <type_traits>
 
 #include "phalanx/base/human.h"
 
@@ -25,9 +26,11 @@ struct Counters {
   }
 };
 
+static_assert(std::is_trivially_destructible_v<Counters>);
+
 Counters& counters() noexcept {
-  static Counters* const all = new Counters;  // memory is freed until the very end of the process
-  return *all;
+  static Counters all;  // has nothing to destroy: memory is freed until the very end of the process
+  return all;
 }
 
 thread_local MemoryCategory current_category = MemoryCategory::activations;

@@ -34,6 +34,8 @@ struct TrainingShape {
   std::int64_t shards = 1;    // 1: each rank has the whole model
   int zero_stage = 3;
   bool reshard_after_forward = true;
+  std::int64_t reshard_group = 0;  // stage 3: ranks that keep units together between the passes; 0: nobody does
+  bool offload = false;            // shards, their gradients and the optimizer's state on the host
 
   std::int64_t recompute_every = 0;   // of this many blocks one keeps its input alone; 0: none does
   std::int64_t optimizer_copies = 2;  // float32 numbers per parameter: AdamW 2, SGD with momentum 1
@@ -58,6 +60,8 @@ struct TrainingMemory {
   std::int64_t runtime = 0;
   /// Of the other ranks' parts of those windows, which are mapped, too.
   std::int64_t mapped = 0;
+  /// On a run on devices: what is on the host, beside all of the above.
+  std::int64_t on_host = 0;
   /// What the buffers are, largest first.
   std::vector<std::pair<std::string, std::int64_t>> buffers;
   double padding = 0;  // elements between the parameters of sharded units, as a share of all parameters

@@ -133,6 +133,10 @@ struct TrainConfig {
     std::int64_t steps = -1;
   } validation;
 
+  struct Memory {
+    bool check = true;
+  } memory;
+
   struct Debug {
     std::int64_t seed = 0;
     bool deterministic = false;

@@ -278,6 +278,10 @@ const std::vector<Key>& known_keys() {
       {"validation", "steps", at<&C::validation, &C::Validation::steps>,
        "Batches of one validation. -1: all held-out tokens.", -1, kAny},
 
+      {"memory", "check", at<&C::memory, &C::Memory::check>,
+       "Refuse a run whose predicted memory does not fit into what the limits of the process, its cgroup, the machine "
+       "or the card leave, before anything is allocated."},
+
       {"debug", "seed", at<&C::debug, &C::Debug::seed>,
        "Seed of the initial weights and of the data order; independent of the number of ranks.", 0, kAny},
       {"debug", "deterministic", at<&C::debug, &C::Debug::deterministic>,
@@ -340,7 +344,7 @@ const std::vector<RefusedKey>& refused_keys() {
       {"comm", "mode", "\"default\"", "there are no simulated communication modes"},
       {"validation", "dataset", "\"\"", "give a token file as validation.dataset_path"},
       {"validation", "seq_len", "", "validation uses training.seq_len"},
-      {"memory_estimation", "*", "", "there is no memory estimation in this version"},
+      {"memory_estimation", "*", "", "every run's memory is predicted before it starts: memory.check"},
       {"fault_tolerance", "enable", "false", "there is no torchft in this version"},
       {"fault_tolerance", "*", "", "there is no torchft in this version"},
       {"experimental", "*", "", "Python modules cannot be loaded"},

@@ -43,6 +43,7 @@ DataParallelModel::DataParallelModel(const TrainConfig& config, const BatchPlan&
                         .param_dtype = sharded_param_dtype(config),
                         .reduce_dtype = sharded_reduce_dtype(config),
                         .output_dtype = at::kFloat});
+  keeps_whole_gradients_ = parallelism.zero_stage == 1;
   stage_text_ = fmt::format("ZeRO-{}", parallelism.zero_stage);
   if (parallelism.zero_stage == 3 && !reshard) stage_text_ += " (gathered until the backward pass)";
   if (parallelism.zero_stage == 3 && group > 0) {
@@ -112,6 +113,22 @@ std::string DataParallelModel::layout() const {
   if (!sharded_) return fmt::format("{} ranks, data parallel", plan_.world_size);
   return fmt::format("{} ranks, {} over {}{}", plan_.world_size, stage_text_, plan_.shards,
                      plan_.replicas > 1 ? fmt::format(", replicated {} times", plan_.replicas) : "");
+}
+
+observe::MemoryCounts DataParallelModel::held() const {
+  using enum observe::MemoryCategory;
+  observe::MemoryCounts counts;
+  if (!sharded_) {
+    for (const auto& named : weights()) counts[parameters] += static_cast<std::int64_t>(named.tensor.nbytes());
+    counts[gradients] = counts[parameters];
+    return counts;
+  }
+  const FullyShardStatistics statistics = sharded_->statistics();
+  counts[parameters] = statistics.shard_bytes;
+  counts[gradients] = statistics.reduced_bytes_kept;
+  counts[keeps_whole_gradients_ ? gradients : buffers] += statistics.gradient_bytes;
+  counts[buffers] += statistics.gathered_bytes;
+  return counts;
 }
 
 std::string DataParallelModel::memory_text() const {

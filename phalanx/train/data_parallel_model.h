@@ -18,6 +18,7 @@
 
 #include "phalanx/comm/communicator.h"
 #include "phalanx/models/llama.h"
+#include "phalanx/observe/memory_counters.h"
 #include "phalanx/parallel/ddp.h"
 #include "phalanx/parallel/fully_shard.h"
 #include "phalanx/tensor/train_state.h"
@@ -54,7 +55,9 @@ class DataParallelModel {
   /// Collective: whole parameters on rank 0, an empty list on the others.
   std::vector<NamedTensor> whole_on_first_rank() const;
 
-  std::string layout() const;       // "4 ranks, ZeRO-3 over 2, replicated 2 times"
+  std::string layout() const;  // "4 ranks, ZeRO-3 over 2, replicated 2 times"
+  /// What this rank holds all the time, the optimizer left out; of buffers, gathered units and units' gradients.
+  observe::MemoryCounts held() const;
   std::string memory_text() const;  // bytes of weights, gradients and optimizer state on this rank
 
  private:
@@ -62,6 +65,7 @@ class DataParallelModel {
   BatchPlan plan_;
   std::int64_t optimizer_copies_ = 2;
   std::string stage_text_;
+  bool keeps_whole_gradients_ = false;
   std::shared_ptr<models::Llama> model_;
   std::unique_ptr<DistributedDataParallel> ddp_;
   std::unique_ptr<FullyShardedDataParallel> sharded_;

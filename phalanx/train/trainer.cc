@@ -61,8 +61,12 @@ Trainer::Trainer(TrainConfig config, TrainerContext context)
   data_ = open_training_data(config_, plan_, context_.device, context_.world->rank());
   result_.unigram_entropy = data_.unigram_entropy;
   device_ = describe_device(context_.device);
-  make_model();
-  load_state();
+  memory_ = std::make_unique<RunMemory>(config_, plan_, context_.world, context_.device, checkpoints_.continues());
+  memory_->check();
+  memory_->explain_failures([this] {
+    make_model();
+    load_state();
+  });
   on_first_rank(*context_.world, [&] {
     files_ = std::make_unique<RunFiles>(
         config_.job.dump_folder,
@@ -280,6 +284,11 @@ void Trainer::announce() const {
 }
 
 TrainResult Trainer::run() {
+  memory_->explain_failures([this] { run_steps(); });
+  return result_;
+}
+
+void Trainer::run_steps() {
   result_.step = step_;
   result_.loss = std::numeric_limits<double>::quiet_NaN();
   const std::int64_t steps = config_.training.steps;
@@ -325,22 +334,22 @@ TrainResult Trainer::run() {
     save_in_hf();
   }
 
-  const std::vector<std::string> memory =
-      context_.world->gather_bytes(fmt::format("{} {}", peak_resident_bytes() >> 20, proportional_bytes() >> 20));
-  if (files_) {
-    nlohmann::json peak = nlohmann::json::array(), pss = nlohmann::json::array();
-    for (const std::string& rank : memory) {
-      const std::size_t space = rank.find(' ');
-      peak.push_back(std::stoll(rank.substr(0, space)));
-      pss.push_back(std::stoll(rank.substr(space + 1)));
-    }
-    files_->describe({{"status", result_.stopped ? "stopped" : "finished"},
-                      {"peak_rss_mib", peak},
-                      {"pss_mib", pss},
-                      {"steps_done", step_}});
-    if (result_.validation_loss) files_->describe({{"validation_loss", *result_.validation_loss}});
+  report_memory();
+  if (!files_) return;
+  files_->describe({{"status", result_.stopped ? "stopped" : "finished"}, {"steps_done", step_}});
+  if (result_.validation_loss) files_->describe({{"validation_loss", *result_.validation_loss}});
+}
+
+void Trainer::report_memory() {
+  observe::MemoryCounts held = model_->held();
+  TrainState of_optimizer;
+  update_->collect_state(of_optimizer);
+  for (const auto& named : of_optimizer.tensors) {
+    held[observe::MemoryCategory::optimizer] += static_cast<std::int64_t>(named.tensor.nbytes());
   }
-  return result_;
+  const RunMemory::Report report = memory_->finish(held);
+  for (const std::string& line : report.lines) say(line);
+  if (files_) files_->describe(*report.record);
 }
 
 }  // namespace phalanx::train

@@ -7,6 +7,8 @@
 //   and the few integers are checkpointed, learning rate and batches are functions of the step.
 // - The wish to stop (context.stop_requested) is heard on any rank and acted on by all after the same step: a
 //   checkpoint is saved and run() returns with `stopped`.
+// - A run whose predicted memory is not there is a MemoryError on every rank, before it is taken; an allocation that
+//   fails is one on the rank that it fails on (run_memory.h).
 // - A loss or gradient norm that is not finite is an Error on every rank, before any weight is touched by it. Under
 // loss
 //   scaling (float16) a step whose gradients are not finite is skipped on every rank.
@@ -34,6 +36,7 @@
 #include "phalanx/train/device_info.h"
 #include "phalanx/train/run_checkpoints.h"
 #include "phalanx/train/run_files.h"
+#include "phalanx/train/run_memory.h"
 #include "phalanx/train/step_trace.h"
 #include "phalanx/train/training_data.h"
 #include "phalanx/train/weight_update.h"
@@ -75,6 +78,7 @@ class Trainer {
 
  private:
   struct StepOutcome;
+  void run_steps();
   void make_model();
   void load_state();
   TrainState collect_state() const;
@@ -84,6 +88,7 @@ class Trainer {
   void validate();
   void save_checkpoint();
   void save_in_hf();
+  void report_memory();
   void announce() const;
   bool is_first_rank() const { return context_.world->rank() == 0; }
   void say(const std::string& line) const;
@@ -95,6 +100,7 @@ class Trainer {
   RunCheckpoints checkpoints_;
   DeviceInfo device_;
   std::unique_ptr<RunFiles> files_;
+  std::unique_ptr<RunMemory> memory_;
   TrainingData data_;
   std::unique_ptr<DataParallelModel> model_;
   std::unique_ptr<WeightUpdate> update_;

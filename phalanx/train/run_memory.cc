@@ -1,0 +1,281 @@
+#include "phalanx/train/run_memory.h"
+
+#include <ATen/Context.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <new>
+#include <nlohmann/json.hpp>
+#include <system_error>
+
+#include "phalanx/base/human.h"
+#include "phalanx/base/process_stats.h"
+#include "phalanx/comm/peer_processes.h"
+#include "phalanx/tensor/counting_allocator.h"
+#include "phalanx/train/model_config.h"
+
+namespace phalanx::train {
+namespace {
+
+using nlohmann::json;
+using observe::MemoryCategory;
+using observe::MemoryCounts;
+
+std::string human(std::int64_t bytes) {
+  return human_bytes(static_cast<std::uint64_t>(std::max<std::int64_t>(bytes, 0)));
+}
+
+// On a device the host's limits hardly matter: everything large is there.
+std::vector<MemoryLimit> limits_here(c10::Device device) {
+  if (device.is_cpu()) return memory_limits();
+  at::globalContext().lazyInitDevice(device.type());
+  const auto [free, total] = c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index());
+  return {{fmt::format("memory of {}", device.str()), MemoryLimit::Counts::everything, MemoryLimit::SharedBy::device,
+           total, total - free}};
+}
+
+json to_json(const MemoryLimit& limit) {
+  return {{"name", limit.name},
+          {"counts", static_cast<int>(limit.counts)},
+          {"shared_by", static_cast<int>(limit.shared_by)},
+          {"bytes", limit.bytes},
+          {"used", limit.used}};
+}
+
+MemoryLimit limit_from(const json& object) {
+  return {object["name"].get<std::string>(), static_cast<MemoryLimit::Counts>(object["counts"].get<int>()),
+          static_cast<MemoryLimit::SharedBy>(object["shared_by"].get<int>()), object["bytes"].get<std::uint64_t>(),
+          object["used"].get<std::uint64_t>()};
+}
+
+json to_json(const MemoryCounts& counts) {
+  json object = {{"total", counts.total()}, {"shared", counts.shared}};
+  for (std::size_t c = 0; c < observe::kMemoryCategories; ++c) {
+    object[std::string(observe::name_of(static_cast<MemoryCategory>(c)))] = counts.bytes[c];
+  }
+  return object;
+}
+
+MemoryCounts counts_from(const json& object) {
+  MemoryCounts counts;
+  for (std::size_t c = 0; c < observe::kMemoryCategories; ++c) {
+    counts.bytes[c] = object[std::string(observe::name_of(static_cast<MemoryCategory>(c)))].get<std::int64_t>();
+  }
+  counts.shared = object["shared"].get<std::int64_t>();
+  return counts;
+}
+
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+// libtorch's begins with the place in its sources.
+std::string reason_of(const std::exception& error) {
+  const std::string text = first_line(error.what());
+  const std::size_t begin = text.find("DefaultCPUAllocator");
+  return begin == std::string::npos ? text : text.substr(begin);
+}
+
+}  // namespace
+
+plan::TrainingShape training_shape(const TrainConfig& config, const BatchPlan& plan, const Communicator& world,
+                                   c10::Device device, bool resumes) {
+  const auto& recompute = config.activation_checkpoint;
+  plan::TrainingShape shape{.model = model_config(config),
+                            .batch = plan.local_batch_size,
+                            .seq = config.training.seq_len,
+                            .accumulates = plan.accumulation_steps > 1,
+                            .replicas = plan.replicas,
+                            .shards = plan.shards,
+                            .zero_stage = static_cast<int>(config.parallelism.zero_stage),
+                            .reshard_after_forward = config.parallelism.fsdp_reshard_after_forward != "never"};
+  shape.recompute_every = recompute.mode == "full"        ? 1
+                          : recompute.mode == "selective" ? recompute.selective_ac_option
+                                                          : 0;
+  shape.optimizer_copies = config.optimizer.name == "AdamW" ? 2 : config.optimizer.momentum > 0 ? 1 : 0;
+  if (plan.shards > 1) {
+    shape.gather_bytes = config.training.mixed_precision_param == "float32" ? 4 : 2;
+    shape.reduce_bytes = config.training.mixed_precision_reduce == "float32" ? 4 : 2;
+    shape.reshard_group = shape.zero_stage == 3 ? reshard_group(config) : 0;
+    shape.offload = config.training.enable_cpu_offload;
+  } else {
+    shape.autocast = config.training.mixed_precision_param != "float32";
+  }
+  shape.on_device = !device.is_cpu();
+  shape.shares_memory = device.is_cpu() && world.backend_name() == "shm";
+  shape.resumes = resumes;
+  shape.copies_to_save = config.checkpoint.enable && config.checkpoint.async_mode == "async";
+  shape.exports_at_end = config.checkpoint.last_save_in_hf;
+  return shape;
+}
+
+bool is_memory_failure(const std::exception& error) {
+  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return true;
+  if (dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr) return true;
+  if (const auto* system = dynamic_cast<const std::system_error*>(&error)) {
+    return system->code() == std::errc::not_enough_memory ||
+           system->code() == std::errc::resource_unavailable_try_again;  // a thread that has no room for its stack
+  }
+  const std::string text = error.what();
+  const auto says = [&](const char* words) { return text.find(words) != std::string::npos; };
+  if (dynamic_cast<const c10::Error*>(&error) != nullptr) return says("not enough memory") || says("allocate memory");
+  return says("shared memory is not available") || says("no memory for a copy of the state");
+}
+
+RunMemory::RunMemory(const TrainConfig& config, const BatchPlan& plan, std::shared_ptr<Communicator> world,
+                     c10::Device device, bool resumes)
+    : checks_(config.memory.check),
+      world_(std::move(world)),
+      device_(device),
+      shape_(training_shape(config, plan, *world_, device, resumes)),
+      predicted_(plan::predict_memory(shape_)),
+      ranks_(exchange_limits()) {
+  const std::string& process = ranks_[static_cast<std::size_t>(world_->rank())].process;
+  ranks_in_process_ = static_cast<int>(
+      std::ranges::count_if(ranks_, [&](const RankLimits& other) { return other.process == process; }));
+  install_counting_allocator();
+  observe::reset_peak_memory();
+}
+
+std::vector<RunMemory::RankLimits> RunMemory::exchange_limits() const {
+  const std::string process = PeerProcesses::identity(), domain = memory_domain();
+  const std::string machine = domain.empty() ? process : domain;  // where it is not known a rank is alone on it
+  json mine = {{"process", process}, {"limits", json::array()}};
+  for (const MemoryLimit& limit : limits_here(device_)) {
+    mine["limits"].push_back(to_json(limit));
+    const bool of_process = limit.shared_by == MemoryLimit::SharedBy::process;
+    mine["limits"].back()["from"] = fmt::format("{} {}", of_process ? process : machine, limit.name);
+  }
+  std::vector<json> told;
+  std::map<std::string, std::int64_t> takers;
+  for (const std::string& text : world_->all_gather_bytes(mine.dump())) {
+    told.push_back(json::parse(text));
+    for (const json& limit : told.back()["limits"]) ++takers[limit["from"].get<std::string>()];
+  }
+  std::vector<RankLimits> ranks;
+  for (const json& rank : told) {
+    ranks.push_back({rank["process"].get<std::string>(), {}});
+    for (const json& limit : rank["limits"]) {
+      ranks.back().limits.push_back({limit_from(limit), takers[limit["from"].get<std::string>()]});
+    }
+  }
+  return ranks;
+}
+
+std::optional<std::pair<std::size_t, plan::MemoryShortage>> RunMemory::worst_shortage(
+    const plan::TrainingMemory& memory) const {
+  std::optional<std::pair<std::size_t, plan::MemoryShortage>> worst;
+  for (std::size_t r = 0; r < ranks_.size(); ++r) {
+    auto shortage = plan::find_shortage(memory, ranks_[r].limits);
+    if (shortage && (!worst || shortage->missing > worst->second.missing)) worst = {r, *std::move(shortage)};
+  }
+  return worst;
+}
+
+std::string RunMemory::remedies_text(const std::function<bool(const plan::TrainingMemory&)>& fits) const {
+  const std::vector<std::string> found = plan::remedies(shape_, fits);
+  if (found.empty()) {
+    return fmt::format("no layout of {} rank{}, recomputation or smaller batch makes it fit: use a smaller model or {}",
+                       shape_.ranks(), shape_.ranks() == 1 ? "" : "s",
+                       shape_.ranks() == 1 ? "several ranks with parallelism.data_parallel_shard_degree = -1"
+                                           : "more ranks with parallelism.data_parallel_shard_degree = -1");
+  }
+  return fmt::format("it would fit with {}", fmt::join(found, "\n    or with "));
+}
+
+void RunMemory::check() const {
+  if (!checks_) return;
+  // Every rank knows all limits; that one of them decides keeps the ranks together whatever else differs.
+  std::string message;
+  if (const auto worst = worst_shortage(predicted_); worst && world_->rank() == 0) {
+    message = fmt::format(
+        "not enough memory: rank {} {}\n  {}\n  nothing has been allocated; memory.check = false starts all the same",
+        worst->first, plan::shortage_text(worst->second, predicted_),
+        remedies_text([&](const plan::TrainingMemory& memory) { return !worst_shortage(memory); }));
+  }
+  message = world_->broadcast_bytes(message);
+  if (!message.empty()) throw MemoryError(message);
+}
+
+void RunMemory::explain_failures(const std::function<void()>& body) const {
+  std::string reason;
+  try {
+    body();
+    return;
+  } catch (const MemoryError&) {
+    throw;
+  } catch (const std::exception& error) {
+    if (!is_memory_failure(error)) throw;
+    reason = reason_of(error);
+  }
+  // What the limits say now, with whatever is left of the run's tensors.
+  std::string limits;
+  for (const MemoryLimit& limit : limits_here(device_)) limits += fmt::format("\n  limit: {}", limit.text());
+  const auto worst = worst_shortage(predicted_);
+  const std::string missing =
+      worst ? fmt::format("\n  {} were missing from the beginning: rank {} {}", human(worst->second.missing),
+                          worst->first, first_line(plan::shortage_text(worst->second, predicted_)))
+            : "";
+  throw MemoryError(
+      fmt::format("not enough memory: an allocation failed on rank {}: {}{}{}\n  {}\n  counted until then: {}\n  {}",
+                  world_->rank(), reason, missing, limits, plan::prediction_text(predicted_),
+                  observe::peak_memory().text(), remedies_text([&](const plan::TrainingMemory& memory) {
+                    return memory.total() < predicted_.total() && !worst_shortage(memory);
+                  })));
+}
+
+// The device's allocator knows how much there was at most, and the run what it keeps; the rest came and went.
+MemoryCounts RunMemory::peak(const MemoryCounts& held) const {
+  MemoryCounts counts = observe::peak_memory();
+  if (!device_.is_cpu()) {
+    constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    counts = held;
+    counts[MemoryCategory::activations] =
+        c10::getDeviceAllocator(device_.type())->getDeviceStats(device_.index()).allocated_bytes[kAll].peak -
+        held.total();
+    return counts;
+  }
+  for (std::int64_t& bytes : counts.bytes) bytes /= ranks_in_process_;
+  counts.shared /= ranks_in_process_;
+  return counts;
+}
+
+RunMemory::Report RunMemory::finish(const MemoryCounts& held) const {
+  json mine = to_json(peak(held));
+  mine["peak_rss"] = peak_resident_bytes();
+  mine["pss"] = proportional_bytes();
+  const std::vector<std::string> told = world_->gather_bytes(mine.dump());
+  if (told.empty()) return {};
+  json measured = json::array();
+  for (const std::string& text : told) measured.push_back(json::parse(text));
+  const auto total_of = [](const json& rank) { return rank["total"].get<std::int64_t>(); };
+  const auto fullest = std::ranges::max_element(measured, {}, total_of);
+  Report report;
+  const MemoryCounts first = counts_from(measured[0]);
+  report.lines.push_back(fmt::format("peak memory: {}", first.text()));
+  report.lines.push_back(fmt::format("  predicted: {} ({:+.1f} %)", predicted_.peak.text(),
+                                     100.0 * (static_cast<double>(predicted_.peak.total()) /
+                                                  static_cast<double>(std::max<std::int64_t>(first.total(), 1)) -
+                                              1)));
+  if (measured.size() > 1) {
+    report.lines.push_back(
+        fmt::format("  the most of any rank: {} on rank {}", human(total_of(*fullest)), fullest - measured.begin()));
+  }
+  const auto mebibytes = [&](const char* key) {
+    json list = json::array();
+    for (const json& rank : measured) list.push_back(rank[key].get<std::uint64_t>() >> 20);
+    return list;
+  };
+  json memory = {{"measured", measured},
+                 {"predicted", to_json(predicted_.peak)},
+                 {"predicted_beside_tensors", predicted_.runtime},
+                 {"predicted_buffers", json::object()}};
+  for (const auto& [name, bytes] : predicted_.buffers) memory["predicted_buffers"][name] = bytes;
+  report.record = std::make_shared<json>(
+      json{{"memory", memory}, {"peak_rss_mib", mebibytes("peak_rss")}, {"pss_mib", mebibytes("pss")}});
+  return report;
+}
+
+}  // namespace phalanx::train
