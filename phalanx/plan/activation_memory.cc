@@ -36,6 +36,8 @@ ActivationBytes fused(const TrainingShape& shape) {
   bytes.backward = kFloat * (3 * n.dim + 4 * n.rows_at_once * shape.model.ffn_hidden);
   // The last norm's input and output, its gradient, a chunk of logits.
   bytes.loss = kFloat * (3 * n.dim + n.rows_at_once * shape.model.vocab_size + 2 * n.tokens);
+  // The output layer's gradient is made in the forward pass: beside the one that is there from the micro-batch before.
+  if (shape.accumulates) bytes.loss += kFloat * shape.model.vocab_size * shape.model.dim;
   bytes.loss_backward = kFloat * 3 * n.dim;
   return bytes;
 }

@@ -1,0 +1,150 @@
+// What the trainer does with the prediction and the limits. Real limits of real processes: cli/memory_test.cc.
+#include "phalanx/train/run_memory.h"
+
+#include <ATen/ops/empty.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <new>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "phalanx/base/memory_limits.h"
+#include "phalanx/comm/local.h"
+#include "phalanx/train/trainer_test_support.h"
+
+namespace phalanx::train {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+using RunMemoryTest = TrainerTest;
+
+template <class Body>
+void with_memory(const TrainConfig& config, int ranks, Body body) {
+  run_local_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {
+    const RunMemory memory(config, plan_batches(config, world->size()), world, at::kCPU, /*resumes=*/false);
+    body(memory, *world);
+  });
+}
+
+std::string message_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const MemoryError& error) {
+    return error.what();
+  }
+  return "no MemoryError";
+}
+
+TEST_F(RunMemoryTest, WhatCannotFitIsRefusedOnEveryRankInTheSameWords) {
+  // 19 TiB of state: more than any machine that runs this test has.
+  const auto huge = config("huge", {"--model.flavor=llama3_70b", "--model.n_layers=1500"});
+  std::vector<std::string> messages(2);
+  with_memory(huge, 2, [&](const RunMemory& memory, Communicator& world) {
+    messages[static_cast<std::size_t>(world.rank())] = message_of([&] { memory.check(); });
+  });
+  EXPECT_THAT(messages[0], StartsWith("not enough memory: rank "));
+  EXPECT_THAT(messages[0], HasSubstr(" are missing\n  limit: "));
+  EXPECT_THAT(messages[0], HasSubstr("\n  predicted: "));
+  EXPECT_THAT(messages[0], HasSubstr("\n  no layout of 2 ranks, recomputation or smaller batch makes it fit"));
+  EXPECT_EQ(messages[1], messages[0]);
+
+  const auto unchecked = config("huge", {"--model.flavor=llama3_70b", "--model.n_layers=1500", "--memory.no-check"});
+  with_memory(unchecked, 1, [](const RunMemory& memory, Communicator&) { EXPECT_NO_THROW(memory.check()); });
+}
+
+TEST_F(RunMemoryTest, ARunThatFitsIsNot) {
+  EXPECT_NO_THROW(with_memory(config("run"), 2, [](const RunMemory& memory, Communicator&) { memory.check(); }));
+}
+
+TEST_F(RunMemoryTest, AFailedAllocationIsExplained) {
+  with_memory(config("run"), 1, [](const RunMemory& memory, Communicator&) {
+    const std::string by_libtorch =
+        message_of([&] { memory.explain_failures([] { at::empty({std::int64_t{1} << 50}, at::kByte); }); });
+    EXPECT_THAT(by_libtorch, StartsWith("not enough memory: an allocation failed on rank 0: DefaultCPUAllocator: "));
+    EXPECT_THAT(by_libtorch, HasSubstr("\n  limit: memory of this machine: "));
+    EXPECT_THAT(by_libtorch, HasSubstr("\n  predicted: "));
+    EXPECT_THAT(by_libtorch, HasSubstr("\n  counted until then: "));
+    EXPECT_THAT(by_libtorch, HasSubstr("\n  it would fit with "));
+    EXPECT_THAT(message_of([&] { memory.explain_failures([] { throw std::bad_alloc(); }); }),
+                StartsWith("not enough memory: an allocation failed on rank 0: std::bad_alloc"));
+    // What has been explained stays as it is, and what is no such failure, too.
+    EXPECT_EQ(message_of([&] { memory.explain_failures([] { throw MemoryError("told already"); }); }), "told already");
+    EXPECT_THROW(memory.explain_failures([] { throw CommError("rank 3 has died"); }), CommError);
+    bool done = false;
+    memory.explain_failures([&] { done = true; });
+    EXPECT_TRUE(done);
+  });
+}
+
+TEST_F(RunMemoryTest, FailuresOfMemoryAreToldFromOthers) {
+  EXPECT_TRUE(is_memory_failure(std::bad_alloc()));
+  EXPECT_TRUE(is_memory_failure(std::system_error(EAGAIN, std::generic_category(), "a thread")));
+  EXPECT_TRUE(is_memory_failure(std::system_error(ENOMEM, std::generic_category())));
+  EXPECT_TRUE(is_memory_failure(CommError("rank 1: shared memory is not available: 7 bytes cannot be had: No space")));
+  EXPECT_TRUE(is_memory_failure(CheckpointError("no memory for a copy of the state (1 GiB): Cannot allocate memory")));
+  EXPECT_FALSE(is_memory_failure(std::system_error(ENOENT, std::generic_category())));
+  EXPECT_FALSE(is_memory_failure(CommError("rank 1 has died")));
+  EXPECT_FALSE(is_memory_failure(std::runtime_error("not this")));
+}
+
+TEST_F(RunMemoryTest, TheConfigurationBecomesAShape) {
+  const auto shape_of = [&](const std::vector<std::string>& keys, int ranks) {
+    const TrainConfig one = config("run", keys);
+    plan::TrainingShape shape;
+    run_local_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {
+      const auto mine = training_shape(one, plan_batches(one, ranks), *world, at::kCPU, true);
+      if (world->rank() == 0) shape = mine;
+    });
+    return shape;
+  };
+  const auto plain = shape_of({}, 2);
+  EXPECT_EQ(plain.batch, 4);
+  EXPECT_EQ(plain.seq, 32);
+  EXPECT_EQ(plain.replicas, 2);
+  EXPECT_EQ(plain.shards, 1);
+  EXPECT_EQ(plain.optimizer_copies, 2);
+  EXPECT_EQ(plain.recompute_every, 0);
+  EXPECT_TRUE(plain.resumes);
+  EXPECT_FALSE(plain.accumulates || plain.shares_memory || plain.autocast || plain.copies_to_save || plain.on_device);
+  EXPECT_TRUE(shape_of({}, 1).accumulates);
+  const auto other = shape_of({"--parallelism.data_parallel_shard_degree=2", "--parallelism.zero_stage=2",
+                               "--optimizer.name=SGD", "--optimizer.momentum=0.9", "--activation_checkpoint.mode=full",
+                               "--checkpoint.async_mode=async", "--checkpoint.last_save_in_hf"},
+                              2);
+  EXPECT_EQ(other.shards, 2);
+  EXPECT_EQ(other.zero_stage, 2);
+  EXPECT_EQ(other.optimizer_copies, 1);
+  EXPECT_EQ(other.recompute_every, 1);
+  EXPECT_TRUE(other.copies_to_save && other.exports_at_end);
+  EXPECT_TRUE(shape_of({"--training.mixed_precision_param=bfloat16"}, 1).autocast);
+  EXPECT_EQ(shape_of({"--training.mixed_precision_param=bfloat16", "--parallelism.data_parallel_shard_degree=2"}, 2)
+                .gather_bytes,
+            2);
+}
+
+TEST_F(RunMemoryTest, ARunTellsWhatItTook) {
+  train(config("run", {"--training.steps=3", "--parallelism.data_parallel_shard_degree=2"}), 2);
+  const auto record = nlohmann::json::parse(std::ifstream(path("run") + "/run.json"));
+  const auto& memory = record["memory"];
+  ASSERT_EQ(memory["measured"].size(), 2U);
+  for (const auto& rank : memory["measured"]) {
+    // Threads of one process are given equal parts.
+    for (const char* category : {"parameters", "gradients", "optimizer", "buffers"}) {
+      const auto predicted = memory["predicted"][category].get<double>();
+      EXPECT_NEAR(rank[category].get<double>(), predicted, 0.05 * predicted + 20'000) << category;
+    }
+    EXPECT_GT(rank["activations"].get<double>(), 0.5 * memory["predicted"]["activations"].get<double>());
+    EXPECT_GT(rank["pss"].get<std::int64_t>(), rank["total"].get<std::int64_t>());
+  }
+  EXPECT_EQ(record["pss_mib"].size(), 2U);
+  EXPECT_EQ(record["peak_rss_mib"].size(), 2U);
+}
+
+}  // namespace
+}  // namespace phalanx::train
