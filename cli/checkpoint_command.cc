@@ -21,6 +21,7 @@
 #include "phalanx/base/progress.h"
 #include "phalanx/checkpoint/checkpoint_list.h"
 #include "phalanx/checkpoint/compare_states.h"
+#include "phalanx/checkpoint/hf_model.h"
 #include "phalanx/checkpoint/mismatch.h"
 #include "phalanx/checkpoint/rewrite.h"
 #include "phalanx/checkpoint/saved_state.h"
@@ -34,7 +35,8 @@ constexpr std::string_view kCheckpointHelp =
     R"(usage: phalanx checkpoint inspect DIR
        phalanx checkpoint verify DIR [--quiet]
        phalanx checkpoint diff A B [--quiet]
-       phalanx checkpoint consolidate DIR OUT [--all] [--dtype TYPE] [--max-file-size SIZE] [--quiet]
+       phalanx checkpoint consolidate DIR OUT [--all | --hf] [--dtype TYPE] [--max-file-size SIZE]
+           [--quiet]
        phalanx checkpoint reshard DIR OUT --ranks N [--quiet]
 
 Looks into checkpoints, checks, compares and rewrites them, whatever number of ranks has saved them in whatever layout.
@@ -50,18 +52,21 @@ DIR, A and B: a run's checkpoint folder (its newest complete step) or one of its
                 Not needed for loading: any number of ranks loads what any other has saved
 
   --all                 consolidate every tensor under its whole name, the optimizer's too
+  --hf                  under the names of Hugging Face's LlamaForCausalLM, with config.json, in the new directory OUT
   --dtype TYPE          convert floating-point tensors to bf16, f16, f32 or f64
   --max-file-size SIZE  several files of at most so many bytes (5G, 500M), and model.safetensors.index.json
   --quiet, -q           no progress
 
   phalanx checkpoint verify outputs/checkpoint
   phalanx checkpoint consolidate outputs/checkpoint weights.safetensors --dtype bf16
+  phalanx checkpoint consolidate outputs/checkpoint llama-hf --hf
 )";
 
 struct CheckpointArguments {
   std::vector<std::string> paths;
   bool quiet = false;
   bool all = false;
+  bool hf = false;
   std::string dtype;
   std::string max_file_size;
   std::optional<std::int64_t> ranks;
@@ -84,6 +89,7 @@ CheckpointArguments parse_checkpoint(const Subcommand& subcommand, const Argumen
   if (subcommand.takes_progress) app.add_flag("--quiet,-q", parsed.quiet);
   if (subcommand.consolidates) {
     app.add_flag("--all", parsed.all);
+    app.add_flag("--hf", parsed.hf);
     app.add_option("--dtype", parsed.dtype);
     app.add_option("--max-file-size", parsed.max_file_size);
   }
@@ -293,10 +299,13 @@ int consolidate_command(const CheckpointArguments& arguments) {
     if (size < 1) throw UsageError("--max-file-size is 0: expected 1 or more bytes");
     options.max_file_bytes = static_cast<std::uint64_t>(size);
   }
+  if (arguments.all && arguments.hf)
+    throw UsageError("--all and --hf: a Hugging Face model is the weights alone; give one of them");
   SavedState saved(resolve_checkpoint(arguments.paths[0]));
   auto bar = progress_of("writing", consolidated_bytes(saved, options), arguments);
   options.progress = [&](std::uint64_t done) { bar.advance(done); };
-  const auto written = consolidate(saved, arguments.paths[1], options);
+  const auto written = arguments.hf ? consolidate_for_hf(saved, arguments.paths[1], options)
+                                    : consolidate(saved, arguments.paths[1], options);
   bar.finish();
   tell_written(written, arguments.paths[1]);
   return 0;

@@ -4,10 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/checkpoint/testing/small_step.h"
+#include "phalanx/models/llama_json.h"
 
 namespace phalanx::cli {
 namespace {
@@ -112,6 +115,75 @@ TEST_F(CheckpointCommandTest, ConsolidateWritesPlainFiles) {
   EXPECT_THAT(out_, HasSubstr("hf: 3 tensors, 200 B in 4 files\n"));
   EXPECT_THAT(file_bytes(path("hf/model.safetensors.index.json")),
               HasSubstr("\"optimizer.embedding.weight.exp_avg\": \"model-00003-of-00003.safetensors\""));
+}
+
+// A Llama's weights, and what `phalanx train` says about them.
+const models::LlamaConfig kTinyLlama{
+    .dim = 8, .n_layers = 1, .n_heads = 2, .n_kv_heads = 1, .ffn_hidden = 12, .vocab_size = 10, .max_seq_len = 16};
+std::vector<checkpoint_testing::SmallTensor> llama_state() {
+  std::vector<checkpoint_testing::SmallTensor> state;
+  for (const auto& [name, shape] : models::llama_parameter_shapes(kTinyLlama)) {
+    state.push_back(counting("model." + name, shape, static_cast<double>(state.size())));
+  }
+  state.push_back(counting("optimizer.norm.weight.exp_avg", {8}, 1));
+  return state;
+}
+const std::string kLlamaMetadata = nlohmann::json({{"model", models::llama_metadata(kTinyLlama)}}).dump();
+
+TEST_F(CheckpointCommandTest, ConsolidateWritesWhatHuggingFaceReads) {
+  write_small_step(path("run"), 1, llama_state(), 3, kLlamaMetadata);
+  ASSERT_EQ(run({"consolidate", path("run"), path("hf"), "--hf", "--dtype", "bf16", "-q"}), 0) << error_;
+  EXPECT_THAT(out_, AllOf(HasSubstr("hf: 12 tensors, "), HasSubstr("in 2 files\n")));
+  const safetensors::File file(path("hf/model.safetensors"));
+  ASSERT_EQ(file.tensors().size(), 12U);
+  EXPECT_EQ(file.find("model.layers.0.self_attn.k_proj.weight")->shape, (std::vector<std::int64_t>{4, 8}));
+  EXPECT_EQ(file.find("lm_head.weight")->dtype, safetensors::Dtype::bf16);
+  const std::string config = file_bytes(path("hf/config.json"));
+  EXPECT_THAT(config, HasSubstr("\"torch_dtype\": \"bfloat16\""));
+  EXPECT_EQ(models::llama_config_from_hf(config, "config.json"), kTinyLlama);
+
+  ASSERT_EQ(run({"consolidate", path("run"), path("parts"), "--hf", "--max-file-size", "700", "-q"}), 0) << error_;
+  EXPECT_THAT(file_bytes(path("parts/model.safetensors.index.json")),
+              HasSubstr("\"model.embed_tokens.weight\": \"model-000"));
+  EXPECT_THAT(file_bytes(path("parts/config.json")), HasSubstr("\"torch_dtype\": \"float32\""));
+}
+
+TEST_F(CheckpointCommandTest, WhatIsNoLlamaIsNoHuggingFaceModel) {
+  auto lacking = llama_state(), different = llama_state(), more = llama_state();
+  std::erase_if(lacking, [](const auto& tensor) { return tensor.name == "model.norm.weight"; });
+  for (auto& tensor : different) {
+    if (tensor.name == "model.norm.weight") tensor = counting(tensor.name, {9}, 1);
+  }
+  more.push_back(counting("model.layers.1.attention.wq.weight", {8, 8}, 1));
+  auto other = nlohmann::json::parse(kLlamaMetadata), impossible = other;
+  other["model"]["name"] = "gpt";
+  impossible["model"]["n_heads"] = 3;
+  struct Case {
+    std::vector<checkpoint_testing::SmallTensor> state;
+    std::string metadata;
+    std::string message;
+  };
+  const std::vector<Case> cases = {
+      {llama_state(), "{}", "does not say the model's shape (metadata.model)"},
+      {llama_state(), R"({"model": {"dim": 8}})", "manifest.json: metadata.model has no \"n_layers\""},
+      {llama_state(), other.dump(), "\"name\" is \"gpt\": expected \"llama\""},
+      {llama_state(), impossible.dump(), "head_dim = dim / n_heads must be whole"},
+      {lacking, kLlamaMetadata, "\"model.norm.weight\" is missing (expected F32 [8])"},
+      {different, kLlamaMetadata, "\"model.norm.weight\": expected F32 [8], found F32 [9]"},
+      {more, kLlamaMetadata, "\"model.layers.1.attention.wq.weight\" is unexpected"},
+      {small_state(1), kLlamaMetadata, "does not hold the Llama that its metadata describes"}};
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    const std::string folder = path("run" + std::to_string(i));
+    write_small_step(folder, 1, cases[i].state, 1, cases[i].metadata);
+    EXPECT_EQ(run({"consolidate", folder, path("hf"), "--hf", "-q"}), 1) << cases[i].message;
+    EXPECT_THAT(error_, AllOf(HasSubstr("phalanx checkpoint: "), HasSubstr(cases[i].message)));
+    EXPECT_FALSE(std::filesystem::exists(path("hf")));
+  }
+  write_small_step(path("good"), 1, llama_state(), 1, kLlamaMetadata);
+  EXPECT_EQ(run({"consolidate", path("good"), path("w.safetensors"), "--hf", "-q"}), 1);
+  EXPECT_THAT(error_, HasSubstr("is one file, but config.json is to stand beside it: name a directory"));
+  EXPECT_EQ(run({"consolidate", path("good"), path("hf"), "--hf", "--all"}), 2);
+  EXPECT_THAT(error_, HasSubstr("--all and --hf"));
 }
 
 TEST_F(CheckpointCommandTest, ReshardKeepsTheState) {

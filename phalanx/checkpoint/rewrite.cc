@@ -93,6 +93,7 @@ std::vector<Output> choose(const SavedState& saved, const ConsolidateOptions& op
       if (!name.starts_with(kModelPrefix)) continue;
       name.erase(0, kModelPrefix.size());
     }
+    if (options.name_in_file) name = options.name_in_file(name);
     const bool converts = options.dtype && is_floating_point(tensor.dtype);
     outputs.push_back(
         {&tensor, info_of(std::move(name), converts ? *options.dtype : tensor.dtype, tensor.shape), tensor.whole()});
@@ -165,6 +166,9 @@ WrittenFiles consolidate(SavedState& saved, const std::filesystem::path& path, c
   const bool is_file = out.extension() == ".safetensors";
   if (is_file && options.max_file_bytes > 0)
     throw CheckpointError(fmt::format("{} is one file: to write several, name a directory for them", out.string()));
+  if (is_file && !options.beside.empty())
+    throw CheckpointError(fmt::format("{} is one file, but {} is to stand beside it: name a directory for them",
+                                      out.string(), options.beside.begin()->first));
   if (options.dtype && !can_encode(*options.dtype))
     throw CheckpointError(
         fmt::format("cannot convert to {}: expected F64, F32, F16 or BF16", safetensors::name_of(*options.dtype)));
@@ -202,6 +206,10 @@ WrittenFiles consolidate(SavedState& saved, const std::filesystem::path& path, c
     if (options.max_file_bytes > 0) {
       write_text(fs, temporary / "model.safetensors.index.json", index.dump(2) + "\n");
       written.files.push_back(out / "model.safetensors.index.json");
+    }
+    for (const auto& [name, text] : options.beside) {
+      write_text(fs, temporary / name, text);
+      written.files.push_back(out / name);
     }
     fs.sync_directory(temporary);
     if (is_empty_directory) fs.remove(out);

@@ -15,7 +15,9 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "phalanx/base/file.h"
@@ -27,6 +29,8 @@ struct ConsolidateOptions {
   bool all = false;                         // every tensor under its whole name; else the model's, without "model."
   std::optional<safetensors::Dtype> dtype;  // of floating-point tensors: F64, F32, F16 or BF16; unset: as saved
   std::uint64_t max_file_bytes = 0;         // 0: one file. A larger tensor has a file of its own
+  std::function<std::string(const std::string&)> name_in_file;         // unset: as above
+  std::map<std::string, std::string> beside;                           // text files of the same directory, by name
   std::function<void(std::uint64_t)> progress = [](std::uint64_t) {};  // bytes written
 };
 

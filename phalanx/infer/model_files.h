@@ -41,8 +41,4 @@ ModelFiles find_model(const std::filesystem::path& path);
 std::shared_ptr<models::Llama> load_model(const ModelFiles& files, c10::Device device,
                                           c10::ScalarType dtype = c10::ScalarType::Float);
 
-/// Hugging Face's config.json of a LlamaForCausalLM; CheckpointError names the key that is missing or not supported.
-/// `file` stands for it in messages.
-models::LlamaConfig llama_config_from_hf(const std::string& json, const std::string& file);
-
 }  // namespace phalanx::infer

@@ -12,6 +12,7 @@
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/checkpoint/weights.h"
 #include "phalanx/models/llama.h"
+#include "phalanx/models/llama_json.h"
 #include "phalanx/nn/init.h"
 
 namespace phalanx::infer {
@@ -205,13 +206,13 @@ TEST(ModelFiles, HuggingFacesDefaultsAreTakenForWhatIsNotSaid) {
   for (const char* key : {"num_key_value_heads", "rms_norm_eps", "rope_theta", "tie_word_embeddings"}) {
     description.erase(key);
   }
-  const auto config = llama_config_from_hf(description.dump(), "config.json");
+  const auto config = models::llama_config_from_hf(description.dump(), "config.json");
   EXPECT_EQ(config.n_kv_heads, config.n_heads);
   EXPECT_EQ(config.norm_eps, 1e-6);
   EXPECT_EQ(config.rope_theta, 10000.0);
   EXPECT_FALSE(config.tie_embeddings);
   description["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 5e5}};
-  EXPECT_EQ(llama_config_from_hf(description.dump(), "config.json").rope_theta, 5e5);
+  EXPECT_EQ(models::llama_config_from_hf(description.dump(), "config.json").rope_theta, 5e5);
 }
 
 TEST(ModelFiles, HuggingFaceModelsThatDifferAreRefused) {
@@ -219,7 +220,7 @@ TEST(ModelFiles, HuggingFaceModelsThatDifferAreRefused) {
     auto config = tiny_hf_config();
     config[key] = value;
     try {
-      llama_config_from_hf(config.dump(), "config.json");
+      models::llama_config_from_hf(config.dump(), "config.json");
     } catch (const CheckpointError& failure) {
       return failure.what();
     }
@@ -234,7 +235,7 @@ TEST(ModelFiles, HuggingFaceModelsThatDifferAreRefused) {
   EXPECT_THAT(error("rope_scaling", {{"rope_type", "llama3"}}), HasSubstr("rope_scaling of type \"llama3\""));
   EXPECT_THAT(error("vocab_size", "many"), HasSubstr("\"vocab_size\" is \"many\""));
   EXPECT_EQ(error("rope_parameters", {{"rope_type", "default"}, {"rope_theta", 5e5}}), "");
-  EXPECT_THROW(llama_config_from_hf("[", "config.json"), CheckpointError);
+  EXPECT_THROW(models::llama_config_from_hf("[", "config.json"), CheckpointError);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "phalanx/base/human.h"
+#include "phalanx/models/llama_json.h"
 #include "phalanx/train/model_config.h"
 #include "phalanx/train/precision.h"
 
@@ -67,20 +68,9 @@ nlohmann::json run_record(const RunParts& run, const DescriptionLines& lines) {
 }
 
 nlohmann::json model_metadata(const models::LlamaConfig& model, const TrainConfig& config) {
-  return {{"model",
-           {{"name", config.model.name},
-            {"flavor", config.model.flavor},
-            {"dim", model.dim},
-            {"n_layers", model.n_layers},
-            {"n_heads", model.n_heads},
-            {"n_kv_heads", model.n_kv_heads},
-            {"ffn_hidden", model.ffn_hidden},
-            {"vocab_size", model.vocab_size},
-            {"max_seq_len", model.max_seq_len},
-            {"rope_theta", model.rope_theta},
-            {"norm_eps", model.norm_eps},
-            {"tie_embeddings", model.tie_embeddings}}},
-          {"hf_assets_path", config.model.hf_assets_path}};
+  nlohmann::json description = models::llama_metadata(model);
+  description["flavor"] = config.model.flavor;
+  return {{"model", description}, {"hf_assets_path", config.model.hf_assets_path}};
 }
 
 }  // namespace phalanx::train

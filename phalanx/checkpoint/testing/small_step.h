@@ -43,13 +43,14 @@ inline std::vector<SmallTensor> small_state(double number) {
 
 /// Writes folder/step-N as `files` ranks with replicated state do.
 inline std::filesystem::path write_small_step(const std::filesystem::path& folder, std::int64_t step,
-                                              const std::vector<SmallTensor>& tensors, int files = 1) {
+                                              const std::vector<SmallTensor>& tensors, int files = 1,
+                                              const std::string& metadata = R"({"model":{"dim":4}})") {
   const auto path = folder / ("step-" + std::to_string(step));
   std::filesystem::create_directories(path);
   std::vector<safetensors::TensorInfo> infos;
   for (const auto& tensor : tensors)
     infos.push_back({.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape});
-  Manifest manifest{.step = step, .integers = {{"seed", 7}, {"step", step}}, .metadata = R"({"model":{"dim":4}})"};
+  Manifest manifest{.step = step, .integers = {{"seed", 7}, {"step", step}}, .metadata = metadata};
   for (int rank = 0; rank < files; ++rank) {
     std::vector<safetensors::TensorInfo> parts;
     std::vector<std::byte> bytes;

@@ -1,0 +1,86 @@
+#include "phalanx/checkpoint/hf_model.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "phalanx/base/error.h"
+#include "phalanx/checkpoint/mismatch.h"
+#include "phalanx/models/llama_json.h"
+
+namespace phalanx {
+namespace {
+
+using safetensors::Dtype;
+
+models::LlamaConfig shape_of_model(const SavedState& saved) {
+  const std::string where = (saved.folder() / kManifestName).string();
+  const auto metadata = nlohmann::json::parse(saved.manifest().metadata);
+  if (!metadata.contains("model") || !metadata["model"].is_object()) {
+    throw CheckpointError(
+        fmt::format("{} does not say the model's shape (metadata.model): it was not saved by `phalanx train`; without "
+                    "it there can be no config.json",
+                    where));
+  }
+  const auto& model = metadata["model"];
+  if (const auto name = model.find("name"); name != model.end() && *name != "llama") {
+    throw CheckpointError(fmt::format("{}: metadata.model: \"name\" is {}: expected \"llama\"", where, name->dump()));
+  }
+  models::LlamaConfig config = models::llama_from_metadata(model, where + ": metadata.model");
+  try {
+    config.validate();
+  } catch (const ConfigError& error) {
+    throw CheckpointError(fmt::format("{}: metadata.{}", where, error.what()));
+  }
+  return config;
+}
+
+void require_weights_of(const models::LlamaConfig& config, const SavedState& saved) {
+  constexpr std::string_view kPrefix = "model.";
+  const auto shapes = models::llama_parameter_shapes(config);
+  Mismatches mismatches;
+  for (const auto& [name, shape] : shapes) {
+    const auto* found = saved.find(std::string(kPrefix) + name);
+    const safetensors::TensorInfo wanted{
+        .name = std::string(kPrefix) + name, .dtype = found ? found->dtype : Dtype::f32, .shape = shape};
+    if (found == nullptr) {
+      mismatches.missing(wanted);
+    } else if (found->shape != shape) {
+      mismatches.differs(wanted, {.name = found->name, .dtype = found->dtype, .shape = found->shape});
+    }
+  }
+  for (const auto& tensor : saved.tensors()) {
+    if (!tensor.name.starts_with(kPrefix) || shapes.contains(tensor.name.substr(kPrefix.size()))) continue;
+    mismatches.unexpected({.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape});
+  }
+  mismatches.throw_if_any(
+      fmt::format("{} does not hold the Llama that its metadata describes", saved.folder().string()));
+}
+
+std::string torch_name(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::bf16:
+      return "bfloat16";
+    case Dtype::f16:
+      return "float16";
+    case Dtype::f64:
+      return "float64";
+    default:
+      return "float32";
+  }
+}
+
+}  // namespace
+
+WrittenFiles consolidate_for_hf(SavedState& saved, const std::filesystem::path& folder, ConsolidateOptions options,
+                                FileSystem& fs) {
+  const models::LlamaConfig config = shape_of_model(saved);
+  require_weights_of(config, saved);
+  const Dtype dtype = options.dtype.value_or(saved.find("model.norm.weight")->dtype);
+  options.name_in_file = models::llama_hf_name;
+  options.beside = {{"config.json", models::llama_hf_config(config, torch_name(dtype))}};
+  return consolidate(saved, folder, options, fs);
+}
+
+}  // namespace phalanx
