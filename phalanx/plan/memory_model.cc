@@ -167,6 +167,9 @@ class Prediction {
     if (s_.exports_at_end && s_.shards > 1) moments.push_back({weights_ * kFloat, 0});
     const Moment highest = *std::ranges::max_element(moments, {}, &Moment::total);
     add(MemoryCategory::activations, highest.activations);
+    if (highest.gradients > 0 && !makes_gradients) {
+      memory_.buffers.emplace_back("of the gradients, buckets that are laid out anew", highest.gradients);
+    }
     if (makes_gradients) {
       add(MemoryCategory::gradients, highest.gradients);
     } else {

@@ -62,7 +62,7 @@ struct TrainingMemory {
   std::int64_t mapped = 0;
   /// On a run on devices: what is on the host, beside all of the above.
   std::int64_t on_host = 0;
-  /// What the buffers are, largest first.
+  /// What the buffers are, and what is there beside the state for a moment, largest first.
   std::vector<std::pair<std::string, std::int64_t>> buffers;
   double padding = 0;  // elements between the parameters of sharded units, as a share of all parameters
 

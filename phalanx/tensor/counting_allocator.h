@@ -1,8 +1,7 @@
 // Counts the memory of CPU tensors, by what it is for (observe/memory_counters.h).
 //
 // It stands in front of libtorch's own allocator, takes the memory from there, and remembers in a block's last byte
-// what it is for; the size it asks the heap for. That costs some 20 ns a tensor. Device memory is counted by libtorch's
-// caching allocator itself.
+// what it is for; its size it asks the heap for. Device memory is counted by libtorch's caching allocator itself.
 //
 //   install_counting_allocator();                     // once, before the tensors that are to be counted
 //   { const observe::MemoryScope scope(observe::MemoryCategory::parameters); model = ...; }
