@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""How much of the gradients' communication hides behind the backward pass, from the traces of a training run.
+"""How much of the communication of training steps hides behind computing, from the traces of a training run.
 
     scripts/trace_overlap.py RUN/profile_traces/iteration_20 [...]
 
 For each rank and over all given folders:
-  communication  time in which a bucket's all-reduce was being worked on (from its start, so not while it was queued)
-  exposed        the part of it in which backward did nothing but wait for it
-  hidden         the rest, as a share of communication
+  communication  time in which an operation was being worked on (from its start, so not while it was queued)
+  exposed        time in which the training thread did nothing but wait for one
+  hidden         the rest of communication, as a share of it
 """
 import argparse
 import json
@@ -30,25 +30,20 @@ def length(intervals):
     return sum(end - begin for begin, end in intervals)
 
 
-def common(left, right):
-    return [[max(a, c), min(b, d)] for a, b in left for c, d in right if max(a, c) < min(b, d)]
-
-
-def read(path):
-    """[(name, row, begin, end)] in microseconds."""
-    events = json.loads(path.read_text())["traceEvents"]
-    return [(e["name"], e["tid"], e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X"]
-
-
 def measure(path):
-    spans = read(path)
-    queued = {(row, begin): end for name, row, begin, end in spans if name == "queued"}
-    moving = merged((queued.get((row, begin), begin), end) for name, row, begin, end in spans
-                    if name.startswith("bucket "))
-    waiting = merged((begin, end) for name, row, begin, end in spans if name == "wait for gradients")
-    backward = merged((begin, end) for name, row, begin, end in spans if name == "backward")
-    return {"communication": length(moving), "exposed": length(common(moving, waiting)), "backward": length(backward),
-            "buckets": sum(name.startswith("bucket ") for name, *_ in spans)}
+    spans = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]
+    queued = {(e["tid"], e["ts"]): e["ts"] + e["dur"] for e in spans if e["name"] == "queued"}
+    steps = merged((e["ts"], e["ts"] + e["dur"]) for e in spans if e["cat"] == "step")
+
+    def of_steps(intervals):
+        """What lies in a step, with the validation and the save that belong to it."""
+        return [[max(a, c), min(b, d)] for a, b in merged(intervals) for c, d in steps if max(a, c) < min(b, d)]
+
+    operations = [e for e in spans if "call" in e.get("args", {})]
+    moving = of_steps((queued.get((e["tid"], e["ts"]), e["ts"]), e["ts"] + e["dur"]) for e in operations)
+    waiting = of_steps((e["ts"], e["ts"] + e["dur"]) for e in spans if e["cat"] == "wait")
+    return {"communication": length(moving), "exposed": length(waiting), "steps": length(steps),
+            "operations": len(operations)}
 
 
 def main():
@@ -62,11 +57,12 @@ def main():
         for path in files:
             for key, value in measure(path).items():
                 totals[path.name.split("_")[0]][key] += value
-    print(f"{'':8} {'buckets':>8} {'backward':>12} {'communication':>14} {'exposed':>12} {'hidden':>8}")
+    print(f"{'':8} {'operations':>10} {'steps':>12} {'communication':>14} {'exposed':>12} {'of steps':>9} {'hidden':>8}")
     for rank, sums in sorted(totals.items()):
-        hidden = f"{100 * (1 - sums['exposed'] / sums['communication']):.1f} %" if sums["communication"] else "-"
-        print(f"{rank:8} {sums['buckets']:8.0f} {sums['backward'] / 1e3:9.2f} ms {sums['communication'] / 1e3:11.2f} ms"
-              f" {sums['exposed'] / 1e3:9.2f} ms {hidden:>8}")
+        hidden = f"{100 * max(0, 1 - sums['exposed'] / sums['communication']):.1f} %" if sums["communication"] else "-"
+        share = f"{100 * sums['exposed'] / sums['steps']:.1f} %" if sums["steps"] else "-"
+        print(f"{rank:8} {sums['operations']:10.0f} {sums['steps'] / 1e3:9.2f} ms {sums['communication'] / 1e3:11.2f} ms"
+              f" {sums['exposed'] / 1e3:9.2f} ms {share:>9} {hidden:>8}")
 
 
 main()

@@ -17,6 +17,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -51,6 +52,7 @@ class FlightLog {
   std::uint64_t issued(const OperationDescription& description);  // the operation's number
   void started(std::uint64_t number) { recorder_.started(number); }
   void finished(std::uint64_t number) { recorder_.finished(number); }
+  void waited(std::uint64_t number, std::chrono::system_clock::time_point from) { recorder_.waited(number, from); }
   /// The first failure writes the file.
   void failed(std::uint64_t number, const std::string& reason) noexcept;
   std::vector<observe::FlightEntry> snapshot() const { return recorder_.snapshot(); }

@@ -65,6 +65,7 @@ void WorkState::fail(std::exception_ptr error) noexcept {
 bool WorkState::retire() noexcept { return !operation_ || operation_->retire(); }
 
 void WorkState::run() {
+  const auto begin = std::chrono::system_clock::now();
   try {
     issued_.flight->started(issued_.flight_number);
     operation_ = issued_.backend->start(issued_.description);
@@ -97,6 +98,7 @@ void WorkState::run() {
       require_in_time();
     }
     issued_.flight->finished(issued_.flight_number);
+    issued_.flight->waited(issued_.flight_number, begin);
   } catch (...) {
     fail(std::current_exception());
     while (!retire()) std::this_thread::yield();
@@ -179,12 +181,14 @@ void WorkState::wait() {
   if (completion_ && wait_on_stream()) return;
   const auto is_over = [this] { return done_.load(std::memory_order_acquire) != 0; };
   if (!is_over()) {
+    const auto begin = std::chrono::system_clock::now();
     WaitLadder ladder(crowded_ ? WaitLadder::kCrowded : WaitLadder::kBackground);
     while (!is_over()) {
       if (ladder.step()) continue;
       const Doorbell bell{&done_, 0, &sleepers_, false};
       doorbell_wait({&bell, 1}, kLookAfter);
     }
+    issued_.flight->waited(issued_.flight_number, begin);
   }
   if (error_) std::rethrow_exception(error_);
 }

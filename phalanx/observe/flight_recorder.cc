@@ -10,9 +10,10 @@
 namespace phalanx::observe {
 namespace {
 
-std::int64_t microseconds_since_epoch() {
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  return std::chrono::duration_cast<std::chrono::microseconds>(now).count();
+using SystemClock = std::chrono::system_clock;
+
+std::int64_t microseconds_since_epoch(SystemClock::time_point when = SystemClock::now()) {
+  return std::chrono::duration_cast<std::chrono::microseconds>(when.time_since_epoch()).count();
 }
 
 nlohmann::ordered_json json_of_entry(const FlightEntry& entry) {
@@ -76,6 +77,8 @@ void FlightRecorder::issued(FlightEntry entry) {
   entry.issued_us = microseconds_since_epoch();
   entry.started_us = 0;
   entry.ended_us = 0;
+  entry.wait_from_us = 0;
+  entry.wait_until_us = 0;
   const std::lock_guard lock(mutex_);
   ring_[recorded_++ % ring_.size()] = entry;
 }
@@ -99,6 +102,15 @@ void FlightRecorder::end(std::uint64_t seq, FlightState state) {
   if (entry == nullptr) return;
   entry->state = state;
   entry->ended_us = now;
+}
+
+void FlightRecorder::waited(std::uint64_t seq, SystemClock::time_point from) {
+  const std::int64_t until = microseconds_since_epoch();
+  const std::lock_guard lock(mutex_);
+  FlightEntry* const entry = find(seq);
+  if (entry == nullptr) return;
+  if (entry->wait_from_us == 0) entry->wait_from_us = microseconds_since_epoch(from);
+  entry->wait_until_us = until;
 }
 
 /// Operations end soon after they are issued, so the search begins at the

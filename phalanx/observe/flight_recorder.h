@@ -13,6 +13,7 @@
 //   "sum"}); recorder.started(17); recorder.finished(17); write_file("flight-rank1-dp.json", recorder.to_json());
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -54,6 +55,8 @@ struct FlightEntry {
   std::int64_t issued_us = 0;
   std::int64_t started_us = 0;
   std::int64_t ended_us = 0;
+  std::int64_t wait_from_us = 0;  // in which a thread of the rank waited for it; not in to_json()
+  std::int64_t wait_until_us = 0;
 };
 
 /// "all_reduce(float32[4096], sum)", "broadcast(int64[3], root 1)", "send(float32[8] to rank 2, tag 0)": as in errors.
@@ -68,6 +71,8 @@ class FlightRecorder {
   void started(std::uint64_t seq);
   void finished(std::uint64_t seq);
   void failed(std::uint64_t seq);
+  /// A thread of this rank did nothing but wait for it, from then until now.
+  void waited(std::uint64_t seq, std::chrono::system_clock::time_point from);
 
   std::vector<FlightEntry> snapshot() const;    // the oldest first
   std::vector<FlightEntry> unfinished() const;  // of those, the ones neither finished nor failed

@@ -34,8 +34,12 @@ DataParallelModel::DataParallelModel(const TrainConfig& config, const BatchPlan&
   const auto& parallelism = config.parallelism;
   const bool reshard = parallelism.fsdp_reshard_after_forward != "never";
   const auto group = static_cast<int>(reshard_group(config));
+  const DeviceMesh mesh(world_, std::move(axes), device.is_cuda() ? "cuda" : "cpu");
+  for (const auto& axis : mesh.axes()) {
+    if (mesh.communicator(axis.name) != world_) of_axes_.push_back(mesh.communicator(axis.name));
+  }
   sharded_ = std::make_unique<FullyShardedDataParallel>(
-      *model_, DeviceMesh(world_, std::move(axes), device.is_cuda() ? "cuda" : "cpu"),
+      *model_, mesh,
       FullyShardOptions{.stage = static_cast<int>(parallelism.zero_stage),
                         .reshard_after_forward = reshard,
                         .reshard_group = parallelism.zero_stage == 3 ? group : 0,
@@ -81,8 +85,10 @@ std::shared_ptr<void> DataParallelModel::no_sync() {
   return std::make_shared<DistributedDataParallel::NoSync>(ddp_->no_sync());
 }
 
-double DataParallelModel::exposed_seconds() const {
-  return sharded_ ? sharded_->statistics().exposed_seconds : ddp_->statistics().exposed_seconds;
+std::vector<std::shared_ptr<Communicator>> DataParallelModel::communicators() const {
+  std::vector<std::shared_ptr<Communicator>> all = {world_};
+  all.insert(all.end(), of_axes_.begin(), of_axes_.end());
+  return all;
 }
 
 Communicator* DataParallelModel::norm_ranks() const { return sharded_ ? world_.get() : nullptr; }

@@ -46,7 +46,8 @@ class DataParallelModel {
 
   /// While what it returns is alive, backward() only accumulates.
   std::shared_ptr<void> no_sync();
-  double exposed_seconds() const;
+  /// All that this model's training talks over, the world first.
+  std::vector<std::shared_ptr<Communicator>> communicators() const;
   /// Who adds up the gradient norm with this rank; null: each rank has it all.
   Communicator* norm_ranks() const;
 
@@ -62,6 +63,7 @@ class DataParallelModel {
 
  private:
   std::shared_ptr<Communicator> world_;
+  std::vector<std::shared_ptr<Communicator>> of_axes_;  // where they are not the world
   BatchPlan plan_;
   std::int64_t optimizer_copies_ = 2;
   std::string stage_text_;

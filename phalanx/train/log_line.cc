@@ -16,11 +16,16 @@ std::string tokens_per_second(double value) { return with_commas(std::llround(st
 
 std::string step_line(const StepReport& r) {
   const std::string mfu = r.mfu_percent ? fmt::format("{:.2f}%", *r.mfu_percent) : "N/A";
-  return fmt::format(
+  std::string line = fmt::format(
       "step: {:2}  loss: {:8.5f}  grad_norm: {:7.4f}  memory: {:5.2f}GiB({:.2f}%)  tps: {}  "
-      "tflops: {:.2f}  mfu: {}{}",
+      "tflops: {:.2f}  mfu: {}",
       r.step, r.loss, r.grad_norm, r.memory_gib, r.memory_percent, tokens_per_second(r.tokens_per_second), r.tflops,
-      mfu, r.loss_scale ? fmt::format("  loss_scale: {}", *r.loss_scale) : "");
+      mfu);
+  if (r.exposed) {
+    line += fmt::format("  exposed: {:.2f}%({:.2f}% of comm)", r.exposed->of_step, r.exposed->of_communication);
+  }
+  if (r.loss_scale) line += fmt::format("  loss_scale: {}", *r.loss_scale);
+  return line;
 }
 
 std::string validation_line(const StepReport& r) {

@@ -24,8 +24,14 @@ struct StepReport {
   double tflops = 0;
   std::optional<double> mfu_percent;  // not known for this device: N/A
   std::optional<double> loss_scale;   // shown where there is one
+  struct Exposed {
+    double of_step = 0;  // percent
+    double of_communication = 0;
+  };
+  std::optional<Exposed> exposed;  // communication that nothing hid; where there is some
 };
 
+/// Ends with "  exposed: 3.20%(25.00% of comm)" and "  loss_scale: 65536" where there are such.
 std::string step_line(const StepReport& report);
 
 /// "validate step: 10  loss:  4.02113  memory:  1.21GiB(5.00%)  tps: 12,034"

@@ -18,6 +18,12 @@ TEST(LogLine, IsTorchtitans) {
             "mfu: 39.03%");
 }
 
+TEST(LogLine, SaysMoreWhereThereIsMore) {
+  const std::string line = step_line(
+      {.step = 3, .loss_scale = 65536, .exposed = StepReport::Exposed{.of_step = 3.2, .of_communication = 25}});
+  EXPECT_TRUE(line.ends_with("mfu: N/A  exposed: 3.20%(25.00% of comm)  loss_scale: 65536")) << line;
+}
+
 TEST(LogLine, WidthsAndUnknownPeak) {
   EXPECT_EQ(step_line({.step = 1, .loss = 12.5, .grad_norm = 12, .memory_gib = 0.5, .tokens_per_second = 1234567}),
             "step:  1  loss: 12.50000  grad_norm: 12.0000  memory:  0.50GiB(0.00%)  tps: 1,234,567  tflops: 0.00  "

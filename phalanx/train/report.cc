@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
@@ -71,6 +72,10 @@ Points points_of(const std::map<std::int64_t, json>& entries, const char* key) {
     if (const auto value = number_of(entry, key)) points.emplace_back(static_cast<double>(step), *value);
   }
   return points;
+}
+
+bool has(const Metrics& metrics, const char* key) {
+  return std::ranges::any_of(metrics.steps, [&](const auto& step) { return number_of(step.second, key).has_value(); });
 }
 
 std::string text_of(const json& object, const char* key) {
@@ -267,11 +272,13 @@ std::string render_report(const std::string& run_folder) {
                         return rest;
                       }());
   html += fmt::format("<div class=\"cards\">{}</div>", cards(run, metrics));
-  html +=
-      fmt::format("<div class=\"charts\">{}{}{}{}{}</div>", loss_chart(metrics),
-                  simple_chart(metrics, "lr", "Learning rate", "", false),
-                  simple_chart(metrics, "grad_norm", "Gradient norm", "before clipping", true),
-                  simple_chart(metrics, "tps", "Throughput", "tokens/s of one device", true), memory_chart(metrics));
+  html += fmt::format("<div class=\"charts\">{}{}{}{}{}{}</div>", loss_chart(metrics),
+                      simple_chart(metrics, "lr", "Learning rate", "", false),
+                      simple_chart(metrics, "grad_norm", "Gradient norm", "before clipping", true),
+                      simple_chart(metrics, "tps", "Throughput", "tokens/s of one device", true), memory_chart(metrics),
+                      has(metrics, "exposed_percent")
+                          ? simple_chart(metrics, "exposed_percent", "Exposed communication", "% of the step", true)
+                          : std::string());
   const auto sample = run.find("sample");
   if (sample != run.end() && sample->is_object()) {
     html += fmt::format("<h2>Sample of the trained model</h2><div class=\"sample\"><em>{}</em>{}</div>",

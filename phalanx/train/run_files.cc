@@ -3,6 +3,7 @@
 #include <chrono>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "phalanx/base/file.h"
 #include "phalanx/observe/metrics.h"
@@ -16,6 +17,11 @@ double unix_time() {
 }
 
 }  // namespace
+
+double mean_of(const std::vector<double>& by_rank) {
+  return by_rank.empty() ? 0
+                         : std::accumulate(by_rank.begin(), by_rank.end(), 0.0) / static_cast<double>(by_rank.size());
+}
 
 class RunFiles::Impl {
  public:
@@ -60,6 +66,11 @@ void RunFiles::write_step(const StepMetrics& m, bool to_tensorboard) {
   if (m.skipped) line["skipped"] = true;
   line["memory_gib"] = m.memory_gib;
   line["cpu_seconds"] = m.cpu_seconds;
+  if (!m.exposed_seconds.empty()) {
+    line["comm_seconds"] = m.comm_seconds;
+    line["exposed_seconds"] = m.exposed_seconds;
+    line["exposed_percent"] = m.exposed_percent;
+  }
   line["time"] = unix_time();
   impl_->metrics.write(line);
   if (!impl_->board || !to_tensorboard) return;
@@ -76,6 +87,11 @@ void RunFiles::write_step(const StepMetrics& m, bool to_tensorboard) {
   board.add_scalar("time_metrics/end_to_end(s)", m.seconds, m.step);
   board.add_scalar("time_metrics/data_loading(s)", m.data_seconds, m.step);
   board.add_scalar("time_metrics/data_loading(%)", 100.0 * m.data_seconds / m.seconds, m.step);
+  if (!m.exposed_seconds.empty()) {
+    board.add_scalar("time_metrics/communication(s)", mean_of(m.comm_seconds), m.step);
+    board.add_scalar("time_metrics/exposed_communication(s)", mean_of(m.exposed_seconds), m.step);
+    board.add_scalar("time_metrics/exposed_communication(%)", m.exposed_percent, m.step);
+  }
   board.add_scalar("memory/max_reserved(GiB)", m.memory_gib.at(0), m.step);
   board.flush();
 }

@@ -30,10 +30,12 @@ struct StepMetrics {
   double tps = 0;  // of one device
   double tflops = 0;
   std::optional<double> mfu_percent;
-  std::optional<double> loss_scale;  // float16 alone
-  bool skipped = false;              // its gradients were not finite: the weights are as before
-  std::vector<double> memory_gib;    // peak, per rank
-  std::vector<double> cpu_seconds;   // processor time of the step, per rank
+  std::optional<double> loss_scale;                   // float16 alone
+  bool skipped = false;                               // its gradients were not finite: the weights are as before
+  std::vector<double> memory_gib;                     // peak, per rank
+  std::vector<double> comm_seconds, exposed_seconds;  // per rank, see step_figures.h; empty on a rank alone
+  double exposed_percent = 0;                         // of the ranks' time
+  std::vector<double> cpu_seconds;                    // processor time of the step, per rank
 };
 
 struct ValidationMetrics {
@@ -47,6 +49,9 @@ struct RunFilesOptions {
   std::string tensorboard_folder;            // empty: no TensorBoard files
   std::optional<std::int64_t> resumed_step;  // unset: a new run, which replaces the files of an earlier one
 };
+
+/// Mean over the ranks of a figure that each of them has; 0 for none.
+double mean_of(const std::vector<double>& by_rank);
 
 class RunFiles {
  public:

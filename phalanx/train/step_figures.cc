@@ -10,8 +10,8 @@
 namespace phalanx::train {
 
 StepTotals share_figures(const StepFigures& mine, Communicator& world) {
-  const double fields[] = {mine.loss, mine.wants_stop ? 1.0 : 0.0, mine.data_seconds, mine.memory_gib,
-                           mine.cpu_seconds};
+  const double fields[] = {mine.loss,        mine.wants_stop ? 1.0 : 0.0, mine.data_seconds,    mine.memory_gib,
+                           mine.cpu_seconds, mine.comm_seconds,           mine.exposed_seconds, mine.wall_seconds};
   constexpr std::int64_t kFields = std::ssize(fields);
   const int size = world.size();
   // On the host, also where the device is a GPU: so whatever went wrong between the ranks in this step is thrown here,
@@ -27,6 +27,9 @@ StepTotals share_figures(const StepFigures& mine, Communicator& world) {
     totals.data_seconds = std::max(totals.data_seconds, values[2]);
     totals.memory_gib.push_back(values[3]);
     totals.cpu_seconds.push_back(values[4]);
+    totals.comm_seconds.push_back(values[5]);
+    totals.exposed_seconds.push_back(values[6]);
+    totals.wall_seconds.push_back(values[7]);
   }
   return totals;
 }

@@ -17,15 +17,19 @@ struct StepFigures {
   double data_seconds = 0;
   double memory_gib = 0;
   double cpu_seconds = 0;  // processor time, from the same point of the step before
+  // Of this step, and of the exchange of these figures in the step before.
+  double comm_seconds = 0;     // with an operation under way
+  double exposed_seconds = 0;  // in which the rank did nothing but wait for one
+  double wall_seconds = 0;     // all of it, by this rank's clock
 };
 
 /// The same on every rank.
 struct StepTotals {
-  double loss = 0;                              // mean over ranks
-  double max_loss = 0;                          // over ranks
-  bool stop = false;                            // some rank wants to
-  double data_seconds = 0;                      // of the slowest rank
-  std::vector<double> memory_gib, cpu_seconds;  // by rank
+  double loss = 0;                                                                           // mean over ranks
+  double max_loss = 0;                                                                       // over ranks
+  bool stop = false;                                                                         // some rank wants to
+  double data_seconds = 0;                                                                   // of the slowest rank
+  std::vector<double> memory_gib, cpu_seconds, comm_seconds, exposed_seconds, wall_seconds;  // by rank
 };
 
 StepTotals share_figures(const StepFigures& mine, Communicator& world);

@@ -20,7 +20,8 @@ StepTrace::StepTrace(const TrainConfig& config, std::shared_ptr<Communicator> wo
       every_(config.profiling.profile_freq),
       active_(config.profiling.profiler_active),
       folder_(in_dump_folder(config, config.profiling.save_traces_folder)),
-      world_(std::move(world)) {}
+      world_(std::move(world)),
+      communicators_{world_} {}
 
 StepTrace::~StepTrace() { close(); }
 
@@ -34,8 +35,11 @@ void StepTrace::begin(std::int64_t step) {
   if (recorder_) return;
   recorder_ = std::make_unique<observe::TraceRecorder>(observe::TraceOptions{.rank = world_->rank()});
   recorder_->name_thread("training");
-  const auto before = world_->recent_operations();
-  next_operation_ = before.empty() ? 0 : before.back().seq + 1;
+  next_operations_.clear();
+  for (const auto& one : communicators_) {
+    const auto before = one->recent_operations();
+    next_operations_.push_back(before.empty() ? 0 : before.back().seq + 1);
+  }
 }
 
 std::string StepTrace::end(std::int64_t step) {
@@ -46,40 +50,50 @@ std::string StepTrace::end(std::int64_t step) {
   return step % every_ == 0 ? write() : "";
 }
 
-void StepTrace::backward_done(double exposed_seconds) {
-  if (!recorder_) return;
-  const auto now = TraceClock::now();
-  if (world_->size() > 1) {
-    const auto exposed =
-        std::chrono::duration_cast<TraceClock::duration>(std::chrono::duration<double>(exposed_seconds));
-    recorder_->span("wait for gradients", "comm", now - exposed, now);
-  }
-  take_operations(/*of_buckets=*/true);
+void StepTrace::watch(std::vector<std::shared_ptr<Communicator>> communicators) {
+  communicators_ = std::move(communicators);
+}
+
+void StepTrace::backward_done() {
+  if (recorder_) take_operations(/*of_buckets=*/true);
 }
 
 void StepTrace::take_operations(bool of_buckets) {
-  const auto operations = world_->recent_operations();
-  std::uint64_t expected = next_operation_;
-  int bucket = 0;
-  for (const observe::FlightEntry& one : operations) {
-    if (one.seq < next_operation_) continue;
-    if (one.seq > expected) {
-      recorder_->instant(fmt::format("{} operations not shown: [comm] trace_buf_size is too small", one.seq - expected),
-                         "comm");
+  for (std::size_t c = 0; c < communicators_.size(); ++c) {
+    const std::string row = communicators_.size() == 1 ? "communication" : "communication " + communicators_[c]->name();
+    std::uint64_t& expected = next_operations_[c];
+    const std::uint64_t first = expected;
+    int bucket = 0;
+    for (const observe::FlightEntry& one : communicators_[c]->recent_operations()) {
+      if (one.seq < first) continue;
+      if (one.seq > expected) {
+        recorder_->instant(
+            fmt::format("{} operations not shown: [comm] trace_buf_size is too small", one.seq - expected), "comm");
+      }
+      expected = one.seq + 1;
+      const bool is_bucket = of_buckets && one.verb == "all_reduce";
+      show(one, is_bucket ? fmt::format("bucket {}", bucket++) : std::string(one.verb), row);
     }
-    expected = one.seq + 1;
-    const bool is_bucket = of_buckets && one.verb == "all_reduce";
-    recorder_->operation("communication",
-                         {.name = is_bucket ? fmt::format("bucket {}", bucket++) : std::string(one.verb),
-                          .category = "comm",
-                          .issued_us = one.issued_us,
-                          .started_us = one.started_us,
-                          .ended_us = one.ended_us,
-                          .details = {{"call", observe::describe(one)},
-                                      {"state", std::string(observe::name_of(one.state))},
-                                      {"seq", std::to_string(one.seq)}}});
   }
-  next_operation_ = expected;
+}
+
+void StepTrace::show(const observe::FlightEntry& one, const std::string& name, const std::string& row) {
+  recorder_->operation(row, {.name = name,
+                             .category = "comm",
+                             .issued_us = one.issued_us,
+                             .started_us = one.started_us,
+                             .ended_us = one.ended_us,
+                             .details = {{"call", observe::describe(one)},
+                                         {"state", std::string(observe::name_of(one.state))},
+                                         {"seq", std::to_string(one.seq)}}});
+  if (one.wait_until_us == 0) return;
+  // The recorder's times are the wall clock's, the thread's row has the steady one's.
+  const auto steady = TraceClock::now();
+  const auto wall = std::chrono::system_clock::now().time_since_epoch();
+  const auto at = [&](std::int64_t us) {
+    return steady - std::chrono::duration_cast<TraceClock::duration>(wall - std::chrono::microseconds(us));
+  };
+  recorder_->span("wait for " + name, "wait", at(one.wait_from_us), at(one.wait_until_us));
 }
 
 std::string StepTrace::write() {

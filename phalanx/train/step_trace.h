@@ -5,8 +5,9 @@
 // and the save that follow them. A file appears whole or not at all; what was recorded of a step that was not finished
 // (an error, a stop) is written too. A file that cannot be written is a warning.
 //
-// Spans nest on the row of the thread that made them; the operations of the world communicator are taken from its
-// flight recorder and stand on rows of their own, from issue to end, so that their overlap with backward is seen. When
+// Spans nest on the row of the thread that made them; the operations of the communicators are taken from their flight
+// recorders and stand on rows of their own, from issue to end, so that their overlap with computing is seen; "wait for
+// ..." on the thread's row is where it did nothing but wait for one of them. When
 // off, or between traced steps, recorder() is null and all costs a branch.
 //
 //   StepTrace trace(config, world);
@@ -19,6 +20,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "phalanx/comm/communicator.h"
 #include "phalanx/observe/trace.h"
@@ -43,12 +45,14 @@ class StepTrace {
   /// The run is over; what has been recorded since the last file is written.
   void close() noexcept;
 
-  /// The all-reduces since the last call were those of the buckets of one backward pass, of which the last
-  /// `exposed_seconds` were spent waiting for them.
-  void backward_done(double exposed_seconds);
+  /// Those whose operations are shown; the world alone if this is not called. Before the first step.
+  void watch(std::vector<std::shared_ptr<Communicator>> communicators);
+  /// The all-reduces since the last call were those of the buckets of one backward pass.
+  void backward_done();
 
  private:
   void take_operations(bool of_buckets);
+  void show(const observe::FlightEntry& operation, const std::string& name, const std::string& row);
   std::string write();
 
   const bool enabled_;
@@ -58,7 +62,8 @@ class StepTrace {
   std::unique_ptr<observe::TraceRecorder> recorder_;
   std::int64_t step_ = 0;  // under way or just done
   bool step_is_under_way_ = false;
-  std::uint64_t next_operation_ = 0;  // the first that has not been taken
+  std::vector<std::shared_ptr<Communicator>> communicators_;
+  std::vector<std::uint64_t> next_operations_;  // by communicator: the first that has not been taken
   std::chrono::steady_clock::time_point step_begin_;
 };
 

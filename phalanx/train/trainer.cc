@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/log.h"
@@ -155,19 +156,24 @@ Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
     }
     {
       const TraceSpan span(tracing, "backward", "compute");
-      const double exposed_before = tracing ? model_->exposed_seconds() : 0;
       update_->scaled(part_loss).backward(share);
-      if (tracing && !local_only) trace_.backward_done(model_->exposed_seconds() - exposed_before);
+      if (tracing && !local_only) trace_.backward_done();
     }
     const at::Tensor detached = part_loss.detach();
     loss_sum = loss_sum.defined() ? loss_sum + detached : detached;
   }
+  observe::CommunicationTime comm = std::exchange(comm_carry_, {});
+  comm += comm_timer_->take();
+  const auto told = Clock::now();
   const double cpu_now = process_cpu_seconds();
   const StepFigures mine{.loss = loss_sum.item<double>() / static_cast<double>(parts),
                          .wants_stop = context_.stop_requested && context_.stop_requested(),
                          .data_seconds = data_seconds,
                          .memory_gib = static_cast<double>(peak_device_bytes(context_.device)) / kGiB,
-                         .cpu_seconds = cpu_now - last_cpu_seconds_};
+                         .cpu_seconds = cpu_now - last_cpu_seconds_,
+                         .comm_seconds = comm.busy_seconds,
+                         .exposed_seconds = comm.waited_seconds,
+                         .wall_seconds = std::chrono::duration<double>(told - begin).count() + tail_seconds_};
   last_cpu_seconds_ = cpu_now;
   {
     const TraceSpan span(tracing, "step metrics", "comm");
@@ -180,6 +186,8 @@ Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
     fail_not_finite(step, "gradient norm", outcome.update.grad_norm, loss);
   }
   outcome.seconds = seconds_since(begin);
+  comm_carry_ = comm_timer_->take();
+  tail_seconds_ = seconds_since(told);
   return outcome;
 }
 
@@ -208,6 +216,11 @@ void Trainer::log_step(const StepOutcome& outcome, double lr) {
                       .tps = device_tokens / outcome.seconds,
                       .memory_gib = outcome.totals.memory_gib,
                       .cpu_seconds = outcome.totals.cpu_seconds};
+  if (plan_.world_size > 1) {
+    metrics.comm_seconds = outcome.totals.comm_seconds;
+    metrics.exposed_seconds = outcome.totals.exposed_seconds;
+    metrics.exposed_percent = 100.0 * mean_of(metrics.exposed_seconds) / mean_of(outcome.totals.wall_seconds);
+  }
   metrics.loss_scale = outcome.update.loss_scale;
   metrics.skipped = !outcome.update.stepped;
   metrics.tflops = metrics.tps * flops / 1e12;
@@ -225,6 +238,12 @@ void Trainer::log_step(const StepOutcome& outcome, double lr) {
   const double tps = static_cast<double>(interval_tokens_) / plan_.world_size / interval_seconds_;
   const double tflops = tps * flops / 1e12;
   const double memory = outcome.totals.memory_gib[0];
+  std::optional<StepReport::Exposed> exposed;
+  if (plan_.world_size > 1) {
+    exposed =
+        StepReport::Exposed{.of_step = 100.0 * interval_exposed_ / interval_wall_,
+                            .of_communication = interval_comm_ > 0 ? 100.0 * interval_exposed_ / interval_comm_ : 0};
+  }
   say(step_line(
       {.step = step_,
        .loss = outcome.totals.loss,
@@ -234,8 +253,9 @@ void Trainer::log_step(const StepOutcome& outcome, double lr) {
        .tokens_per_second = tps,
        .tflops = tflops,
        .mfu_percent = peak_tflops_ ? std::optional(100.0 * tflops / *peak_tflops_) : std::nullopt,
-       .loss_scale = outcome.update.loss_scale}));
-  interval_seconds_ = 0;
+       .loss_scale = outcome.update.loss_scale,
+       .exposed = exposed}));
+  interval_seconds_ = interval_wall_ = interval_comm_ = interval_exposed_ = 0;
   interval_tokens_ = 0;
 }
 
@@ -298,16 +318,27 @@ void Trainer::run_steps() {
                   {.unit = ProgressUnit::steps,
                    .style = show_bar ? ProgressStyle::bar : ProgressStyle::silent,
                    .start = static_cast<std::uint64_t>(std::min(step_, steps))});
-  bool first = true;
+  comm_timer_ = std::make_unique<observe::CommunicationTimer>([all = model_->communicators()] {
+    std::vector<std::vector<observe::FlightEntry>> groups;
+    for (const auto& one : all) groups.push_back(one->recent_operations());
+    return groups;
+  });
+  trace_.watch(model_->communicators());
+  bool first = true, between_steps = false;
   last_cpu_seconds_ = process_cpu_seconds();
   while (step_ < steps && !result_.stopped) {
     const double lr = update_->lr_at(step_);
     trace_.begin(step_ + 1);
+    if (between_steps) comm_timer_->take();  // of a validation or a save: no step's
+    between_steps = false;
     const StepOutcome outcome = train_step(step_);
     ++step_;
     result_.step = step_;
     result_.loss = outcome.totals.loss;
     interval_seconds_ += outcome.seconds;
+    interval_wall_ += mean_of(outcome.totals.wall_seconds);
+    interval_comm_ += mean_of(outcome.totals.comm_seconds);
+    interval_exposed_ += mean_of(outcome.totals.exposed_seconds);
     interval_tokens_ += plan_.global_batch_size * config_.training.seq_len;
     if (files_) log_step(outcome, lr);
     if (first) {
@@ -316,8 +347,11 @@ void Trainer::run_steps() {
       first = false;
     }
     const bool last = step_ == steps;
-    if (data_.validator && (last || step_ % config_.validation.freq == 0)) validate();
-    if (last || outcome.totals.stop || step_ % config_.checkpoint.interval == 0) save_checkpoint();
+    const bool validates = data_.validator && (last || step_ % config_.validation.freq == 0);
+    const bool saves = last || outcome.totals.stop || step_ % config_.checkpoint.interval == 0;
+    if (validates) validate();
+    if (saves) save_checkpoint();
+    between_steps = validates || saves;
     if (const std::string path = trace_.end(step_); !path.empty()) say(fmt::format("trace: {}", path));
     result_.stopped = outcome.totals.stop && !last;
     bar.set_note(fmt::format("loss {:.4f}", outcome.totals.loss));

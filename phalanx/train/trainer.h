@@ -30,6 +30,7 @@
 #include <vector>
 
 #include "phalanx/comm/communicator.h"
+#include "phalanx/observe/communication_time.h"
 #include "phalanx/tensor/train_state.h"
 #include "phalanx/train/config.h"
 #include "phalanx/train/data_parallel_model.h"
@@ -104,10 +105,14 @@ class Trainer {
   TrainingData data_;
   std::unique_ptr<DataParallelModel> model_;
   std::unique_ptr<WeightUpdate> update_;
+  std::unique_ptr<observe::CommunicationTimer> comm_timer_;
+  observe::CommunicationTime comm_carry_;  // of a step's end, counted in the next one
+  double tail_seconds_ = 0;                // of that end
 
   std::int64_t step_ = 0;  // done
   std::optional<double> peak_tflops_;
-  double interval_seconds_ = 0;  // of steps since the last log line
+  double interval_seconds_ = 0;                                          // of steps since the last log line
+  double interval_wall_ = 0, interval_comm_ = 0, interval_exposed_ = 0;  // seconds of these, means over the ranks
   std::int64_t interval_tokens_ = 0;
   double last_cpu_seconds_ = 0;
   TrainResult result_;

@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "phalanx/base/error.h"
+#include "phalanx/checkpoint/hf_model.h"
 #include "phalanx/train/trainer_test_support.h"
 
 namespace phalanx::train {
@@ -137,12 +138,22 @@ TEST_F(TrainerShardedTest, WholeWeightsAreWrittenForOthers) {
   EXPECT_EQ(a.tensors().size(), b.tensors().size());
   EXPECT_EQ(std::filesystem::file_size(path("ddp") + "/hf/model.safetensors"),
             std::filesystem::file_size(path("sharded") + "/hf/model.safetensors"));
+  // And so does whoever makes them from the checkpoint.
+  SavedState saved(path("sharded") + "/checkpoint/step-12");
+  consolidate_for_hf(saved, path("consolidated") + "/hf");
+  const auto text_of = [&](const std::string& of) {
+    std::ifstream stream(path(of) + "/hf/config.json");
+    return std::string(std::istreambuf_iterator<char>(stream), {});
+  };
+  EXPECT_EQ(text_of("consolidated"), text_of("sharded"));
   // A new run may start from them, in its own layout.
   const auto from_file = [&](const std::string& of) {
     return std::vector<std::string>{"--checkpoint.initial_load_in_hf",
                                     "--checkpoint.initial_load_path=" + path(of) + "/hf"};
   };
-  EXPECT_EQ(train(config("c", from_file("ddp")), 2), train(config("d", sharded(3) + from_file("sharded")), 2));
+  const Weights trained_on = train(config("c", from_file("ddp")), 2);
+  EXPECT_EQ(train(config("d", sharded(3) + from_file("sharded")), 2), trained_on);
+  EXPECT_EQ(train(config("e", sharded(1) + from_file("consolidated")), 2), trained_on);
 }
 
 TEST_F(TrainerShardedTest, DegreesThatDoNotMakeTheRanksAreRefused) {

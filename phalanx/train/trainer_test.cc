@@ -251,10 +251,12 @@ TEST_F(TrainerTest, WritesTracesOfTheStepsThatProfilingNames) {
     const std::string name = "/rank" + std::to_string(rank) + "_trace.json";
     EXPECT_TRUE(std::filesystem::exists(path("run/profile_traces/iteration_6") + name));
     auto events = trace_of(path("run/profile_traces/iteration_12") + name);
-    for (const char* once : {"step 12", "gradient clipping", "optimizer", "validation", "checkpoint save", "bucket 0",
-                             "wait for gradients"}) {
+    for (const char* once :
+         {"step 12", "gradient clipping", "optimizer", "validation", "checkpoint save", "bucket 0"}) {
       EXPECT_EQ(events[once].size(), 1U) << once;
     }
+    ASSERT_GE(events["wait for all_gather"].size(), 1U);  // of the step metrics
+    EXPECT_EQ(events["wait for all_gather"][0]["tid"], events["optimizer"][0]["tid"]);
     for (const char* per_part : {"data loading", "forward", "backward"}) EXPECT_EQ(events[per_part].size(), 2U);
     EXPECT_EQ(events["step 11"].size(), 0U);
     const auto begin = [](const nlohmann::json& event) { return event["ts"].get<double>(); };
@@ -269,6 +271,24 @@ TEST_F(TrainerTest, WritesTracesOfTheStepsThatProfilingNames) {
     for (const auto& [what, spans] : events) {
       if (what != "forward" && what != "validation" && what != "optimizer") continue;
       for (const auto& span : spans) EXPECT_LE(end(span), end(events["step 12"][0]) + 1e-3);
+    }
+  }
+}
+
+TEST_F(TrainerTest, CommunicationThatNothingHidIsTold) {
+  train(config("alone"), 1);
+  EXPECT_TRUE(lines_with("alone", "exposed_seconds").empty());
+  for (const std::string degree : {"1", "-1"}) {
+    const std::string name = "two" + degree;
+    train(config(name, {"--parallelism.data_parallel_shard_degree=" + degree, "--checkpoint.interval=4"}), 2);
+    const auto lines = lines_with(name, "exposed_percent");
+    ASSERT_EQ(lines.size(), 12U);
+    for (const auto& line : lines) {
+      ASSERT_EQ(line["comm_seconds"].size(), 2U);
+      for (const std::size_t rank : {0, 1}) EXPECT_GT(line["comm_seconds"][rank].get<double>(), 0);
+      // No thread can have waited for longer than its step took.
+      EXPECT_GT(line["exposed_percent"].get<double>(), 0);
+      EXPECT_LE(line["exposed_percent"].get<double>(), 100.01);
     }
   }
 }
