@@ -21,7 +21,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+double elapsed_seconds(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 /// Found out before the first step: otherwise all steps up to the first save would be lost.
 void check_can_save(const std::string& folder) {
@@ -102,11 +102,11 @@ void RunCheckpoints::save(const TrainState& state, std::int64_t step, const std:
   if (config_.async_mode == "async") {
     manager_->save_async(state, step, metadata);
     say_(fmt::format("saving step {} while training goes on (copied in {})", step,
-                     human_duration(seconds_since(begin))));
+                     human_duration(elapsed_seconds(begin))));
   } else {
     const SavedCheckpoint saved = manager_->save(state, step, metadata);
     say_(fmt::format("saved {} ({}, {})", saved.path.string(), human_bytes(saved.bytes),
-                     human_duration(seconds_since(begin))));
+                     human_duration(elapsed_seconds(begin))));
   }
   saved_step_ = step;
 }
@@ -116,7 +116,7 @@ void RunCheckpoints::finish() {
   const auto begin = Clock::now();
   if (const auto saved = manager_->finish()) {
     say_(fmt::format("saved {} ({}, waited {})", saved->path.string(), human_bytes(saved->bytes),
-                     human_duration(seconds_since(begin))));
+                     human_duration(elapsed_seconds(begin))));
   }
 }
 
