@@ -9,7 +9,8 @@
 namespace phalanx::plan {
 
 struct ActivationBytes {
-  std::int64_t input = 0;          // of a block: all that one that is computed again keeps
+  std::int64_t input = 0;          // of a block: all that one that is computed again keeps,
+  std::int64_t kept = 0;           // unless it keeps what is costly as well
   std::int64_t block = 0;          // what any other keeps
   std::int64_t backward = 0;       // beside that, in a block's backward pass
   std::int64_t loss = 0;           // of the last norm, the output layer and the loss

@@ -44,6 +44,7 @@ struct Layout {
   int replicas = 1;
   bool narrow = false;  // parameters of 16 bits, with float32 masters
   std::int64_t recompute_every = 0;
+  bool keeps_costly = false;
   int micro_batches = 1;
   std::int64_t batch = 4, seq = 128;
   int steps = 1;
@@ -69,6 +70,7 @@ TrainingShape shape_of(const Layout& layout, const models::LlamaConfig& model, i
   shape.zero_stage = layout.stage == 0 ? 3 : layout.stage;
   shape.reshard_after_forward = layout.reshard;
   shape.recompute_every = layout.recompute_every;
+  shape.keeps_costly = layout.keeps_costly;
   shape.accumulates = layout.micro_batches > 1;
   if (layout.narrow) shape.weight_bytes = shape.gather_bytes = shape.reduce_bytes = 2;
   shape.shares_memory = ranks > 1;
@@ -101,7 +103,8 @@ Measured train(const Layout& layout, const models::LlamaConfig& config, const st
   auto model =
       std::make_shared<models::Llama>(config, nn::TensorOptionsOfModule{.dtype = dtype, .without_memory = sharded});
   for (std::size_t i = 0; layout.recompute_every > 0 && i < model->layers.size(); ++i) {
-    if (i % static_cast<std::size_t>(layout.recompute_every) == 0) checkpoint_activations(*model->layers[i]);
+    if (i % static_cast<std::size_t>(layout.recompute_every) != 0) continue;
+    checkpoint_activations(*model->layers[i], layout.keeps_costly ? kernels::KeepPolicy(keep_costly) : nullptr);
   }
   std::unique_ptr<DistributedDataParallel> ddp;
   std::unique_ptr<FullyShardedDataParallel> fsdp;
@@ -270,19 +273,19 @@ TEST_P(MeasuredPeak, IsAsPredicted) {
       << text;
 }
 
-INSTANTIATE_TEST_SUITE_P(Layouts, MeasuredPeak,
-                         ::testing::Values(PeakCase{{.name = "one_rank"}, 1},
-                                           PeakCase{{.name = "one_rank_recomputing", .recompute_every = 1}, 1},
-                                           PeakCase{{.name = "ddp", .steps = 2}},
-                                           PeakCase{{.name = "zero2", .stage = 2}},
-                                           PeakCase{{.name = "zero3", .stage = 3, .steps = 2}},
-                                           PeakCase{{.name = "zero3_tied", .stage = 3}, 2, true},
-                                           PeakCase{{.name = "zero3_kept_gathered", .stage = 3, .reshard = false}},
-                                           PeakCase{{.name = "zero3_accumulating", .stage = 3, .micro_batches = 2}},
-                                           PeakCase{{.name = "zero3_recomputing", .stage = 3, .recompute_every = 2}},
-                                           PeakCase{{.name = "hsdp", .stage = 3, .replicas = 2}, 4},
-                                           PeakCase{{.name = "zero3_narrow", .stage = 3, .narrow = true, .seq = 32}}),
-                         [](const auto& info) { return info.param.layout.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Layouts, MeasuredPeak,
+    ::testing::Values(
+        PeakCase{{.name = "one_rank"}, 1}, PeakCase{{.name = "one_rank_recomputing", .recompute_every = 1}, 1},
+        PeakCase{{.name = "one_rank_keeping_what_is_costly", .recompute_every = 1, .keeps_costly = true}, 1},
+        PeakCase{{.name = "ddp", .steps = 2}}, PeakCase{{.name = "zero2", .stage = 2}},
+        PeakCase{{.name = "zero3", .stage = 3, .steps = 2}}, PeakCase{{.name = "zero3_tied", .stage = 3}, 2, true},
+        PeakCase{{.name = "zero3_kept_gathered", .stage = 3, .reshard = false}},
+        PeakCase{{.name = "zero3_accumulating", .stage = 3, .micro_batches = 2}},
+        PeakCase{{.name = "zero3_recomputing", .stage = 3, .recompute_every = 2}},
+        PeakCase{{.name = "hsdp", .stage = 3, .replicas = 2}, 4},
+        PeakCase{{.name = "zero3_narrow", .stage = 3, .narrow = true, .seq = 32}}),
+    [](const auto& info) { return info.param.layout.name; });
 
 }  // namespace
 }  // namespace phalanx::plan

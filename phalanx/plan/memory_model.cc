@@ -13,7 +13,6 @@ using fsdp::FlatLayout;
 using fsdp::FlatParameter;
 using observe::MemoryCategory;
 
-constexpr std::int64_t kFloat32 = 4;
 constexpr std::int64_t kPooledUnits = 2;  // gathered, and of gradients: one in use, one on its way
 constexpr std::int64_t kFirstBucket = 1 << 20;
 
@@ -52,7 +51,7 @@ class Prediction {
   TrainingMemory run() {
     s_.shards > 1 ? shard() : replicate();
     if (s_.copies_to_save) {
-      const std::int64_t per_parameter = s_.weight_bytes + kFloat32 * copies_of_float32();
+      const std::int64_t per_parameter = s_.weight_bytes + kFloatBytes * copies_of_float32();
       buffer("copy of the state that is being saved", weights_ * per_parameter / s_.ranks());
     }
     take_highest_moment();
@@ -62,11 +61,11 @@ class Prediction {
   }
 
  private:
-  std::int64_t copies_of_float32() const { return s_.optimizer_copies + (s_.weight_bytes < kFloat32 ? 1 : 0); }
+  std::int64_t copies_of_float32() const { return s_.optimizer_copies + (s_.weight_bytes < kFloatBytes ? 1 : 0); }
 
   std::int64_t beside_tensors() const {
     if (s_.on_device) return kDeviceRuntime;
-    const bool in_heap = kFloat32 * s_.batch * s_.seq * s_.model.ffn_hidden < kNeverInHeap;
+    const bool in_heap = kFloatBytes * s_.batch * s_.seq * s_.model.ffn_hidden < kNeverInHeap;
     const auto activations = static_cast<double>(memory_.peak[MemoryCategory::activations]);
     return kHostRuntime + static_cast<std::int64_t>((in_heap ? kGaps : kGapsBetweenLarge) * activations);
   }
@@ -105,7 +104,7 @@ class Prediction {
       // backward pass, or, in the order that a checkpoint brings, at its beginning.
       new_buckets_ = bytes > kFirstBucket ? bytes : 0;
     }
-    add(MemoryCategory::optimizer, kFloat32 * weights_ * copies_of_float32());
+    add(MemoryCategory::optimizer, kFloatBytes * weights_ * copies_of_float32());
   }
 
   void shard() {
@@ -124,7 +123,7 @@ class Prediction {
       if (own_grads) add_shared(MemoryCategory::gradients, unit.count * flat * s_.reduce_bytes);
       if (!own_grads && !s_.offload) add_shared(MemoryCategory::gradients, unit.count * mine * s_.reduce_bytes);
       if (s_.offload) add_of_shards(MemoryCategory::gradients, unit.count * mine * s_.reduce_bytes);
-      add_of_shards(MemoryCategory::optimizer, unit.count * mine * kFloat32 * copies_of_float32());
+      add_of_shards(MemoryCategory::optimizer, unit.count * mine * kFloatBytes * copies_of_float32());
       if (s_.reshard_group > 0 && !resident) kept += unit.count * flat * s_.gather_bytes / s_.reshard_group;
       if (!resident) {
         pooled += unit.count;
@@ -164,7 +163,7 @@ class Prediction {
     }
     moments.push_back({0, makes_gradients ? weights_ * s_.weight_bytes : new_buckets_});
     if (s_.resumes) moments.push_back({moments.front().activations, new_buckets_});
-    if (s_.exports_at_end && s_.shards > 1) moments.push_back({weights_ * kFloat32, 0});
+    if (s_.exports_at_end && s_.shards > 1) moments.push_back({weights_ * kFloatBytes, 0});
     const Moment highest = *std::ranges::max_element(moments, {}, &Moment::total);
     add(MemoryCategory::activations, highest.activations);
     if (highest.gradients > 0 && !makes_gradients) {

@@ -23,6 +23,8 @@
 
 namespace phalanx::plan {
 
+inline constexpr std::int64_t kFloatBytes = 4;  // of a float32
+
 /// What decides how much memory a rank takes.
 struct TrainingShape {
   models::LlamaConfig model;
@@ -37,7 +39,8 @@ struct TrainingShape {
   std::int64_t reshard_group = 0;  // stage 3: ranks that keep units together between the passes; 0: nobody does
   bool offload = false;            // shards, their gradients and the optimizer's state on the host
 
-  std::int64_t recompute_every = 0;   // of this many blocks one keeps its input alone; 0: none does
+  std::int64_t recompute_every = 0;  // of this many blocks one keeps its input alone; 0: none does
+  bool keeps_costly = false;  // that one keeps the outputs of parallel/activation_checkpoint.h's keep_costly, too
   std::int64_t optimizer_copies = 2;  // float32 numbers per parameter: AdamW 2, SGD with momentum 1
   std::int64_t weight_bytes = 4;      // of a parameter; of 2, the optimizer has a float32 master
   std::int64_t gather_bytes = 4;      // of a parameter in use

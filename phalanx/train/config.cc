@@ -413,6 +413,16 @@ std::string in_dump_folder(const TrainConfig& config, const std::string& path) {
   return (std::filesystem::path(config.job.dump_folder) / path).string();  // an absolute path stays as it is
 }
 
+std::int64_t recompute_every(const TrainConfig& config) {
+  const auto& [mode, option] = config.activation_checkpoint;
+  if (mode == "none") return 0;
+  return mode == "full" ? 1 : parse_whole<std::int64_t>(option).value_or(1);
+}
+
+bool keeps_costly(const TrainConfig& config) {
+  return config.activation_checkpoint.mode == "selective" && config.activation_checkpoint.selective_ac_option == "op";
+}
+
 std::int64_t reshard_group(const TrainConfig& config) {
   return parse_whole<std::int64_t>(config.parallelism.fsdp_reshard_after_forward).value_or(0);
 }

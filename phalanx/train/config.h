@@ -83,7 +83,7 @@ struct TrainConfig {
 
   struct ActivationCheckpoint {
     std::string mode = "none";
-    std::int64_t selective_ac_option = 2;
+    std::string selective_ac_option = "2";
   } activation_checkpoint;
 
   struct Checkpoint {
@@ -156,6 +156,11 @@ std::string in_dump_folder(const TrainConfig& config, const std::string& path);
 
 /// docs/configuration.md: every key with its type, default and meaning, and the keys that are refused.
 std::string config_reference();
+
+/// Of how many blocks one keeps its input alone, by [activation_checkpoint]; 0: none does.
+std::int64_t recompute_every(const TrainConfig& config);
+/// Whether these keep what is costly to compute again as well.
+bool keeps_costly(const TrainConfig& config);
 
 /// Ranks that keep a unit together between the passes; 0: fsdp_reshard_after_forward is not a number.
 std::int64_t reshard_group(const TrainConfig& config);

@@ -185,13 +185,20 @@ const std::vector<Key>& known_keys() {
        "mode",
        at<&C::activation_checkpoint, &C::ActivationCheckpoint::mode>,
        "Blocks that keep their input alone and compute their activations again in the backward pass: none of them, all "
-       "(full), or every selective_ac_option-th (selective).",
+       "(full), or those that selective_ac_option says (selective).",
        -kAny,
        kAny,
        {"none", "full", "selective"}},
-      {"activation_checkpoint", "selective_ac_option",
+      {"activation_checkpoint",
+       "selective_ac_option",
        at<&C::activation_checkpoint, &C::ActivationCheckpoint::selective_ac_option>,
-       "Of how many blocks one is computed again under mode = \"selective\".", 1, kAny},
+       "Under mode = \"selective\": of how many blocks one is computed again, or op: all are, but keep the outputs of "
+       "attention and of every second linear layer as well.",
+       -kAny,
+       kAny,
+       {"op"},
+       {},
+       "a number of blocks"},
 
       {"checkpoint", "enable", at<&C::checkpoint, &C::Checkpoint::enable>,
        "Save checkpoints and continue from the newest complete one."},
@@ -430,10 +437,9 @@ std::string toml_value(const Slot& slot) { return std::visit(ToToml{}, slot); }
 
 std::string expectation(const Key& key, Slot slot) {
   if (!key.choices.empty()) {
-    std::string text = "one of ";
+    std::string text = key.choices.size() == 1 ? "" : "one of ";
     for (std::size_t i = 0; i < key.choices.size(); ++i) text += fmt::format("{}\"{}\"", i ? ", " : "", key.choices[i]);
-    if (!key.or_count.empty()) text += fmt::format(", or {}", key.or_count);
-    return key.choices.size() == 1 ? fmt::format("\"{}\"", key.choices[0]) : text;
+    return key.or_count.empty() ? text : fmt::format("{}, or {}", text, key.or_count);
   }
   const std::string_view type = type_name(slot);
   if (type == "boolean") return "true or false";

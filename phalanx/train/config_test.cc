@@ -197,6 +197,24 @@ TEST(Config, KnownButUnsupportedKeysAreRefusedByNameWithTheReason) {
   EXPECT_THAT(refusal("", {"--parallelism.tensor_parallel_degree", "2"}), HasSubstr("tensor"));
 }
 
+TEST(Config, ActivationCheckpointing) {
+  const auto every = [](const std::string& keys) { return recompute_every(parse("[activation_checkpoint]\n" + keys)); };
+  EXPECT_EQ(every(""), 0);
+  EXPECT_EQ(every("mode = \"full\"\n"), 1);
+  EXPECT_EQ(every("mode = \"selective\"\n"), 2);
+  EXPECT_EQ(every("mode = \"selective\"\nselective_ac_option = 3\n"), 3);
+  EXPECT_EQ(every("mode = \"selective\"\nselective_ac_option = \"3\"\n"), 3);
+  EXPECT_EQ(every("selective_ac_option = 3\n"), 0);
+  const TrainConfig op = parse("[activation_checkpoint]\nmode = \"selective\"\nselective_ac_option = \"op\"\n");
+  EXPECT_EQ(recompute_every(op), 1);
+  EXPECT_TRUE(keeps_costly(op));
+  EXPECT_TRUE(keeps_costly(parse(print_config(op))));
+  EXPECT_FALSE(keeps_costly(parse("[activation_checkpoint]\nmode = \"full\"\nselective_ac_option = \"op\"\n")));
+  EXPECT_THAT(refusal("[activation_checkpoint]\nselective_ac_option = \"ops\"\n"),
+              AllOf(HasSubstr("\"op\""), HasSubstr("or a number of blocks")));
+  EXPECT_THAT(refusal("[activation_checkpoint]\nselective_ac_option = 0\n"), HasSubstr("or a number of blocks"));
+}
+
 TEST(Config, ProfilingAndFlightRecorderKeys) {
   const TrainConfig defaults = parse("");
   EXPECT_FALSE(defaults.profiling.enable_profiling);

@@ -20,12 +20,10 @@ DataParallelModel::DataParallelModel(const TrainConfig& config, const BatchPlan&
   const bool is_sharded = plan.shards > 1;
   model_ = std::make_shared<models::Llama>(model_config(config),
                                            nn::TensorOptionsOfModule{.device = device, .without_memory = is_sharded});
-  const auto& recompute = config.activation_checkpoint;
-  const std::int64_t every = recompute.mode == "full"        ? 1
-                             : recompute.mode == "selective" ? recompute.selective_ac_option
-                                                             : 0;
+  const std::int64_t every = recompute_every(config);
+  const kernels::KeepPolicy keep = keeps_costly(config) ? kernels::KeepPolicy(keep_costly) : nullptr;
   for (std::size_t i = 0; every > 0 && i < model_->layers.size(); ++i) {
-    if (i % static_cast<std::size_t>(every) == 0) checkpoint_activations(*model_->layers[i]);
+    if (i % static_cast<std::size_t>(every) == 0) checkpoint_activations(*model_->layers[i], keep);
   }
   if (!is_sharded) return;
   std::vector<MeshAxis> axes;

@@ -82,7 +82,6 @@ std::string reason_of(const std::exception& error) {
 
 plan::TrainingShape training_shape(const TrainConfig& config, const BatchPlan& plan, const Communicator& world,
                                    c10::Device device, bool resumes) {
-  const auto& recompute = config.activation_checkpoint;
   plan::TrainingShape shape{.model = model_config(config),
                             .batch = plan.local_batch_size,
                             .seq = config.training.seq_len,
@@ -91,9 +90,8 @@ plan::TrainingShape training_shape(const TrainConfig& config, const BatchPlan& p
                             .shards = plan.shards,
                             .zero_stage = static_cast<int>(config.parallelism.zero_stage),
                             .reshard_after_forward = config.parallelism.fsdp_reshard_after_forward != "never"};
-  shape.recompute_every = recompute.mode == "full"        ? 1
-                          : recompute.mode == "selective" ? recompute.selective_ac_option
-                                                          : 0;
+  shape.recompute_every = recompute_every(config);
+  shape.keeps_costly = keeps_costly(config);
   shape.optimizer_copies = config.optimizer.name == "AdamW" ? 2 : config.optimizer.momentum > 0 ? 1 : 0;
   if (plan.shards > 1) {
     shape.gather_bytes = config.training.mixed_precision_param == "float32" ? 4 : 2;

@@ -57,10 +57,13 @@ TEST_F(TrainerShardedTest, RecomputedActivationsChangeNothing) {
   for (const auto& layout :
        {Layout{.name = "ddp", .ranks = 2}, Layout{.name = "zero-3", .ranks = 2, .keys = sharded(3)}}) {
     const Weights plain = train(config(layout.name, layout.keys), 2);
-    for (const std::string mode : {"full", "selective"}) {
+    for (const std::string mode : {"full", "selective", "selective --activation_checkpoint.selective_ac_option=op"}) {
       const std::string name = layout.name + mode;
-      EXPECT_EQ(train(config(name, layout.keys + std::vector<std::string>{"--activation_checkpoint.mode=" + mode}), 2),
-                plain);
+      std::vector<std::string> keys = layout.keys;
+      const std::size_t space = mode.find(' ');
+      keys.push_back("--activation_checkpoint.mode=" + mode.substr(0, space));
+      if (space != std::string::npos) keys.push_back(mode.substr(space + 1));
+      EXPECT_EQ(train(config(name, keys), 2), plain);
       EXPECT_EQ(losses(name), losses(layout.name));
     }
   }
