@@ -25,6 +25,7 @@
 #include "phalanx/comm/tcp_store.h"
 #include "phalanx/comm/testing/fake_nccl.h"
 #include "phalanx/comm/testing/fake_streams.h"
+#include "phalanx/comm/testing/forked_ranks.h"
 
 namespace phalanx {
 namespace {

@@ -16,6 +16,7 @@
 #include "phalanx/comm/shm.h"
 #include "phalanx/comm/stream_copy.h"
 #include "phalanx/comm/tcp_store.h"
+#include "phalanx/comm/testing/forked_ranks.h"
 
 namespace phalanx {
 namespace {

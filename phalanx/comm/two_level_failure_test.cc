@@ -26,6 +26,7 @@
 #include "phalanx/comm/fault_world.h"
 #include "phalanx/comm/gloo.h"
 #include "phalanx/comm/tcp_store.h"
+#include "phalanx/comm/testing/forked_ranks.h"
 #include "phalanx/comm/two_level.h"
 
 namespace phalanx {

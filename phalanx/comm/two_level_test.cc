@@ -25,6 +25,7 @@
 #include "phalanx/comm/staged_backend.h"
 #include "phalanx/comm/tcp_store.h"
 #include "phalanx/comm/testing/fake_streams.h"
+#include "phalanx/comm/testing/forked_ranks.h"
 #include "phalanx/comm/two_level.h"
 #include "phalanx/comm/two_level_layout.h"
 
