@@ -38,7 +38,11 @@ int main(int argc, char** argv) try {
       ->capture_default_str();
   app.add_option("--images", images, "the first of the training set; 0: all")->check(CLI::NonNegativeNumber);
   app.add_option("--lr", lr)->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
   const phalanx::ProcessContext context = phalanx::init_from_environment();
 
   phalanx::models::CifarNet net({.device = context.device});

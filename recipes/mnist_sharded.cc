@@ -122,7 +122,11 @@ int run(int argc, char** argv) try {
   app.add_option("--images", options.images, "the first of the training set; 0: all")->check(CLI::NonNegativeNumber);
   app.add_option("--smallest-unit", options.smallest_unit, "elements")->check(CLI::NonNegativeNumber);
   app.add_flag("--cpu-offload", options.offload, "keep shards, gradients and optimizer state on the host");
-  CLI11_PARSE(app, argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
   install_counting_allocator();
   const ProcessContext context = init_from_environment();
   const auto sharded = train(options, context, true), replicated = train(options, context, false);

@@ -120,7 +120,11 @@ int main(int argc, char** argv) try {
   app.add_option("--rounds", rounds, "the least time counts")->check(CLI::Range(1, 1000));
   app.add_option("--limit", limit, "largest accepted ratio of both to the longer one");
   app.add_option("--trace", trace_file, "Chrome trace of rank 0");
-  CLI11_PARSE(app, argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
   const auto context = phalanx::init_from_environment({.backend = backend, .device = device});
   if (device == "cpu" && context.world_size < 2) throw phalanx::UsageError("start two ranks: phalanx launch -n 2 ...");
   phalanx::observe::TraceRecorder trace({.rank = context.rank});
