@@ -14,8 +14,10 @@
 #include <string>
 #include <vector>
 
+#include "phalanx/base/error.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/launch/process_context.h"
+#include "phalanx/launch/worker_report.h"
 #include "phalanx/mesh/device_mesh.h"
 #include "phalanx/nn/embedding.h"
 #include "phalanx/nn/linear.h"
@@ -43,7 +45,6 @@ struct Block : nn::Module {
     register_module("up", up);
     register_module("down", down);
   }
-
   Tensor attention(const Tensor& x) const {  // [batch, seq, dim]
     const Tensor parts = call(qkv, x).view({x.size(0), x.size(1), 3, kHeads, kDim / kHeads}).transpose(1, 3);
     const Tensor y = at::scaled_dot_product_attention(parts.select(2, 0), parts.select(2, 1), parts.select(2, 2), {},
@@ -71,7 +72,6 @@ struct Gpt : nn::Module {
     register_module("head", head);
     for (int64_t i = 0; i < kLayers; ++i) blocks->push_back(std::make_shared<Block>());
   }
-
   Tensor forward(const Tensor& ids) {  // [batch, seq] -> [batch, seq, vocabulary]
     Tensor x = call(tokens, ids) + call(positions, torch::arange(ids.size(1)));
     for (const auto& block : *blocks) x = call(std::static_pointer_cast<Block>(block), x);
@@ -86,7 +86,7 @@ struct Gpt : nn::Module {
   std::shared_ptr<nn::Linear> head = linear(kDim, kVocabulary);
 };
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   std::string folder = "gpt_sharded";
   phalanx::FullyShardOptions options{.output_dtype = torch::kFloat};
   for (int i = 1; i < argc; ++i) {
@@ -103,7 +103,8 @@ int main(int argc, char** argv) {
       return 2;
     }
   }
-  const phalanx::ProcessContext context = phalanx::init_from_environment();
+  const phalanx::ProcessContext context = phalanx::init_from_environment({.device = "cpu"});
+  if (kBatch % context.world_size != 0) throw phalanx::UsageError("a batch of 8 rows goes to 1, 2, 4 or 8 ranks");
   Gpt model;
   const phalanx::DeviceMesh mesh(context.world, {{"dp_shard", context.world_size}});
   phalanx::FullyShardedDataParallel sharded(model, mesh, options);
@@ -120,8 +121,7 @@ int main(int argc, char** argv) {
   const int64_t first = state.integers["step"], share = kBatch / context.world_size;
   double loss_now = 0;
   for (int64_t step = first; step < first + kSteps; ++step) {
-    torch::manual_seed(
-        step);  // the same batch on every rank, which takes its rows; a token follows from the one before
+    torch::manual_seed(step);  // the same batch on every rank, which takes its rows; a token follows from the last
     const Tensor start = torch::randint(kVocabulary, {kBatch, 1}),
                  rows = (start + 5 * torch::arange(kSeq + 1)) % kVocabulary;
     const Tensor mine = rows.narrow(0, context.rank * share, share);
@@ -144,4 +144,7 @@ int main(int argc, char** argv) {
                 static_cast<long>(sharded.statistics().gathers_ahead), static_cast<long>(sharded.statistics().gathers));
   }
   return 0;
+} catch (const phalanx::Error& error) {
+  if (!phalanx::report_error_to_launcher(error)) std::fprintf(stderr, "gpt_sharded: %s\n", error.what());
+  return error.exit_status();
 }

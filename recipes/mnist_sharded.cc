@@ -106,7 +106,9 @@ std::pair<double, std::string> train(const Options& options, const ProcessContex
     const auto [test_loss, test_right, tested] =
         epoch_of(tests, context, 0, [&](std::int64_t, const auto& batch) { return nn::call(net, batch.images); });
     if (context.rank != 0) continue;
-    fmt::print("Train Epoch: {} [{:.0f}/{} (100%)]  Loss: {:.6f}\n", epoch, count, images.set().size(), loss / count);
+    const auto all = static_cast<double>(images.set().size());
+    fmt::print("Train Epoch: {} [{:.0f}/{:.0f} ({:.0f}%)]  Loss: {:.6f}\n", epoch, count, all, 100 * count / all,
+               loss / count);
     fmt::print("Test set: Average loss: {:.4f}, Accuracy: {:.0f}/{:.0f} ({:.0f}%)\n", test_loss / tested, test_right,
                tested, 100 * test_right / tested);
   }
