@@ -77,11 +77,11 @@ Idx read_idx(const fs::path& path, const std::vector<std::int64_t>& expected) {
   std::int64_t count = 1;
   for (std::size_t i = 0; i < dimensions; ++i) {
     idx.shape.push_back(big_endian(header.data() + 4 + 4 * i));
-    count *= idx.shape.back();  // at most 2^32 times the image size: the other dimensions are checked below
     if (expected[i] >= 0 && idx.shape[i] != expected[i]) {
       throw DataError(
           fmt::format("{} says that dimension {} is {}: expected {}", path.string(), i, idx.shape[i], expected[i]));
     }
+    count *= idx.shape.back();  // at most 2^32 times the image size, all other dimensions being the expected ones
   }
   idx.bytes = in.read(static_cast<std::size_t>(count));
   if (static_cast<std::int64_t>(idx.bytes.size()) < count || !in.read(1).empty()) {

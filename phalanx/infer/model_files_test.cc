@@ -234,6 +234,10 @@ TEST(ModelFiles, HuggingFaceModelsThatDifferAreRefused) {
   EXPECT_THAT(error("head_dim", 64), HasSubstr("head_dim"));
   EXPECT_THAT(error("rope_scaling", {{"rope_type", "llama3"}}), HasSubstr("rope_scaling of type \"llama3\""));
   EXPECT_THAT(error("vocab_size", "many"), HasSubstr("\"vocab_size\" is \"many\""));
+  EXPECT_THAT(error("hidden_size", 256.7), HasSubstr("\"hidden_size\" is 256.7"));
+  EXPECT_THAT(error("hidden_size", std::uint64_t{1} << 63), HasSubstr("\"hidden_size\" is 9223372036854775808"));
+  EXPECT_THAT(error("num_attention_heads", 0), HasSubstr("config.json: "));
+  EXPECT_THAT(error("num_attention_heads", 0), HasSubstr("n_heads"));
   EXPECT_EQ(error("rope_parameters", {{"rope_type", "default"}, {"rope_theta", 5e5}}), "");
   EXPECT_THROW(models::llama_config_from_hf("[", "config.json"), CheckpointError);
 }

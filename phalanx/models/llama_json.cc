@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <cstdint>
+#include <limits>
 #include <nlohmann/json.hpp>
+#include <type_traits>
 
 #include "phalanx/base/error.h"
 
@@ -18,11 +21,13 @@ class JsonReader {
   T get(const char* key) const {
     if (!object_.contains(key)) throw CheckpointError(fmt::format("{} has no \"{}\"", where_, key));
     try {
-      return object_.at(key).get<T>();
+      const nlohmann::json& value = object_.at(key);
+      if (!std::is_same_v<T, std::int64_t> || is_whole(value)) return value.get<T>();
     } catch (const nlohmann::json::exception&) {
-      throw CheckpointError(fmt::format("{}: \"{}\" is {}, which is not what it should be", where_, key,
-                                        object_.at(key).dump().substr(0, 80)));
+      // Said below.
     }
+    throw CheckpointError(fmt::format("{}: \"{}\" is {}, which is not what it should be", where_, key,
+                                      object_.at(key).dump().substr(0, 80)));
   }
   template <class T>
   T get_or(const char* key, T otherwise) const {
@@ -30,6 +35,12 @@ class JsonReader {
   }
 
  private:
+  // nlohmann-json turns floats into integers, and large integers into negative ones.
+  static bool is_whole(const nlohmann::json& value) {
+    constexpr std::uint64_t kMost = std::numeric_limits<std::int64_t>::max();
+    return value.is_number_integer() && !(value.is_number_unsigned() && value.get<std::uint64_t>() > kMost);
+  }
+
   const nlohmann::json& object_;
   std::string where_;
 };
@@ -111,6 +122,11 @@ LlamaConfig llama_config_from_hf(const std::string& text, const std::string& fil
   config.rope_theta = read.get_or<double>("rope_theta", 10000.0);
   config.norm_eps = read.get_or<double>("rms_norm_eps", 1e-6);
   config.tie_embeddings = read.get_or<bool>("tie_word_embeddings", false);
+  try {
+    config.validate();
+  } catch (const ConfigError& error) {
+    throw CheckpointError(fmt::format("{}: {}", file, error.what()));
+  }
   if (read.get_or<std::int64_t>("head_dim", config.head_dim()) != config.head_dim())
     refuse("a head_dim other than hidden_size / num_attention_heads");
   // Newer files keep the rotary settings in one object.

@@ -13,7 +13,7 @@ std::int64_t covered(std::vector<std::pair<std::int64_t, std::int64_t>> interval
   std::ranges::sort(intervals);
   std::int64_t total = 0, until = 0;
   for (const auto& [begin, end] : intervals) {
-    if (end <= until) continue;
+    if (end <= until || end <= begin) continue;  // the system clock may have been set back in between
     total += end - std::max(begin, until);
     until = end;
   }
