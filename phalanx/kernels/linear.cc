@@ -32,6 +32,7 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     at::Tensor dx, dbias;
     if (ctx->needs_input_grad(0)) dx = at::matmul(grads[0], weight);
     if (ctx->saved_data["has_bias"].toBool()) dbias = dy.sum(0);
+    if (!ctx->needs_input_grad(1)) return {dx, at::Tensor(), dbias};
     if (at::GradMode::is_enabled()) return {dx, dy.t().mm(rows), dbias};  // create_graph: what autograd can follow
     const WeightGradient dweight = weight_gradient(weight);
     dweight.out.addmm_(dy.t(), rows, dweight.beta);

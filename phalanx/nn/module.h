@@ -68,8 +68,8 @@ class Module : public torch::nn::Module {
   bool has_forward_hooks() const noexcept { return !pre_hooks_.empty() || !post_hooks_.empty(); }
   bool has_parameter_hooks() const noexcept { return !before_use_.empty(); }
 
-  /// From now on call() hands forward() to the runner, as a function of its first input that may be run again later;
-  /// not where no gradients are recorded. For activation checkpointing (parallel/activation_checkpoint.h).
+  /// From now on call() hands forward() to the runner, as a function of its first input that may be run again later.
+  /// For activation checkpointing (parallel/activation_checkpoint.h).
   using Forward = std::function<at::Tensor(const at::Tensor& input)>;
   using Runner = std::function<at::Tensor(Forward forward, const at::Tensor& input)>;
   void set_runner(Runner runner) { runner_ = std::move(runner); }
@@ -125,7 +125,7 @@ at::Tensor run_again_later(M& module, First&& first, Rest&&... rest) {
 template <class M, class First, class... Rest>
 at::Tensor call_between_hooks(M& module, First&& first, Rest&&... rest) {
   if constexpr (std::is_same_v<std::decay_t<First>, at::Tensor> && (kMayBeKept<Rest> && ...)) {
-    if (module.has_runner() && at::GradMode::is_enabled()) {
+    if (module.has_runner()) {
       return module.around_use(
           [&] { return run_again_later(module, std::forward<First>(first), std::forward<Rest>(rest)...); });
     }

@@ -99,7 +99,11 @@ bool keep_costly(kernels::KeptOp op, int nth) { return op == kernels::KeptOp::at
 
 at::Tensor checkpoint(std::function<at::Tensor(const at::Tensor&)> fn, const at::Tensor& input,
                       kernels::KeepPolicy keep) {
-  if (!at::GradMode::is_enabled()) return fn(input);
+  if (!at::GradMode::is_enabled()) {
+    // What runs in here is no business of a layer around it, in this run as in its second.
+    const kernels::KeptOutputs::Scope none(nullptr, kernels::KeptOutputs::Run::first);
+    return fn(input);
+  }
   const at::Tensor anchor =
       at::empty({0}, at::TensorOptions(at::kFloat).device(input.device())).set_requires_grad(true);
   return CheckpointFunction::apply(input, anchor, c10::make_intrusive<Recipe>(std::move(fn), input, std::move(keep)));

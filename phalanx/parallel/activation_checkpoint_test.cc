@@ -146,6 +146,50 @@ TEST(SelectiveCheckpoint, AnInnerCheckpointKeepsForItself) {
   EXPECT_TRUE(at::allclose(w.grad(), v.grad(), 1e-6, 1e-7));
 }
 
+TEST(SelectiveCheckpoint, AnInnerCheckpointDoesNotCountInTheLayerAroundIt) {
+  // The outer layer's first linear, which is kept, comes behind the inner checkpoint's.
+  const at::Tensor w = waves({4, 4}, 1.0).requires_grad_(), v = waves({4, 4}, 1.0).requires_grad_();
+  const auto one = [](const at::Tensor& w) {
+    return [w](const at::Tensor& x) { return at::tanh(kernels::linear(x, w)); };
+  };
+  for (const kernels::KeepPolicy& inner : {kernels::KeepPolicy(nullptr), kernels::KeepPolicy(keep_costly)}) {
+    w.mutable_grad().reset();
+    v.mutable_grad().reset();
+    const at::Tensor x = waves({3, 4}, 0.0);
+    one(w)(one(w)(x)).sum().backward();
+    checkpoint([&](const at::Tensor& y) { return one(v)(checkpoint(one(v), y, inner)); }, x, keep_costly)
+        .sum()
+        .backward();
+    EXPECT_TRUE(at::allclose(w.grad(), v.grad(), 1e-6, 1e-7));
+  }
+}
+
+TEST(SelectiveCheckpoint, AModuleInsideIsCheckpointedForItself) {
+  Net plain(false), nested(false);
+  for (const auto& block : nested.blocks) {
+    checkpoint_activations(*block, [](kernels::KeptOp, int nth) { return nth == 0; });
+    checkpoint_activations(*block->first);
+  }
+  const at::Tensor x = waves({5, 6}, 0.0);
+  plain.forward(x).square().sum().backward();
+  nested.forward(x).square().sum().backward();
+  expect_same_grads(plain, nested);
+}
+
+TEST(SelectiveCheckpoint, FrozenWeightsGetNoGradient) {
+  Net plain(false), frozen(false);
+  for (auto* net : {&plain, &frozen}) {
+    for (const auto& block : net->blocks) block->first->weight.set_requires_grad(false);
+  }
+  for (const auto& block : frozen.blocks) checkpoint_activations(*block, keep_costly);
+  for (auto* net : {&plain, &frozen}) net->forward(waves({5, 6}, 0.0)).square().sum().backward();
+  for (std::size_t i = 0; i < plain.blocks.size(); ++i) {
+    EXPECT_FALSE(frozen.blocks[i]->first->weight.grad().defined());
+    EXPECT_TRUE(at::equal(frozen.blocks[i]->second->weight.grad(), plain.blocks[i]->second->weight.grad()));
+    EXPECT_TRUE(at::equal(frozen.blocks[i]->first->bias.grad(), plain.blocks[i]->first->bias.grad()));
+  }
+}
+
 TEST(SelectiveCheckpoint, AnotherSequenceOfOperationsIsAnError) {
   const at::Tensor w = waves({4, 4}, 1.0).requires_grad_();
   int runs = 0;

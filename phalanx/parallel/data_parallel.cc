@@ -252,13 +252,15 @@ struct DataParallel::Impl {
   // Gives replicas 1 ... used - 1 the values, the history and the modes of the module.
   void replicate(std::size_t used) {
     if (used < 2) return;
-    const bool grad_mode = at::GradMode::is_enabled();
     std::optional<c10::InferenceMode> versions;  // tensors of inference mode have none
     if (c10::InferenceMode::is_enabled()) versions.emplace(false);
     const std::vector<at::Device> others(devices.begin() + 1, devices.begin() + static_cast<std::ptrdiff_t>(used));
     for (std::size_t i = 0; i < original().parameters.size(); ++i) {
       const at::Tensor& parameter = original().parameters[i];
-      const bool recorded = grad_mode && parameter.requires_grad();
+      // Also where the caller records nothing: graphs of forward passes before refer to the replicas' parameters, which
+      // must not lose their history. The threads run in the caller's mode.
+      const at::AutoGradMode record(true);
+      const bool recorded = parameter.requires_grad();
       const auto values =
           recorded ? SendToReplicas::apply(parameter, others) : SendToReplicas::values(parameter, others);
       for (std::size_t r = 1; r < used; ++r) give_value(replicas[r]->parts.parameters[i], values[r - 1], parameter);

@@ -103,6 +103,22 @@ TEST(DataParallelTest, EqualsOneDevice) {
   }
 }
 
+TEST(DataParallelTest, AForwardPassWithoutGradientsLeavesEarlierGraphsAlone) {
+  SmallNet net, alone;
+  DataParallel parallel(net, cpus(3), make_small_net);
+  const at::Tensor x = waves({7, 1, 6, 6}, 0.2), other = waves({7, 1, 6, 6}, 0.9);
+  const at::Tensor y = parallel.forward(x);
+  {
+    const at::NoGradGuard no_grad;
+    EXPECT_FALSE(parallel.forward(other).requires_grad());
+  }
+  y.square().mean().backward();
+  alone.forward(x).square().mean().backward();
+  for (std::size_t i = 0; i < net.parameters().size(); ++i) {
+    EXPECT_LE(distance(net.parameters()[i].grad(), alone.parameters()[i].grad()), 1e-6) << i;
+  }
+}
+
 TEST(DataParallelTest, TrainsAsOneDevice) {
   // 20 steps let differences of the last bit grow: 1e-5 of weights of size 1.
   SmallNet net, alone;

@@ -154,12 +154,17 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, co
       if (units.back()->is_trained(i)) trained_.push_back(shards_.back());
     }
   }
-  units_ = fsdp::ShardedUnits::make(std::move(units), comm, replicas, options.prefetch);
+  units_ = fsdp::ShardedUnits::make(std::move(units), comm, replicas, keepers, options.prefetch);
   attach_hooks(*units_, plans, options.param_dtype);
   if (!options.output_dtype) return;
   const auto convert = [dtype = options.output_dtype](const at::Tensor& output) { return in_dtype(output, dtype); };
-  if (!fsdp::attach_to_output(module, convert)) run_output_dtype_ = options.output_dtype;
+  if (fsdp::attach_to_output(module, convert)) return;
+  run_output_dtype_ = options.output_dtype;
+  log::warn_once(
+      fmt::format("fully_shard: what {} returns is in output_dtype only where it is run by run()", module.name()));
 }
+
+std::shared_ptr<Communicator> FullyShardedDataParallel::reshard_ranks() const { return units_->keepers(); }
 
 FullyShardedDataParallel::~FullyShardedDataParallel() { units_->detach(); }
 

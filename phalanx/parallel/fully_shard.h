@@ -20,7 +20,8 @@
 //   together, so that the second gathering goes no further; 1 / k of the model on each rank for that time.
 // - Mixed precision (param_dtype, reduce_dtype, output_dtype, as PyTorch's FSDP2): parameters() stay what they are and
 //   are the master; they are gathered and used in param_dtype, which the first input of every unit is brought to;
-//   gradients are accumulated and averaged in reduce_dtype, and parameters' .grad() are of that dtype.
+//   gradients are accumulated and averaged in reduce_dtype, and parameters' .grad() are of that dtype. What the module
+//   returns is in output_dtype; of a plain module that is no Sequential, where it is run by run().
 // - offload keeps parameters(), their gradients and with them the optimizer and its state on the host (pinned, where
 //   the module is on a GPU); rows go to the device when their unit is gathered.
 // - The values are those of DistributedDataParallel to the bit, on backends whose sums are in rank order.
@@ -38,7 +39,8 @@
 //   parameters() are what exists: this rank's rows, by name, with their ShardSpec; their gradients after a synchronised
 //   backward pass. zero_grad() between steps; a gradient that is still there is added to.
 // - Each synchronised backward pass must give every trained parameter a gradient (Error otherwise, on every rank, and
-//   the communicators are aborted). Gradients must be dense. An exception inside backward() aborts, too.
+//   the communicators are aborted). Gradients must be dense. An exception inside backward() aborts, too, and drops
+//   what has been accumulated since the last average.
 // - Whoever changes parameters() other than between a synchronised backward pass and the next forward pass says so with
 //   forget_values().
 // - The module must outlive this object, and cannot be used after it.
@@ -131,6 +133,8 @@ class FullyShardedDataParallel {
   std::vector<std::vector<std::string>> units() const;
   void forget_values();
   FullyShardStatistics statistics() const;
+  /// Those that keep units together with this rank (reshard_group); null: nobody does.
+  std::shared_ptr<Communicator> reshard_ranks() const;
 
  private:
   template <class Input>

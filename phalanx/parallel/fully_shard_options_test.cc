@@ -298,6 +298,103 @@ TEST(Prefetch, CanBeTurnedOff) {
   });
 }
 
+TEST(ReshardGroup, AnErrorInBackwardWakesTheNeighbours) {
+  std::vector<std::string> messages(4);
+  run_local_ranks(4, [&](const std::shared_ptr<Communicator>& world) {
+    auto net = linears(4);
+    FullyShardedDataParallel sharded(*net, sharding_mesh(world), {.reshard_group = 2});
+    // In the last block but one: the first two are still to be gathered by the neighbours.
+    GradReadySubscription subscription;
+    if (world->rank() == 1) {
+      subscription = on_grad_ready(net->named_parameters()["4.weight"],
+                                   [](const at::Tensor&) { throw Error("the hook of rank 1"); });
+    }
+    messages[static_cast<std::size_t>(world->rank())] = message_of([&] {
+      net->forward(waves({2, kWidth}, 1.0)).sum().backward();
+    });
+  });
+  EXPECT_THAT(messages[1], HasSubstr("the hook of rank 1"));
+  for (const int rank : {0, 2, 3}) {
+    EXPECT_THAT(messages[static_cast<std::size_t>(rank)], HasSubstr("ended with an error")) << rank;
+  }
+}
+
+TEST(FullyShardGradients, ThoseThatAreStillThereOutliveAHeldPass) {
+  run_local_ranks(2, [](const std::shared_ptr<Communicator>& world) {
+    for (const bool offload : {false, true}) {
+      for (const int stage : {1, 2, 3}) {
+        SCOPED_TRACE(::testing::Message() << "stage " << stage << ", offload " << offload);
+        auto net = linears(2);
+        FullyShardedDataParallel sharded(*net, sharding_mesh(world), {.stage = stage, .offload = offload});
+        const auto pass = [&](double phase) {
+          net->forward(waves({3, kWidth}, phase + world->rank())).sum().backward();
+        };
+        const auto grads = [&] {
+          std::vector<at::Tensor> all;
+          for (const auto& p : sharded.parameters()) all.push_back(p.tensor.grad().clone());
+          for (const auto& p : sharded.parameters()) p.tensor.mutable_grad().reset();
+          return all;
+        };
+        const auto rest = [&] {
+          {
+            const auto held = sharded.no_sync();
+            pass(0.4);
+          }
+          pass(0.7);
+        };
+        pass(0.1);
+        const auto first = grads();
+        rest();
+        const auto second = grads();
+        pass(0.1);
+        rest();
+        const auto sum = grads();
+        for (std::size_t i = 0; i < sum.size(); ++i) {
+          EXPECT_TRUE(at::equal(sum[i], first[i] + second[i])) << sharded.parameters()[i].name;
+        }
+      }
+    }
+  });
+}
+
+TEST(FullyShardGradients, AFailedPassLeavesNothingBehind) {
+  run_local_ranks(1, [](const std::shared_ptr<Communicator>& world) {
+    for (const auto reduce : {std::optional<at::ScalarType>(), std::optional(at::kDouble)}) {
+      auto net = linears(2);
+      FullyShardedDataParallel sharded(*net, sharding_mesh(world), {.reduce_dtype = reduce});
+      const auto pass = [&](bool fails) {
+        const at::Tensor x = waves({3, kWidth}, 0.0).requires_grad_();
+        if (fails) x.register_hook([](const at::Tensor&) { throw Error("no"); });
+        net->forward(x).sum().backward();
+      };
+      pass(false);
+      const at::Tensor expected = sharded.parameters()[0].tensor.grad().clone();
+      for (const auto& p : sharded.parameters()) p.tensor.mutable_grad().reset();
+      EXPECT_EQ(message_of([&] { pass(true); }), "no");
+      for (const auto& p : sharded.parameters()) p.tensor.mutable_grad().reset();
+      pass(false);
+      EXPECT_TRUE(at::equal(sharded.parameters()[0].tensor.grad(), expected));
+    }
+  });
+}
+
+TEST(FullyShardGradients, AFrozenUnitTakesNoMemoryForThem) {
+  run_local_ranks(2, [](const std::shared_ptr<Communicator>& world) {
+    auto net = linears(6);
+    for (auto& p : net->named_parameters()) p.value().set_requires_grad(p.key().starts_with("0."));
+    FullyShardedDataParallel sharded(*net, sharding_mesh(world));
+    for (int step = 0; step < 2; ++step) {
+      for (const auto& p : sharded.parameters()) p.tensor.mutable_grad().reset();
+      net->forward(waves({3, kWidth}, 0.0)).sum().backward();
+    }
+    const auto statistics = sharded.statistics();
+    const std::int64_t unit = statistics.gathered_bytes / 2;
+    EXPECT_EQ(statistics.gradient_bytes, unit);
+    EXPECT_EQ(statistics.reduced_bytes_kept, unit / 2);
+    EXPECT_TRUE(sharded.trained_parameters()[0].tensor.grad().defined());
+  });
+}
+
 TEST(FullyShardOptionsErrors, SayWhatIsExpected) {
   run_local_ranks(4, [](const std::shared_ptr<Communicator>& world) {
     auto net = linears(1);

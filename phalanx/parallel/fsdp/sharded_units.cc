@@ -33,19 +33,21 @@ void wait_for_device(at::Device device) {
 
 std::shared_ptr<ShardedUnits> ShardedUnits::make(std::vector<std::unique_ptr<Unit>> units,
                                                  std::shared_ptr<Communicator> comm,
-                                                 std::shared_ptr<Communicator> replicas, bool prefetch) {
+                                                 std::shared_ptr<Communicator> replicas,
+                                                 std::shared_ptr<Communicator> keepers, bool prefetch) {
   const std::shared_ptr<ShardedUnits> made(
-      new ShardedUnits(std::move(units), std::move(comm), std::move(replicas), prefetch));
+      new ShardedUnits(std::move(units), std::move(comm), std::move(replicas), std::move(keepers), prefetch));
   made->subscribe();
   return made;
 }
 
 ShardedUnits::ShardedUnits(std::vector<std::unique_ptr<Unit>> units, std::shared_ptr<Communicator> comm,
-                           std::shared_ptr<Communicator> replicas, bool prefetch)
+                           std::shared_ptr<Communicator> replicas, std::shared_ptr<Communicator> keepers, bool prefetch)
     : units_(std::move(units)),
       states_(units_.size()),
       comm_(std::move(comm)),
       replicas_(std::move(replicas)),
+      keepers_(std::move(keepers)),
       prefetches_(prefetch) {
   order_.resize(units_.size());
   std::iota(order_.begin(), order_.end(), 0);
@@ -90,6 +92,7 @@ void ShardedUnits::make_pools() {
   std::int64_t largest = 0;
   int pooled = 0;
   for (const auto& unit : units_) {
+    if (!unit->has_trained()) continue;
     const bool keeps = unit->own_grads() || keeps_all_grads_;
     if (keeps && !unit->has_grad_memory()) {
       // Between micro-batches whole gradients are a rank's own only until they are averaged.
@@ -213,6 +216,7 @@ void ShardedUnits::before_use(std::size_t unit) {
   if (unit != order_.back() || !at::GradMode::is_enabled()) return;
   // The backward pass begins with it: a loss that is fused with its projection makes the gradient in the forward pass,
   // in the memory that is offered; but not over an average that lies there and that nobody has used yet.
+  if (!units_[unit]->has_trained()) return;
   if (units_[unit]->own_grads() && units_[unit]->has_shard_grads()) {
     units_[unit]->withdraw_grad_buffers();
   } else if (holds_ == 0) {
@@ -246,7 +250,7 @@ void ShardedUnits::begin_pass() {
     State& state = states_[u];
     state = State{.in_use = state.in_use, .ready = std::vector<bool>(units_[u]->size(), false)};
     for (std::size_t i = 0; i < units_[u]->size(); ++i) state.pending += units_[u]->is_trained(i) ? 1 : 0;
-    if (!pass_->held) units_[u]->carry_reduced();
+    units_[u]->carry_reduced();
     units_[u]->offer_grad_buffers();
   }
   // The order of the pass that has just gone forward is the best guess for the next one.
@@ -300,7 +304,7 @@ void ShardedUnits::before_backward(std::size_t unit) {
   if (state.is_through) return;  // used twice: the second hook of a unit whose gradients are all there
   state.in_backward = true;
   gather(unit);
-  give_grads_memory(unit);
+  if (state.pending > 0) give_grads_memory(unit);
   prefetch(unit, -1);
 }
 
@@ -398,6 +402,8 @@ void ShardedUnits::abandon(const std::shared_ptr<Pass>& pass) noexcept {
   averaging_.clear();
   abort_before_averaging(*comm_, "fully_shard");
   if (replicas_) abort_before_averaging(*replicas_, "fully_shard");
+  if (keepers_) abort_before_averaging(*keepers_, "fully_shard");
+  for (const auto& unit : units_) unit->drop_full_grads();
 }
 
 void ShardedUnits::fail_unused() {

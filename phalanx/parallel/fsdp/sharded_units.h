@@ -34,10 +34,11 @@ namespace phalanx::fsdp {
 
 class ShardedUnits : public std::enable_shared_from_this<ShardedUnits> {
  public:
-  /// `replicas` is null without a replicating axis. Without `prefetch` a unit is gathered when it is used. Collective.
+  /// `replicas` is null without a replicating axis, `keepers` (unit.h) without such. Without `prefetch` a unit is
+  /// gathered when it is used. Collective.
   static std::shared_ptr<ShardedUnits> make(std::vector<std::unique_ptr<Unit>> units,
                                             std::shared_ptr<Communicator> comm, std::shared_ptr<Communicator> replicas,
-                                            bool prefetch);
+                                            std::shared_ptr<Communicator> keepers, bool prefetch);
   void detach();
 
   void before_use(std::size_t unit);
@@ -49,6 +50,7 @@ class ShardedUnits : public std::enable_shared_from_this<ShardedUnits> {
   void forget_values();
 
   const std::vector<std::unique_ptr<Unit>>& units() const noexcept { return units_; }
+  const std::shared_ptr<Communicator>& keepers() const noexcept { return keepers_; }
   const FullyShardStatistics& statistics() const noexcept { return statistics_; }
 
  private:
@@ -66,7 +68,7 @@ class ShardedUnits : public std::enable_shared_from_this<ShardedUnits> {
   };
 
   ShardedUnits(std::vector<std::unique_ptr<Unit>> units, std::shared_ptr<Communicator> comm,
-               std::shared_ptr<Communicator> replicas, bool prefetch);
+               std::shared_ptr<Communicator> replicas, std::shared_ptr<Communicator> keepers, bool prefetch);
   void subscribe();
   at::Tensor allocate(std::int64_t bytes, observe::MemoryCategory what_for = observe::MemoryCategory::buffers) const;
   void make_pools();
@@ -95,7 +97,7 @@ class ShardedUnits : public std::enable_shared_from_this<ShardedUnits> {
 
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<State> states_;
-  std::shared_ptr<Communicator> comm_, replicas_;
+  std::shared_ptr<Communicator> comm_, replicas_, keepers_;
   bool prefetches_ = true;
   std::vector<GradReadySubscription> subscriptions_;
   MemoryPool parameter_pool_;

@@ -127,6 +127,7 @@ void Unit::make_shard(const UnitOptions& options) {
 
 // This rank's part of the averaged gradients, and the same rows of it as its shards have.
 void Unit::make_reduced() {
+  if (!has_trained()) return;
   const observe::MemoryScope scope(observe::MemoryCategory::gradients);
   const bool in_grads = own_grads_ || offload_;
   reduced_ = in_grads ? slice_of(grads_.tensor()) : comm_->symmetric_empty({layout_.shard_elements}, grad_options_);
@@ -155,7 +156,10 @@ std::int64_t Unit::kept_bytes() const noexcept {
   return beside_full + (resident_ ? bytes() : 0) + (keepers_ ? bytes() / keepers_->size() : 0);
 }
 
-std::int64_t Unit::reduced_bytes() const noexcept { return own_grads_ && !offload_ ? 0 : grad_bytes() / layout_.ranks; }
+std::int64_t Unit::reduced_bytes() const noexcept {
+  const bool in_grads = own_grads_ && !offload_;
+  return in_grads || !has_trained() ? 0 : grad_bytes() / layout_.ranks;
+}
 
 void Unit::start_gather() {
   gathered_ = true;
@@ -240,11 +244,21 @@ void Unit::place_grad(std::size_t i) {
   grad = p.grad_view;
 }
 
+bool Unit::has_trained() const {
+  return std::ranges::any_of(parameters_, [](const Parameter& p) { return p.full.tensor.requires_grad(); });
+}
+
 bool Unit::has_shard_grads() const {
   return std::ranges::any_of(parameters_, [](const Parameter& p) { return p.shard.tensor.grad().defined(); });
 }
 
-void Unit::carry_reduced() { carried_ = has_shard_grads() ? published_.clone() : at::Tensor(); }
+void Unit::carry_reduced() {
+  if (!has_shard_grads()) {
+    carried_.reset();
+  } else if (!carried_.defined()) {
+    carried_ = published_.clone();
+  }
+}
 
 void Unit::start_reduce() {
   if (comm_->size() > 1) {

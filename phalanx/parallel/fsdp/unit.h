@@ -62,6 +62,7 @@ class Unit {
   /// The rank's rows, with their spec; .grad() is what the last synchronised pass left.
   const NamedTensor& shard(std::size_t i) const { return parameters_[i].shard; }
   bool is_trained(std::size_t i) const { return parameters_[i].full.tensor.requires_grad(); }
+  bool has_trained() const;
   bool resident() const noexcept { return resident_; }
   bool own_grads() const noexcept { return own_grads_; }
 
@@ -88,7 +89,7 @@ class Unit {
   /// Puts the gradient that autograd brought where it belongs.
   void place_grad(std::size_t i);
   bool has_shard_grads() const;
-  /// Saves what a further reduction would overwrite: the average of earlier passes that nobody has reset.
+  /// Saves what a further pass would overwrite: the average of earlier ones that nobody has reset.
   void carry_reduced();
   void start_reduce();
   /// Waits, and lets go of the full gradients.
