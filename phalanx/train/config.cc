@@ -358,6 +358,11 @@ void resolve(TrainConfig& config) {
           fmt::format("[parallelism] fsdp_reshard_after_forward = {}", config.parallelism.fsdp_reshard_after_forward));
     }
   }
+  if (const std::int64_t group = reshard_group(config); group > 0 && config.parallelism.zero_stage < 3) {
+    throw ConfigError(fmt::format(
+        "[parallelism] fsdp_reshard_after_forward = {} is for zero_stage = 3, but that is {}: remove one of them",
+        group, config.parallelism.zero_stage));
+  }
   refuse_zero("validation", "local_batch_size", config.validation.local_batch_size);
   refuse_zero("validation", "freq", config.validation.freq);
   refuse_zero("validation", "steps", config.validation.steps);
@@ -473,6 +478,12 @@ Degrees degrees_of(const TrainConfig& config, std::int64_t world_size) {
 
 BatchPlan plan_batches(const TrainConfig& config, std::int64_t world_size) {
   const Degrees degrees = degrees_of(config, world_size);
+  if (degrees.shards == 1 && config.training.enable_cpu_offload) {
+    throw ConfigError(fmt::format(
+        "[training] enable_cpu_offload is for sharded training, but of {} rank{} none shares the model with another: "
+        "start more, or remove it",
+        world_size, world_size == 1 ? "" : "s"));
+  }
   if (const std::int64_t group = reshard_group(config); group > 0 && degrees.shards % group != 0) {
     throw ConfigError(fmt::format(
         "[parallelism] fsdp_reshard_after_forward = {} does not divide the {} ranks among which the model is sharded",

@@ -157,6 +157,14 @@ TEST(Config, KeysOfShardedTraining) {
     EXPECT_THAT(refusal("", {flag}), HasSubstr("is for sharded training: set [parallelism] data_parallel_shard_degree"))
         << flag;
   }
+  EXPECT_THAT(refusal(shards + "zero_stage = 2\nfsdp_reshard_after_forward = 2\n"),
+              HasSubstr("fsdp_reshard_after_forward = 2 is for zero_stage = 3, but that is 2"));
+  try {
+    plan_batches(parse(shards + "[training]\nenable_cpu_offload = true\n"), 1);
+    ADD_FAILURE();
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("of 1 rank none shares the model"));
+  }
 }
 
 TEST(Config, ValuesOutOfRangeAreRefused) {

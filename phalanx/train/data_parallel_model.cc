@@ -36,15 +36,15 @@ DataParallelModel::DataParallelModel(const TrainConfig& config, const BatchPlan&
   for (const auto& axis : mesh.axes()) {
     if (mesh.communicator(axis.name) != world_) of_axes_.push_back(mesh.communicator(axis.name));
   }
-  sharded_ = std::make_unique<FullyShardedDataParallel>(
-      *model_, mesh,
-      FullyShardOptions{.stage = static_cast<int>(parallelism.zero_stage),
-                        .reshard_after_forward = reshard,
-                        .reshard_group = parallelism.zero_stage == 3 ? group : 0,
-                        .offload = config.training.enable_cpu_offload,
-                        .param_dtype = sharded_param_dtype(config),
-                        .reduce_dtype = sharded_reduce_dtype(config),
-                        .output_dtype = at::kFloat});
+  sharded_ =
+      std::make_unique<FullyShardedDataParallel>(*model_, mesh,
+                                                 FullyShardOptions{.stage = static_cast<int>(parallelism.zero_stage),
+                                                                   .reshard_after_forward = reshard,
+                                                                   .reshard_group = group,
+                                                                   .offload = config.training.enable_cpu_offload,
+                                                                   .param_dtype = sharded_param_dtype(config),
+                                                                   .reduce_dtype = sharded_reduce_dtype(config),
+                                                                   .output_dtype = at::kFloat});
   keeps_whole_gradients_ = parallelism.zero_stage == 1;
   stage_text_ = fmt::format("ZeRO-{}", parallelism.zero_stage);
   if (parallelism.zero_stage == 3 && !reshard) stage_text_ += " (gathered until the backward pass)";
@@ -86,6 +86,7 @@ std::shared_ptr<void> DataParallelModel::no_sync() {
 std::vector<std::shared_ptr<Communicator>> DataParallelModel::communicators() const {
   std::vector<std::shared_ptr<Communicator>> all = {world_};
   all.insert(all.end(), of_axes_.begin(), of_axes_.end());
+  if (const auto keepers = sharded_ ? sharded_->reshard_ranks() : nullptr) all.push_back(keepers);
   return all;
 }
 
