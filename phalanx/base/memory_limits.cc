@@ -1,7 +1,10 @@
 #include "phalanx/base/memory_limits.h"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 
+#include <algorithm>
+#include <array>
 #include <charconv>
 #include <optional>
 #include <sstream>
@@ -14,6 +17,9 @@ namespace phalanx {
 namespace {
 
 namespace stdfs = std::filesystem;
+
+constexpr std::uint64_t kNoLimit = std::uint64_t{1}
+                                   << 60;  // a number of this size is meant as none (cgroup v1, ulimit)
 
 std::string contents_or_nothing(const stdfs::path& path) {
   try {
@@ -46,21 +52,28 @@ void add_process_limits(const stdfs::path& root, std::vector<MemoryLimit>& found
   const std::string limits = contents_or_nothing(root / "proc/self/limits");
   const std::string status = contents_or_nothing(root / "proc/self/status");  // in kB
   const auto in_use = [&](std::string_view key) { return number_behind(status, key).value_or(0) * 1024; };
-  if (const auto bytes = number_behind(limits, "Max data size")) {
-    found.push_back(
-        {"RLIMIT_DATA", MemoryLimit::Counts::private_memory, MemoryLimit::SharedBy::process, *bytes, in_use("VmData")});
+  if (const auto bytes = number_behind(limits, "Max data size"); bytes && *bytes < kNoLimit) {
+    found.push_back({"RLIMIT_DATA",
+                     MemoryLimit::Counts::private_memory,
+                     MemoryLimit::SharedBy::process,
+                     *bytes,
+                     in_use("VmData"),
+                     {}});
   }
-  if (const auto bytes = number_behind(limits, "Max address space")) {
+  if (const auto bytes = number_behind(limits, "Max address space"); bytes && *bytes < kNoLimit) {
     found.push_back(
-        {"RLIMIT_AS", MemoryLimit::Counts::mappings, MemoryLimit::SharedBy::process, *bytes, in_use("VmSize")});
+        {"RLIMIT_AS", MemoryLimit::Counts::mappings, MemoryLimit::SharedBy::process, *bytes, in_use("VmSize"), {}});
   }
 }
 
 struct CgroupNames {
-  const char *version, *limit, *usage, *inactive;
+  const char *version, *limit, *usage;
+  std::array<const char*, 3> reclaimed;  // keys of memory.stat: what the kernel takes back before it kills
 };
-constexpr CgroupNames kV1 = {"v1", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"};
-constexpr CgroupNames kV2 = {"v2", "memory.max", "memory.current", "inactive_file"};
+constexpr CgroupNames kV1 = {
+    "v1", "memory.limit_in_bytes", "memory.usage_in_bytes", {"total_inactive_file", "total_active_file", nullptr}};
+constexpr CgroupNames kV2 = {
+    "v2", "memory.max", "memory.current", {"inactive_file", "active_file", "slab_reclaimable"}};
 
 struct Cgroup {
   std::string path;  // as /proc/self/cgroup has it
@@ -108,36 +121,51 @@ std::optional<CgroupFolder> folder_of(const Cgroup& cgroup, const stdfs::path& r
   return std::nullopt;
 }
 
-void add_cgroup_limit(const stdfs::path& root, std::vector<MemoryLimit>& found) {
+// A container may see its group as "/", and each task its own leaf below the group that limits them all: paths do not
+// tell groups apart, but the kernel has one inode for each.
+std::string domain_of(const stdfs::path& group, const std::string& machine) {
+  struct stat status {};
+  if (machine.empty() || ::stat(group.c_str(), &status) != 0) return {};
+  return fmt::format("cgroup {} {}:{}", machine, status.st_dev, status.st_ino);
+}
+
+std::uint64_t reclaimable(const stdfs::path& group, const CgroupNames& names) {
+  const std::string numbers = contents_or_nothing(group / "memory.stat");
+  std::uint64_t bytes = 0;
+  for (const char* key : names.reclaimed) {
+    if (key != nullptr) bytes += number_behind(numbers, fmt::format("{} ", key)).value_or(0);
+  }
+  return bytes;
+}
+
+void add_cgroup_limits(const stdfs::path& root, std::vector<MemoryLimit>& found) {
   const auto cgroup = own_cgroup(root);
   if (!cgroup) return;
   const auto folder = folder_of(*cgroup, root);
   if (!folder) return;
-  constexpr std::uint64_t kNone = std::uint64_t{1} << 60;  // v1 writes "no limit" as a number of this size
-  std::optional<MemoryLimit> tightest;
+  const std::string machine = machine_identity(root);
   for (stdfs::path at = folder->group;; at = at.parent_path()) {
     const auto bytes = number_in(at / cgroup->names->limit);
-    if (bytes && *bytes < kNone) {
+    if (bytes && *bytes < kNoLimit) {
       const std::uint64_t usage = number_in(at / cgroup->names->usage).value_or(0);
-      const std::uint64_t cache =
-          number_behind(contents_or_nothing(at / "memory.stat"), cgroup->names->inactive).value_or(0);
+      const std::uint64_t cache = reclaimable(at, *cgroup->names);
       const std::string name = "/" + at.lexically_relative(folder->mount).string();
-      MemoryLimit limit{fmt::format("cgroup {} ({})", name == "/." ? "/" : name, cgroup->names->version),
-                        MemoryLimit::Counts::everything, MemoryLimit::SharedBy::machine, *bytes,
-                        usage > cache ? usage - cache : 0};
-      if (!tightest || limit.available() < tightest->available()) tightest = std::move(limit);
+      found.push_back({fmt::format("cgroup {} ({})", name == "/." ? "/" : name, cgroup->names->version),
+                       MemoryLimit::Counts::everything, MemoryLimit::SharedBy::machine, *bytes,
+                       usage > cache ? usage - cache : 0, domain_of(at, machine)});
     }
     if (at == folder->mount || !at.has_relative_path()) break;
   }
-  if (tightest) found.push_back(*std::move(tightest));
 }
 
 void add_machine(const stdfs::path& root, std::vector<MemoryLimit>& found) {
   const std::string info = contents_or_nothing(root / "proc/meminfo");  // in kB
   const auto total = number_behind(info, "MemTotal"), available = number_behind(info, "MemAvailable");
   if (!total || !available) return;
+  const std::string machine = machine_identity(root);
   found.push_back({"memory of this machine", MemoryLimit::Counts::everything, MemoryLimit::SharedBy::machine,
-                   *total * 1024, (*total - std::min(*total, *available)) * 1024});
+                   *total * 1024, (*total - std::min(*total, *available)) * 1024,
+                   machine.empty() ? "" : "machine " + machine});
 }
 
 }  // namespace
@@ -149,15 +177,14 @@ std::string MemoryLimit::text() const {
 std::vector<MemoryLimit> memory_limits(const stdfs::path& root) {
   std::vector<MemoryLimit> found;
   add_process_limits(root, found);
-  add_cgroup_limit(root, found);
+  add_cgroup_limits(root, found);
   add_machine(root, found);
   return found;
 }
 
-std::string memory_domain(const stdfs::path& root) {
+std::string machine_identity(const stdfs::path& root) {
   const std::string boot = contents_or_nothing(root / "proc/sys/kernel/random/boot_id");
-  const auto cgroup = own_cgroup(root);
-  return boot.substr(0, boot.find('\n')) + (cgroup ? " " + cgroup->path : "");
+  return boot.substr(0, boot.find('\n'));
 }
 
 }  // namespace phalanx

@@ -5,8 +5,8 @@
 //   is not counted.
 // - RLIMIT_AS (`ulimit -v`): everything that is mapped, shared memory of other processes included.
 // - cgroup v1 and v2 (containers, Slurm, systemd): everything that the group's processes use together; beyond it the
-//   kernel kills. A group is limited by its parents, too: the tightest one is told. Cache that the kernel drops by
-//   itself (inactive_file) does not count as in use.
+//   kernel kills. A group is limited by its parents, too: all that limit are told, since others take from a parent.
+//   What the kernel takes back before it kills (cache of files, reclaimable slabs) does not count as in use.
 // - The machine: MemAvailable, which its other processes share.
 //
 // What cannot be read (no /proc, no cgroup) limits nothing. Linux only; torch-free. Reads a few files: some 100 us.
@@ -39,6 +39,9 @@ struct MemoryLimit {
   SharedBy shared_by = SharedBy::machine;
   std::uint64_t bytes = 0;
   std::uint64_t used = 0;
+  /// Of the limit: processes that are told the same take from the same one, whatever each calls it. Empty: this process
+  /// alone takes from it, or it is not known who else does.
+  std::string domain;
 
   std::uint64_t available() const noexcept { return bytes > used ? bytes - used : 0; }
   std::string text() const;  // "RLIMIT_DATA: 512 MiB, of which 130 MiB are in use"
@@ -47,7 +50,7 @@ struct MemoryLimit {
 /// `root` stands for "/", for tests.
 std::vector<MemoryLimit> memory_limits(const std::filesystem::path& root = "/");
 
-/// Processes with the same answer take from the same cgroup and machine limits. Empty where it is not known.
-std::string memory_domain(const std::filesystem::path& root = "/");
+/// Of this machine, until it is booted anew; processes of one machine get the same. Empty where it is not known.
+std::string machine_identity(const std::filesystem::path& root = "/");
 
 }  // namespace phalanx

@@ -66,6 +66,13 @@ TEST_F(MemoryLimits, ThoseOfTheProcessAreTheSoftOnes) {
   EXPECT_EQ(found.at("RLIMIT_AS").counts, MemoryLimit::Counts::mappings);
 }
 
+TEST_F(MemoryLimits, ANumberTooLargeToMeanAnythingIsNone) {
+  write_limits("9223372036854775808", "1152921504606846976");
+  EXPECT_TRUE(limits().empty());
+  write_limits("1152921504606846975", "18446744073709551615");
+  EXPECT_EQ(limits().size(), 1U);
+}
+
 TEST_F(MemoryLimits, OfTheMachineIsWhatIsAvailable) {
   write("proc/meminfo", "MemTotal:       16777216 kB\nMemFree:  100 kB\nMemAvailable:    4194304 kB\n");
   const auto found = limits();
@@ -74,7 +81,7 @@ TEST_F(MemoryLimits, OfTheMachineIsWhatIsAvailable) {
   EXPECT_EQ(found.at("memory of this machine").shared_by, MemoryLimit::SharedBy::machine);
 }
 
-TEST_F(MemoryLimits, TheTightestGroupOfVersion2Binds) {
+TEST_F(MemoryLimits, GroupsOfVersion2AreLimitedByTheirParents) {
   write("proc/self/cgroup", "0::/slurm/job_7/step_0\n");
   write("proc/self/mountinfo", "30 24 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n");
   const std::string tree = "sys/fs/cgroup/slurm/";
@@ -82,16 +89,14 @@ TEST_F(MemoryLimits, TheTightestGroupOfVersion2Binds) {
   write(tree + "job_7/step_0/memory.current", "1048576\n");
   write(tree + "job_7/memory.max", "1073741824\n");
   write(tree + "job_7/memory.current", "314572800\n");
-  write(tree + "job_7/memory.stat", "anon 1\ninactive_file 104857600\nactive_file 7\n");
+  write(tree + "job_7/memory.stat",
+        "anon 1\ninactive_file 62914560\nactive_file 31457280\nslab_reclaimable 10485760\n"
+        "slab_unreclaimable 7\n");
   write(tree + "memory.max", "2147483648\n");
   write(tree + "memory.current", "2000000000\n");
-  auto found = limits();
-  ASSERT_EQ(found.size(), 1U);
+  const auto found = limits();
+  ASSERT_EQ(found.size(), 2U);
   EXPECT_EQ(found.at("cgroup /slurm (v2)").available(), 2147483648 - 2000000000);
-
-  write(tree + "memory.current", "314572800\n");
-  found = limits();
-  ASSERT_EQ(found.size(), 1U);
   const MemoryLimit& job = found.at("cgroup /slurm/job_7 (v2)");
   EXPECT_EQ(job.bytes, 1024 * kMiB);
   EXPECT_EQ(job.used, 200 * kMiB);  // without the cache
@@ -120,7 +125,8 @@ TEST_F(MemoryLimits, Version1HasItsOwnNamesAndNumbers) {
   EXPECT_TRUE(limits().empty());
   write("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "104857600\n");
   write("sys/fs/cgroup/memory/job/memory.usage_in_bytes", "52428800\n");
-  write("sys/fs/cgroup/memory/job/memory.stat", "cache 5\ninactive_file 3\ntotal_inactive_file 10485760\n");
+  write("sys/fs/cgroup/memory/job/memory.stat",
+        "cache 5\ninactive_file 3\ntotal_inactive_file 9437184\ntotal_active_file 1048576\n");
   const auto found = limits();
   ASSERT_EQ(found.size(), 1U);
   EXPECT_EQ(found.at("cgroup /job (v1)").bytes, 100 * kMiB);
@@ -132,11 +138,31 @@ TEST_F(MemoryLimits, MoreInUseThanAllowedLeavesNothing) {
   EXPECT_EQ(limits().at("RLIMIT_DATA").available(), 0U);
 }
 
-TEST_F(MemoryLimits, DomainsAreTheSameOnOneMachineInOneGroup) {
+TEST_F(MemoryLimits, TheDomainIsThatOfTheLimitNotOfTheProcess) {
+  write("proc/meminfo", "MemTotal: 16777216 kB\nMemAvailable: 4194304 kB\n");
+  write("proc/self/mountinfo", "30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+  for (const std::string group : {"job", "job/task_0", "job/task_1", "other"}) {
+    write("sys/fs/cgroup/" + group + "/memory.max", group.starts_with("job/") ? "max\n" : "1073741824\n");
+  }
+  const auto seen_from = [&](const std::string& group) {
+    write("proc/self/cgroup", "0::" + group + "\n");
+    return limits();
+  };
+  EXPECT_EQ(seen_from("/job/task_0").at("memory of this machine").domain, "");  // which machine that is is not known
   write("proc/sys/kernel/random/boot_id", "abc-1\n");
-  EXPECT_EQ(memory_domain(root_.path()), "abc-1");
-  write("proc/self/cgroup", "0::/job\n");
-  EXPECT_EQ(memory_domain(root_.path()), "abc-1 /job");
+  write_limits("209715200", "unlimited");
+  const auto first = seen_from("/job/task_0"), second = seen_from("/job/task_1"), other = seen_from("/other");
+  EXPECT_NE(first.at("cgroup /job (v2)").domain, "");
+  EXPECT_EQ(first.at("cgroup /job (v2)").domain, second.at("cgroup /job (v2)").domain);
+  EXPECT_NE(first.at("cgroup /job (v2)").domain, other.at("cgroup /other (v2)").domain);
+  EXPECT_EQ(first.at("memory of this machine").domain, other.at("memory of this machine").domain);
+  EXPECT_NE(first.at("memory of this machine").domain, first.at("cgroup /job (v2)").domain);
+  EXPECT_EQ(first.at("RLIMIT_DATA").domain, "");
+  // A container of its own sees its group as "/", and is in the same one all the same.
+  write("proc/self/mountinfo", "30 24 0:26 /job /sys/fs/cgroup/job rw - cgroup2 cgroup2 rw\n");
+  EXPECT_EQ(seen_from("/job").at("cgroup / (v2)").domain, first.at("cgroup /job (v2)").domain);
+  write("proc/self/mountinfo", "30 24 0:26 /other /sys/fs/cgroup/other rw - cgroup2 cgroup2 rw\n");
+  EXPECT_NE(seen_from("/other").at("cgroup / (v2)").domain, first.at("cgroup /job (v2)").domain);
 }
 
 std::uint64_t available_data() {
@@ -178,7 +204,7 @@ TEST_F(MemoryLimits, OfARealProcessAreThoseItMeets) {
     if (limit.name == "memory of this machine") machine = limit.available();
   }
   EXPECT_GT(machine, 0U);
-  EXPECT_FALSE(memory_domain().empty());
+  EXPECT_FALSE(machine_identity().empty());
 }
 
 }  // namespace

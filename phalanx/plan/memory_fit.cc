@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "phalanx/base/human.h"
 
@@ -75,12 +76,19 @@ class Remedies {
     shape.recompute_every = 1;
     return add(shape, keys + "activation_checkpoint.mode = \"full\"");
   }
-  /// The same global batch in more parts.
+  /// The same global batch in more parts. It stays a multiple of every divisor of the present local batch; unless it is
+  /// given, it would follow the local one.
   bool shrink_batch(TrainingShape shape, const std::string& keys) {
+    const std::int64_t present = shape.batch;
+    const std::int64_t global = shape.global_batch > 0 ? shape.global_batch : present * shape.ranks();
     shape.accumulates = true;
-    for (std::int64_t batch = shape.batch / 2; batch >= 1; batch /= 2) {
+    for (std::int64_t batch = present / 2; batch >= 1; --batch) {
+      if (present % batch != 0) continue;
       shape.batch = batch;
-      if (add(shape, fmt::format("{}training.local_batch_size = {}", keys, batch))) return true;
+      if (add(shape,
+              fmt::format("{}training.local_batch_size = {}, training.global_batch_size = {}", keys, batch, global))) {
+        return true;
+      }
     }
     return false;
   }
@@ -95,9 +103,9 @@ class Remedies {
 std::int64_t counted_by(const MemoryLimit& limit, const TrainingMemory& memory) {
   switch (limit.counts) {
     case MemoryLimit::Counts::private_memory:
-      return memory.total() - memory.peak.shared;
+      return memory.total() + memory.thread_stacks - memory.peak.shared;
     case MemoryLimit::Counts::mappings:
-      return memory.total() + memory.mapped;
+      return memory.total() + memory.thread_stacks + memory.mapped;
     case MemoryLimit::Counts::everything:
       break;
   }
@@ -107,9 +115,15 @@ std::int64_t counted_by(const MemoryLimit& limit, const TrainingMemory& memory) 
 std::optional<MemoryShortage> find_shortage(const TrainingMemory& memory, const std::vector<LimitOfRanks>& limits) {
   std::optional<MemoryShortage> worst;
   for (const LimitOfRanks& one : limits) {
-    const std::int64_t needed = counted_by(one.limit, memory);
-    const std::int64_t missing = needed * one.ranks - static_cast<std::int64_t>(one.limit.available());
-    if (missing > 0 && (!worst || missing > worst->missing)) worst = MemoryShortage{one, needed, missing};
+    std::int64_t needed = counted_by(one.limit, memory), more = 0;
+    if (one.ranks > 1 || !one.has_first) {
+      needed -= memory.first_rank_only;
+      if (one.has_first) more = memory.first_rank_only;
+    }
+    constexpr std::uint64_t kMost = std::numeric_limits<std::int64_t>::max();
+    const auto available = static_cast<std::int64_t>(std::min(one.limit.available(), kMost));
+    const std::int64_t missing = needed * one.ranks + more - available;
+    if (missing > 0 && (!worst || missing > worst->missing)) worst = MemoryShortage{one, needed, more, missing};
   }
   return worst;
 }
@@ -120,7 +134,14 @@ std::string prediction_text(const TrainingMemory& memory) {
     text += fmt::format("{}{} {}", i == 0 ? " (" : ", ", memory.buffers[i].first, human(memory.buffers[i].second));
   }
   if (!memory.buffers.empty()) text += ")";
-  return text + fmt::format("; {} beside tensors", human(memory.runtime));
+  text += fmt::format("; {} beside tensors", human(memory.runtime));
+  if (memory.first_rank_only > 0) {
+    text += fmt::format("; {} of it on rank 0 alone, for checkpoint.last_save_in_hf", human(memory.first_rank_only));
+  }
+  if (memory.thread_stacks > 0) {
+    text += fmt::format("; {} of threads' stacks, for RLIMIT_DATA and RLIMIT_AS", human(memory.thread_stacks));
+  }
+  return text;
 }
 
 std::string shortage_text(const MemoryShortage& shortage, const TrainingMemory& memory) {
@@ -131,6 +152,7 @@ std::string shortage_text(const MemoryShortage& shortage, const TrainingMemory& 
   } else if (limit.counts == MemoryLimit::Counts::mappings && memory.mapped > 0) {
     counted = fmt::format(", with {} of the other ranks' memory, which this limit counts, too", human(memory.mapped));
   }
+  if (shortage.more > 0) counted += fmt::format(", rank 0 {} more", human(shortage.more));
   const std::string sharers = shortage.limit.ranks > 1 ? fmt::format(", for {} ranks", shortage.limit.ranks) : "";
   return fmt::format("needs {}{}; there are {}{}: {} are missing\n  limit: {}\n  {}", human(shortage.needed), counted,
                      human(static_cast<std::int64_t>(limit.available())), sharers, human(shortage.missing),

@@ -22,15 +22,17 @@ namespace phalanx::plan {
 struct LimitOfRanks {
   MemoryLimit limit;
   std::int64_t ranks = 1;  // of this run, that take from it
+  bool has_first = true;   // one of them is rank 0
 };
 
 struct MemoryShortage {
   LimitOfRanks limit;
   std::int64_t needed = 0;   // by one rank, as the limit counts
+  std::int64_t more = 0;     // by rank 0, beside that, if there are others
   std::int64_t missing = 0;  // to all its ranks together
 };
 
-/// What the limit counts of a rank's memory.
+/// What the limit counts of rank 0's memory.
 std::int64_t counted_by(const MemoryLimit& limit, const TrainingMemory& memory);
 /// Of the limit that most is missing to; nothing where all hold.
 std::optional<MemoryShortage> find_shortage(const TrainingMemory& memory, const std::vector<LimitOfRanks>& limits);

@@ -22,7 +22,8 @@ MemoryLimit limit_of(MemoryLimit::Counts counts, std::int64_t available) {
           .counts = counts,
           .shared_by = MemoryLimit::SharedBy::process,
           .bytes = static_cast<std::uint64_t>(available + 100 * kMiB),
-          .used = static_cast<std::uint64_t>(100 * kMiB)};
+          .used = static_cast<std::uint64_t>(100 * kMiB),
+          .domain = {}};
 }
 
 TrainingMemory some_memory() {
@@ -54,6 +55,38 @@ TEST(MemoryFit, FindsWhatIsMissingMost) {
   EXPECT_EQ(shortage->missing, 80 * kMiB);
   EXPECT_EQ(shortage->limit.ranks, 4);
   EXPECT_EQ(shortage->needed, 520 * kMiB);
+}
+
+TEST(MemoryFit, ALimitTooLargeForANumberWithASignHolds) {
+  MemoryLimit limit = limit_of(MemoryLimit::Counts::everything, 0);
+  limit.bytes = ~std::uint64_t{0};
+  EXPECT_FALSE(find_shortage(some_memory(), {{limit, 4}}));
+}
+
+TEST(MemoryFit, WhatTheFirstRankAloneTakesCountsOnce) {
+  TrainingMemory memory = some_memory();
+  memory.first_rank_only = 200 * kMiB;  // of its 520
+  const auto limit = limit_of(MemoryLimit::Counts::everything, 520 * kMiB + 3 * 320 * kMiB);
+  EXPECT_FALSE(find_shortage(memory, {{limit, 4}}));
+  EXPECT_FALSE(find_shortage(memory, {{limit_of(MemoryLimit::Counts::everything, 4 * 320 * kMiB), 4, false}}));
+  EXPECT_FALSE(find_shortage(memory, {{limit_of(MemoryLimit::Counts::everything, 320 * kMiB), 1, false}}));
+  const auto alone = find_shortage(memory, {{limit_of(MemoryLimit::Counts::everything, 519 * kMiB), 1}});
+  ASSERT_TRUE(alone);
+  EXPECT_EQ(alone->missing, kMiB);
+  const auto together = find_shortage(memory, {{limit_of(MemoryLimit::Counts::everything, 1480 * kMiB - kMiB), 4}});
+  ASSERT_TRUE(together);
+  EXPECT_EQ(together->missing, kMiB);
+  EXPECT_THAT(shortage_text(*together, memory),
+              StartsWith("needs 320 MiB, rank 0 200 MiB more; there are 1.44 GiB, for 4 ranks: 1.00 MiB are missing"));
+}
+
+TEST(MemoryFit, StacksCountWhereMappingsDo) {
+  TrainingMemory memory = some_memory();
+  memory.thread_stacks = 24 * kMiB;
+  EXPECT_EQ(counted_by(limit_of(MemoryLimit::Counts::private_memory, 0), memory), 244 * kMiB);
+  EXPECT_EQ(counted_by(limit_of(MemoryLimit::Counts::everything, 0), memory), 520 * kMiB);
+  EXPECT_EQ(counted_by(limit_of(MemoryLimit::Counts::mappings, 0), memory), 1444 * kMiB);
+  EXPECT_THAT(prediction_text(memory), HasSubstr("; 24.0 MiB of threads' stacks, for RLIMIT_DATA and RLIMIT_AS"));
 }
 
 TEST(MemoryFit, TextHasTheNumbers) {
@@ -88,7 +121,7 @@ TEST(MemoryFit, RemediesAreOnlyThoseThatFit) {
   EXPECT_THAT(within(shape, needed - 20 * kMiB),
               ElementsAre(StartsWith("parallelism.data_parallel_shard_degree = 4, parallelism.zero_stage = 1 ("),
                           StartsWith("activation_checkpoint.mode = \"full\" ("),
-                          StartsWith("training.local_batch_size = 2 (")));
+                          StartsWith("training.local_batch_size = 2, training.global_batch_size = 16 (")));
   // No saving of activations helps when the state alone is too much.
   TrainingShape sharded = data_parallel(1, 128);
   std::swap(sharded.replicas, sharded.shards);
@@ -114,6 +147,14 @@ TEST(MemoryFit, ASingleRankCannotShard) {
   shape.replicas = 1;
   EXPECT_THAT(within(shape, predict_memory(shape).total() - 20 * kMiB),
               ElementsAre(StartsWith("activation_checkpoint.mode"), StartsWith("training.local_batch_size = 4")));
+}
+
+TEST(MemoryFit, ASmallerBatchDividesTheGlobalOne) {
+  TrainingShape shape = data_parallel(9, 512);
+  shape.global_batch = 72;
+  const auto found = within(shape, predict_memory(shape).total() - 20 * kMiB);
+  ASSERT_FALSE(found.empty());
+  EXPECT_THAT(found.back(), StartsWith("training.local_batch_size = 3, training.global_batch_size = 72 ("));
 }
 
 TEST(MemoryFit, AShardedRunIsOfferedWhatItDoesNotHaveYet) {

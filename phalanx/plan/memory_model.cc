@@ -55,7 +55,10 @@ class Prediction {
       buffer("copy of the state that is being saved", weights_ * per_parameter / s_.ranks());
     }
     take_highest_moment();
-    memory_.runtime = beside_tensors();
+    const std::int64_t activations = memory_.peak[MemoryCategory::activations];
+    memory_.runtime = beside_tensors(activations);
+    memory_.first_rank_only = export_only_ + memory_.runtime - beside_tensors(activations - export_only_);
+    memory_.thread_stacks = s_.thread_stacks;
     std::ranges::sort(memory_.buffers, std::greater(), [](const auto& b) { return b.second; });
     return memory_;
   }
@@ -63,11 +66,11 @@ class Prediction {
  private:
   std::int64_t copies_of_float32() const { return s_.optimizer_copies + (s_.weight_bytes < kFloatBytes ? 1 : 0); }
 
-  std::int64_t beside_tensors() const {
+  std::int64_t beside_tensors(std::int64_t activations) const {
     if (s_.on_device) return kDeviceRuntime;
     const bool in_heap = kFloatBytes * s_.batch * s_.seq * s_.model.ffn_hidden < kNeverInHeap;
-    const auto activations = static_cast<double>(memory_.peak[MemoryCategory::activations]);
-    return kHostRuntime + static_cast<std::int64_t>((in_heap ? kGaps : kGapsBetweenLarge) * activations);
+    return kHostRuntime +
+           static_cast<std::int64_t>((in_heap ? kGaps : kGapsBetweenLarge) * static_cast<double>(activations));
   }
 
   void add(MemoryCategory category, std::int64_t bytes) { memory_.peak[category] += bytes; }
@@ -144,6 +147,15 @@ class Prediction {
     memory_.padding = static_cast<double>(padding) / static_cast<double>(weights_);
   }
 
+  // Nothing is kept for a backward pass.
+  std::int64_t validation_activations() const {
+    TrainingShape shape = s_;
+    if (s_.validation_batch > 0) shape.batch = s_.validation_batch;
+    shape.accumulates = false;
+    const ActivationBytes bytes = activation_sizes(shape);
+    return bytes.always + bytes.input + bytes.loss;
+  }
+
   // Everything so far is there all the time; these come and go.
   void take_highest_moment() {
     struct Moment {
@@ -163,7 +175,14 @@ class Prediction {
     }
     moments.push_back({0, makes_gradients ? weights_ * s_.weight_bytes : new_buckets_});
     if (s_.resumes) moments.push_back({moments.front().activations, new_buckets_});
-    if (s_.exports_at_end && s_.shards > 1) moments.push_back({weights_ * kFloatBytes, 0});
+    if (s_.validation_batch != 0) moments.push_back({validation_activations(), 0});
+    if (s_.exports_at_end && s_.shards > 1) {
+      // The embedding is the largest parameter; the first rank alone keeps those before it.
+      moments.push_back({table * kFloatBytes, 0});
+      const std::int64_t of_others = std::ranges::max_element(moments, {}, &Moment::total)->total();
+      export_only_ = std::max<std::int64_t>(weights_ * kFloatBytes - of_others, 0);
+      moments.push_back({weights_ * kFloatBytes, 0});
+    }
     const Moment highest = *std::ranges::max_element(moments, {}, &Moment::total);
     add(MemoryCategory::activations, highest.activations);
     if (highest.gradients > 0 && !makes_gradients) {
@@ -179,6 +198,7 @@ class Prediction {
   const TrainingShape& s_;
   const std::int64_t weights_;
   std::int64_t new_buckets_ = 0;
+  std::int64_t export_only_ = 0;  // of the activations, on the first rank
   TrainingMemory memory_;
 };
 

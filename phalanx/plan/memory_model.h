@@ -30,7 +30,9 @@ struct TrainingShape {
   models::LlamaConfig model;
   std::int64_t batch = 1;  // sequences in one forward pass
   std::int64_t seq = 1;
-  bool accumulates = false;  // gradients of several forward passes are added up before they are averaged
+  std::int64_t global_batch = 0;      // sequences of all ranks in one step; 0: one forward pass of each
+  std::int64_t validation_batch = 0;  // sequences in a forward pass of the validation; -1: batch; 0: there is none
+  bool accumulates = false;           // gradients of several forward passes are added up before they are averaged
 
   std::int64_t replicas = 1;  // of the model, or of its shards
   std::int64_t shards = 1;    // 1: each rank has the whole model
@@ -48,10 +50,11 @@ struct TrainingShape {
   bool autocast = false;              // matrix products in 16 bits
   bool on_device = false;             // a GPU's memory; else the host's
 
-  bool shares_memory = false;   // ranks are processes of one machine, over shm: see TrainingMemory
-  bool resumes = false;         // from a checkpoint
-  bool copies_to_save = false;  // asynchronous checkpoints
-  bool exports_at_end = false;  // the whole model on rank 0, after training
+  bool shares_memory = false;      // ranks are processes of one machine, over shm: see TrainingMemory
+  bool resumes = false;            // from a checkpoint
+  bool copies_to_save = false;     // asynchronous checkpoints
+  bool exports_at_end = false;     // the whole model on rank 0, after training
+  std::int64_t thread_stacks = 0;  // of the intra-op pool, in bytes of address space
   std::int64_t ranks() const noexcept { return replicas * shards; }
 };
 
@@ -61,6 +64,10 @@ struct TrainingMemory {
   observe::MemoryCounts peak;
   /// Beside what tensors take: the heap's rounding and gaps, threads, libraries' own buffers, taken from now on.
   std::int64_t runtime = 0;
+  /// Of total(), what rank 0 alone takes: the export gathers the whole model there.
+  std::int64_t first_rank_only = 0;
+  /// Stacks of threads: mapped whole, used hardly at all. RLIMIT_DATA and RLIMIT_AS count them.
+  std::int64_t thread_stacks = 0;
   /// Of the other ranks' parts of those windows, which are mapped, too.
   std::int64_t mapped = 0;
   /// On a run on devices: what is on the host, beside all of the above.

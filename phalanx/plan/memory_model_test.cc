@@ -135,7 +135,29 @@ TEST(MemoryModel, TheExportPutsTheWholeModelOnRankZero) {
   TrainingShape shape{.model = model, .batch = 1, .seq = 8, .shards = 4};
   const std::int64_t without = predict_memory(shape).peak.total();
   shape.exports_at_end = true;
-  EXPECT_GT(predict_memory(shape).peak.total(), without + 3 * model.parameter_count());
+  const TrainingMemory memory = predict_memory(shape);
+  EXPECT_GT(memory.peak.total(), without + 3 * model.parameter_count());
+  // The others need room for the largest parameter at once.
+  const std::int64_t largest = 4 * model.vocab_size * model.dim;
+  EXPECT_NEAR(static_cast<double>(memory.first_rank_only),
+              1.4 * static_cast<double>(4 * model.parameter_count() - largest), 2);  // with gaps in the heap
+  EXPECT_GT(memory.total() - memory.first_rank_only, without);
+  shape.shards = 1;
+  EXPECT_EQ(predict_memory(shape).first_rank_only, 0);
+}
+
+TEST(MemoryModel, ValidationInLargeBatchesIsTheMost) {
+  TrainingShape shape{.model = models::llama_flavor("5M"), .batch = 1, .seq = 256, .shards = 4};
+  const auto activations = [&](std::int64_t batch) {
+    shape.validation_batch = batch;
+    return predict_memory(shape).peak[MemoryCategory::activations];
+  };
+  const std::int64_t none = activations(0);
+  EXPECT_EQ(activations(-1), none);  // keeps less than training on as many
+  EXPECT_EQ(activations(1), none);
+  // A block's input, the last norm's in- and output and its gradient, in float32; a chunk of logits.
+  const std::int64_t tokens = 256 * 256;
+  EXPECT_EQ(activations(256), 4 * (4 * tokens * shape.model.dim + 512 * shape.model.vocab_size + 2 * tokens));
 }
 
 }  // namespace

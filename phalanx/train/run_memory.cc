@@ -1,15 +1,20 @@
 #include "phalanx/train/run_memory.h"
 
 #include <ATen/Context.h>
+#include <ATen/Parallel.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <pthread.h>
 
 #include <algorithm>
+#include <cctype>
+#include <cstdlib>
 #include <map>
 #include <new>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <system_error>
 
 #include "phalanx/base/human.h"
@@ -20,6 +25,12 @@
 
 namespace phalanx::train {
 namespace {
+
+std::string domain_of_card(c10::Device device) {
+  const std::string machine = machine_identity();
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  return machine.empty() ? "" : fmt::format("card {} {}", machine, card_name(device, visible ? visible : ""));
+}
 
 using nlohmann::json;
 using observe::MemoryCategory;
@@ -35,7 +46,26 @@ std::vector<MemoryLimit> limits_here(c10::Device device) {
   at::globalContext().lazyInitDevice(device.type());
   const auto [free, total] = c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index());
   return {{fmt::format("memory of {}", device.str()), MemoryLimit::Counts::everything, MemoryLimit::SharedBy::device,
-           total, total - free}};
+           total, total - free, domain_of_card(device)}};
+}
+
+// What OMP_STACKSIZE says ("16M", "512 k", without a unit kibibytes), or what any thread gets.
+std::int64_t thread_stack_bytes() {
+  if (const char* given = std::getenv("OMP_STACKSIZE")) {
+    char* end = nullptr;
+    const long long number = std::strtoll(given, &end, 10);
+    while (std::isspace(static_cast<unsigned char>(*end)) != 0) ++end;
+    const int unit = std::tolower(static_cast<unsigned char>(*end));
+    const int shift = unit == 'b' ? 0 : unit == 'm' ? 20 : unit == 'g' ? 30 : 10;
+    constexpr std::int64_t kMost = std::int64_t{1} << 40;
+    if (end != given && number > 0) return std::min<std::int64_t>(number, kMost >> shift) << shift;
+  }
+  pthread_attr_t attributes;
+  std::size_t bytes = 0;
+  if (pthread_attr_init(&attributes) != 0) return 0;
+  pthread_attr_getstacksize(&attributes, &bytes);
+  pthread_attr_destroy(&attributes);
+  return static_cast<std::int64_t>(bytes);
 }
 
 json to_json(const MemoryLimit& limit) {
@@ -43,13 +73,17 @@ json to_json(const MemoryLimit& limit) {
           {"counts", static_cast<int>(limit.counts)},
           {"shared_by", static_cast<int>(limit.shared_by)},
           {"bytes", limit.bytes},
-          {"used", limit.used}};
+          {"used", limit.used},
+          {"domain", limit.domain}};
 }
 
 MemoryLimit limit_from(const json& object) {
-  return {object["name"].get<std::string>(), static_cast<MemoryLimit::Counts>(object["counts"].get<int>()),
-          static_cast<MemoryLimit::SharedBy>(object["shared_by"].get<int>()), object["bytes"].get<std::uint64_t>(),
-          object["used"].get<std::uint64_t>()};
+  return {object["name"].get<std::string>(),
+          static_cast<MemoryLimit::Counts>(object["counts"].get<int>()),
+          static_cast<MemoryLimit::SharedBy>(object["shared_by"].get<int>()),
+          object["bytes"].get<std::uint64_t>(),
+          object["used"].get<std::uint64_t>(),
+          object["domain"].get<std::string>()};
 }
 
 json to_json(const MemoryCounts& counts) {
@@ -85,6 +119,8 @@ plan::TrainingShape training_shape(const TrainConfig& config, const BatchPlan& p
   plan::TrainingShape shape{.model = model_config(config),
                             .batch = plan.local_batch_size,
                             .seq = config.training.seq_len,
+                            .global_batch = plan.global_batch_size,
+                            .validation_batch = config.validation.enable ? config.validation.local_batch_size : 0,
                             .accumulates = plan.accumulation_steps > 1,
                             .replicas = plan.replicas,
                             .shards = plan.shards,
@@ -106,7 +142,18 @@ plan::TrainingShape training_shape(const TrainConfig& config, const BatchPlan& p
   shape.resumes = resumes;
   shape.copies_to_save = config.checkpoint.enable && config.checkpoint.async_mode == "async";
   shape.exports_at_end = config.checkpoint.last_save_in_hf;
+  shape.thread_stacks = (at::get_num_threads() - 1) * thread_stack_bytes();
   return shape;
+}
+
+std::string card_name(c10::Device device, std::string_view visible) {
+  std::string_view rest = visible;
+  for (int index = 0; !rest.empty(); ++index) {
+    const std::size_t comma = std::min(rest.find(','), rest.size());
+    if (index == device.index()) return fmt::format("{} {}", c10::DeviceTypeName(device.type()), rest.substr(0, comma));
+    rest.remove_prefix(std::min(comma + 1, rest.size()));
+  }
+  return fmt::format("{} {}", c10::DeviceTypeName(device.type()), device.index());
 }
 
 bool is_memory_failure(const std::exception& error) {
@@ -138,25 +185,29 @@ RunMemory::RunMemory(const TrainConfig& config, const BatchPlan& plan, std::shar
 }
 
 std::vector<RunMemory::RankLimits> RunMemory::exchange_limits() const {
-  const std::string process = PeerProcesses::identity(), domain = memory_domain();
-  const std::string machine = domain.empty() ? process : domain;  // where it is not known a rank is alone on it
+  const std::string process = PeerProcesses::identity();
   json mine = {{"process", process}, {"limits", json::array()}};
   for (const MemoryLimit& limit : limits_here(device_)) {
     mine["limits"].push_back(to_json(limit));
-    const bool of_process = limit.shared_by == MemoryLimit::SharedBy::process;
-    mine["limits"].back()["from"] = fmt::format("{} {}", of_process ? process : machine, limit.name);
+    mine["limits"].back()["from"] =
+        limit.domain.empty() ? fmt::format("process {} {}", process, limit.name) : limit.domain;
   }
   std::vector<json> told;
   std::map<std::string, std::int64_t> takers;
+  std::set<std::string> of_first;  // rank 0 takes from
   for (const std::string& text : world_->all_gather_bytes(mine.dump())) {
     told.push_back(json::parse(text));
-    for (const json& limit : told.back()["limits"]) ++takers[limit["from"].get<std::string>()];
+    for (const json& limit : told.back()["limits"]) {
+      ++takers[limit["from"].get<std::string>()];
+      if (told.size() == 1) of_first.insert(limit["from"].get<std::string>());
+    }
   }
   std::vector<RankLimits> ranks;
   for (const json& rank : told) {
     ranks.push_back({rank["process"].get<std::string>(), {}});
     for (const json& limit : rank["limits"]) {
-      ranks.back().limits.push_back({limit_from(limit), takers[limit["from"].get<std::string>()]});
+      const std::string from = limit["from"].get<std::string>();
+      ranks.back().limits.push_back({limit_from(limit), takers[from], of_first.contains(from)});
     }
   }
   return ranks;

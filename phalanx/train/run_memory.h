@@ -19,6 +19,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -32,6 +33,9 @@ namespace phalanx::train {
 /// What of a configuration decides how much memory it takes.
 plan::TrainingShape training_shape(const TrainConfig& config, const BatchPlan& plan, const Communicator& world,
                                    c10::Device device, bool resumes);
+
+/// Of a card, the same to ranks that see different ones: `visible` is CUDA_VISIBLE_DEVICES, empty if it is not set.
+std::string card_name(c10::Device device, std::string_view visible);
 
 /// Of an allocation that failed: libtorch's and the standard library's exceptions, and ours where shared memory or a
 /// thread could not be had.

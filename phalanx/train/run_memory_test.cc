@@ -110,6 +110,9 @@ TEST_F(RunMemoryTest, TheConfigurationBecomesAShape) {
   EXPECT_EQ(plain.shards, 1);
   EXPECT_EQ(plain.optimizer_copies, 2);
   EXPECT_EQ(plain.recompute_every, 0);
+  EXPECT_EQ(plain.global_batch, plain.batch * 2);
+  EXPECT_EQ(shape_of({"--validation.no-enable"}, 1).validation_batch, 0);
+  EXPECT_EQ(shape_of({"--validation.enable", "--validation.local_batch_size=3"}, 1).validation_batch, 3);
   EXPECT_TRUE(plain.resumes);
   EXPECT_FALSE(plain.accumulates || plain.shares_memory || plain.autocast || plain.copies_to_save || plain.on_device);
   EXPECT_TRUE(shape_of({}, 1).accumulates);
@@ -126,6 +129,15 @@ TEST_F(RunMemoryTest, TheConfigurationBecomesAShape) {
   EXPECT_EQ(shape_of({"--training.mixed_precision_param=bfloat16", "--parallelism.data_parallel_shard_degree=2"}, 2)
                 .gather_bytes,
             2);
+}
+
+TEST_F(RunMemoryTest, CardsAreToldApartWhateverARankSees) {
+  const auto cuda = [](int index) { return c10::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index)); };
+  EXPECT_NE(card_name(cuda(0), "2"), card_name(cuda(0), "3"));
+  EXPECT_EQ(card_name(cuda(0), "2"), card_name(cuda(1), "0,2,3"));
+  EXPECT_EQ(card_name(cuda(0), "2"), card_name(cuda(2), ""));
+  EXPECT_NE(card_name(cuda(0), ""), card_name(cuda(1), ""));
+  EXPECT_NE(card_name(cuda(0), "GPU-1a,GPU-2b"), card_name(cuda(1), "GPU-1a,GPU-2b"));
 }
 
 TEST_F(RunMemoryTest, ARunTellsWhatItTook) {
