@@ -158,11 +158,15 @@ TEST_F(MemoryLimits, TheDomainIsThatOfTheLimitNotOfTheProcess) {
   EXPECT_EQ(first.at("memory of this machine").domain, other.at("memory of this machine").domain);
   EXPECT_NE(first.at("memory of this machine").domain, first.at("cgroup /job (v2)").domain);
   EXPECT_EQ(first.at("RLIMIT_DATA").domain, "");
-  // A container of its own sees its group as "/", and is in the same one all the same.
-  write("proc/self/mountinfo", "30 24 0:26 /job /sys/fs/cgroup/job rw - cgroup2 cgroup2 rw\n");
-  EXPECT_EQ(seen_from("/job").at("cgroup / (v2)").domain, first.at("cgroup /job (v2)").domain);
-  write("proc/self/mountinfo", "30 24 0:26 /other /sys/fs/cgroup/other rw - cgroup2 cgroup2 rw\n");
-  EXPECT_NE(seen_from("/other").at("cgroup / (v2)").domain, first.at("cgroup /job (v2)").domain);
+  // Containers see their groups as "/" in the same place, whichever these are.
+  write("proc/self/mountinfo", "30 24 0:26 / /container rw - cgroup2 cgroup2 rw\n");
+  for (const std::string group : {"job", "other"}) {
+    std::filesystem::remove(root_.path() / "container");
+    std::filesystem::create_directory_symlink(root_.path() / "sys/fs/cgroup" / group, root_.path() / "container");
+    const std::string domain = seen_from("/").at("cgroup / (v2)").domain;
+    EXPECT_EQ(domain == first.at("cgroup /job (v2)").domain, group == "job");
+    EXPECT_EQ(domain == other.at("cgroup /other (v2)").domain, group == "other");
+  }
 }
 
 std::uint64_t available_data() {
