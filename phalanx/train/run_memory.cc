@@ -132,7 +132,9 @@ plan::TrainingShape training_shape(const TrainConfig& config, const BatchPlan& p
   if (plan.shards > 1) {
     shape.gather_bytes = config.training.mixed_precision_param == "float32" ? 4 : 2;
     shape.reduce_bytes = config.training.mixed_precision_reduce == "float32" ? 4 : 2;
-    shape.reshard_group = shape.zero_stage == 3 ? reshard_group(config) : 0;
+    const std::int64_t group = reshard_group(config);
+    if (group == 1) shape.reshard_after_forward = false;
+    shape.reshard_group = group > 1 && group < plan.shards ? group : 0;
     shape.offload = config.training.enable_cpu_offload;
   } else {
     shape.autocast = config.training.mixed_precision_param != "float32";
