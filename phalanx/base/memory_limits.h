@@ -1,8 +1,7 @@
 // How much memory this process may still take, and what says so: the limits that apply to it, each with what is in use.
 //
-// - RLIMIT_DATA (`ulimit -d`): private writable memory; an allocation beyond it fails. Memory shared with other
-// processes
-//   is not counted.
+// - RLIMIT_DATA (`ulimit -d`): private writable memory; an allocation beyond it fails. Memory that is
+//   shared with other processes is not counted.
 // - RLIMIT_AS (`ulimit -v`): everything that is mapped, shared memory of other processes included.
 // - cgroup v1 and v2 (containers, Slurm, systemd): everything that the group's processes use together; beyond it the
 //   kernel kills. A group is limited by its parents, too: all that limit are told, since others take from a parent.

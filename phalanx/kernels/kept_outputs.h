@@ -48,7 +48,6 @@ class KeptOutputs {
 
   /// Those of the scope around; null if there is none.
   static KeptOutputs* current() noexcept;
-  Run run() const noexcept { return run_; }
 
   /// compute(), which returns the outputs; or what it returned in the first run.
   template <class Compute>

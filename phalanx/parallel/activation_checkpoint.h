@@ -10,9 +10,9 @@
 // - The function must be pure: run twice, it gives the same. Our layers draw no random numbers from a generator.
 // - Only the output's gradient leads back into it, and only the input's and parameters' gradients out: tensors that the
 //   function captures and that need a gradient, other than parameters (leaves), get none.
-// - It recomputes by a backward pass inside the backward pass; DistributedDataParallel and FullyShardedDataParallel
-// know
-//   that. create_graph, autograd::grad() and a second backward pass through the same output are Errors.
+// - It recomputes by a backward pass inside the backward pass; both DistributedDataParallel and
+//   FullyShardedDataParallel know that. create_graph, autograd::grad() and a second backward pass through the
+//   same output are Errors.
 // - Whatever the function refers to must live until the backward pass is done.
 #pragma once
 

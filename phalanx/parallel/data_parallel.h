@@ -24,9 +24,8 @@
 //   the threads come.
 //
 // Contract
-// - devices may repeat: {kCPU, kCPU} is two replicas on the CPU. Pieces differ by one row at most; a batch of fewer
-// rows
-//   than devices uses the first ones only.
+// - devices may repeat: {kCPU, kCPU} is two replicas on the CPU. Pieces differ by one row at most; a batch of
+//   fewer rows than devices uses the first ones only.
 // - forward() is synchronous, and for one thread at a time; the threads see the caller's grad mode, autocast and
 //   current streams. Any number of forward passes may precede a backward pass; a parameter changed in between is
 //   torch's error. Gradients are the sum over replicas, in their order.

@@ -1,6 +1,5 @@
 // What FullyShardOptions change beside the stage: the dtypes of use, reduction and output, where the shards lie, who
 // keeps units between the passes, and fetching ahead.
-#include <ATen/ops/linear.h>
 #include <ATen/ops/zeros.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>

@@ -2,9 +2,9 @@
 // trains, and explained where it runs out all the same. docs/memory.md.
 //
 //   RunMemory memory(config, plan, world, device, /*resumes=*/false);   // counts from here on
-//   memory.check();                                                     // MemoryError on every rank, with the same
-//   text memory.explain_failures([&] { train(); }); for (const std::string& line : memory.finish(held).lines)
-//   log::info(line);
+//   memory.check();                                     // MemoryError on every rank, with the same text
+//   memory.explain_failures([&] { train(); });
+//   for (const std::string& line : memory.finish(held).lines) log::info(line);
 //
 // Collective: the constructor, check() and finish(). The counters are the process's: where ranks are threads of one,
 // each is given its part of their sum.
