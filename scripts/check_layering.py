@@ -14,7 +14,7 @@ import sys
 import tempfile
 
 PROGRAMS = ["cli", "recipes", "benchmarks"]
-TORCH_FREE = {"base", "observe", "data"}
+TORCH_FREE = {"base", "observe", "schedule", "data"}
 CATCH_ALL = {"torch/torch.h", "torch/all.h", "torch/extension.h", "torch/nn.h", "torch/optim.h", "ATen/ATen.h"}
 TORCH_PREFIXES = ("torch/", "ATen/", "c10/", "caffe2/")
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
