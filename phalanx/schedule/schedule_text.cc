@@ -18,13 +18,13 @@
 namespace phalanx::schedule {
 namespace {
 
-struct KindText {
+struct ActionKindText {
   ActionKind kind;
   std::string_view text;
   bool has_micro_batch;
 };
 
-constexpr std::array<KindText, 12> kKinds = {{
+constexpr std::array<ActionKindText, 12> kActionKinds = {{
     {ActionKind::forward, "F", true},
     {ActionKind::backward, "B", true},
     {ActionKind::input_backward, "I", true},
@@ -133,7 +133,8 @@ void infer_stages(Schedule& schedule, std::string_view where) {
 }  // namespace
 
 std::string_view to_text(ActionKind kind) {
-  return std::find_if(kKinds.begin(), kKinds.end(), [&](const KindText& k) { return k.kind == kind; })->text;
+  return std::find_if(kActionKinds.begin(), kActionKinds.end(), [&](const ActionKindText& k) { return k.kind == kind; })
+      ->text;
 }
 
 std::string to_text(const Action& action) {
@@ -155,11 +156,11 @@ Action parse_action(std::string_view text) {
   if (kind_at == 0) malformed(text, "it does not begin with the number of a stage");
   const std::size_t kind_end = std::min(text.find_first_of(kDigits, kind_at), text.size());
   const std::string_view kind_text = text.substr(kind_at, kind_end - kind_at);
-  const auto* const known =
-      std::find_if(kKinds.begin(), kKinds.end(), [&](const KindText& k) { return k.text == kind_text; });
-  if (known == kKinds.end()) {
+  const auto* const known = std::find_if(kActionKinds.begin(), kActionKinds.end(),
+                                         [&](const ActionKindText& k) { return k.text == kind_text; });
+  if (known == kActionKinds.end()) {
     std::vector<std::string> names;
-    for (const KindText& k : kKinds) names.emplace_back(k.text);
+    for (const ActionKindText& k : kActionKinds) names.emplace_back(k.text);
     malformed(text, kind_text.empty() ? "the kind is missing"
                                       : fmt::format("unknown kind '{}'{}", kind_text, did_you_mean(kind_text, names)));
   }

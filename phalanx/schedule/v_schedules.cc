@@ -1,0 +1,171 @@
+#include "phalanx/schedule/v_schedules.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <deque>
+
+namespace phalanx::schedule {
+namespace {
+
+// The passes of a rank's two stages, counted: each kind takes the micro-batches in order.
+class VRank {
+ public:
+  enum Way : std::size_t { down = 0, up = 1 };
+
+  explicit VRank(const VSize& size) : stages_{size.rank, 2 * size.ranks - 1 - size.rank} {}
+
+  void forward(Way way) { actions_.push_back(next_forward(way)); }
+  void backward(Way way) { actions_.push_back(next_backward(way)); }
+  void input_backward(Way way) {
+    waiting_.push_back({way, backwards_[way]});
+    actions_.push_back(next(way, ActionKind::input_backward, backwards_));
+  }
+  // The stage's oldest pass that has done its input half and not its weight half.
+  void weight_backward(Way way) {
+    const auto oldest =
+        std::find_if(waiting_.begin(), waiting_.end(), [&](const Half& half) { return half.way == way; });
+    if (oldest == waiting_.end()) return;
+    finish(*oldest);
+    waiting_.erase(oldest);
+  }
+  // The oldest of both stages.
+  void weight_backward() {
+    if (waiting_.empty()) return;
+    finish(waiting_.front());
+    waiting_.pop_front();
+  }
+  void forward_beside_backward(Way forward_way) {
+    Action both{.stage = -1, .kind = ActionKind::overlap, .micro_batch = -1, .parts = {}};
+    both.parts.push_back(next_forward(forward_way));
+    both.parts.push_back(next_backward(forward_way == down ? up : down));
+    actions_.push_back(std::move(both));
+  }
+
+  int forwards(Way way) const { return forwards_[way]; }
+  bool weights_wait(Way way) const {
+    return std::any_of(waiting_.begin(), waiting_.end(), [&](const Half& half) { return half.way == way; });
+  }
+  std::vector<Action> take() { return std::move(actions_); }
+
+ private:
+  struct Half {
+    Way way;
+    int micro_batch;
+  };
+  using Counts = std::array<int, 2>;
+
+  Action next(Way way, ActionKind kind, Counts& counts) {
+    return {.stage = stages_[way], .kind = kind, .micro_batch = counts[way]++, .parts = {}};
+  }
+  Action next_forward(Way way) { return next(way, ActionKind::forward, forwards_); }
+  Action next_backward(Way way) { return next(way, ActionKind::backward, backwards_); }
+  void finish(const Half& half) {
+    actions_.push_back({.stage = stages_[half.way],
+                        .kind = ActionKind::weight_backward,
+                        .micro_batch = half.micro_batch,
+                        .parts = {}});
+  }
+
+  std::array<int, 2> stages_;
+  Counts forwards_{};
+  Counts backwards_{};
+  std::deque<Half> waiting_;  // input halves done, weight halves not
+  std::vector<Action> actions_;
+};
+
+}  // namespace
+
+std::vector<Action> zbv_actions(const VSize& size) {
+  constexpr auto kDown = VRank::down, kUp = VRank::up;
+  // With fewer micro-batches than fill the V, the schedule of as many as do, without those that there are not.
+  const int micro_batches = std::max(2 * size.ranks - 1, size.micro_batches);
+  const int rank = size.rank, ranks_to_end = size.ranks - size.rank;
+  VRank v(size);
+  const auto split_backward = [&](VRank::Way way) {
+    v.input_backward(way);
+    v.weight_backward(way);
+  };
+  // Warm-up: fill the way down, then both ways, then start on the way back.
+  for (int i = 0; i < 2 * ranks_to_end - 1; ++i) v.forward(kDown);
+  for (int i = 0; i < rank; ++i) {
+    v.forward(kUp);
+    v.forward(kDown);
+  }
+  for (int i = 0; i < ranks_to_end; ++i) {
+    v.forward(kUp);
+    split_backward(kUp);
+  }
+  // Steady: one forward and one whole backward of each stage in turn.
+  while (v.forwards(kUp) < v.forwards(kDown) || v.forwards(kDown) < micro_batches) {
+    if (v.forwards(kDown) < micro_batches) v.forward(kDown);
+    split_backward(kDown);
+    v.forward(kUp);
+    split_backward(kUp);
+  }
+  // Cool-down: input halves first, for other ranks wait for them; weight halves fill the rest.
+  for (int i = 0; i < rank; ++i) {
+    v.input_backward(kDown);
+    v.input_backward(kUp);
+  }
+  for (int i = 0; i < ranks_to_end; ++i) {
+    v.input_backward(kDown);
+    v.weight_backward(kDown);
+  }
+  while (v.weights_wait(kUp)) v.weight_backward(kUp);
+  while (v.weights_wait(kDown)) v.weight_backward(kDown);
+
+  std::vector<Action> actions = v.take();
+  std::erase_if(actions, [&](const Action& action) { return action.micro_batch >= size.micro_batches; });
+  return actions;
+}
+
+std::vector<Action> dual_pipe_v_actions(const VSize& size) {
+  constexpr auto kDown = VRank::down, kUp = VRank::up;
+  const int rank = size.rank, ranks_after = size.ranks - 1 - size.rank;
+  VRank v(size);
+  // Fill the way down, then both ways.
+  for (int i = 0; i < 2 * ranks_after; ++i) v.forward(kDown);
+  for (int i = 0; i < rank + 1; ++i) {
+    v.forward(kDown);
+    v.forward(kUp);
+  }
+  // The last stages start backward, split, so that the gradient moves on at once.
+  for (int i = 0; i < ranks_after; ++i) {
+    v.input_backward(kUp);
+    v.weight_backward();
+    v.forward(kUp);
+  }
+  // Steady: each forward beside a backward of the other stage. The bottom of the V has nothing to overlap at first.
+  for (int i = 0; i < size.micro_batches - 2 * size.ranks + rank + 1; ++i) {
+    if (i == 0 && ranks_after == 0) {
+      v.forward(kDown);
+      v.backward(kUp);
+    } else {
+      v.forward_beside_backward(kDown);
+    }
+    v.forward_beside_backward(kUp);
+  }
+  for (int i = 0; i < ranks_after; ++i) {
+    v.backward(kUp);
+    v.forward_beside_backward(kUp);
+  }
+  // Cool-down: from the middle on backward is split, and weight halves fill what would be waiting.
+  bool split = false;
+  const auto backward = [&](VRank::Way way) { split ? v.input_backward(way) : v.backward(way); };
+  for (int i = 0; i < rank + 1; ++i) {
+    const bool middle = i == (rank + 1) / 2;
+    if (middle && rank % 2 == 1) split = true;
+    backward(kUp);
+    if (middle && rank % 2 == 0) split = true;
+    backward(kDown);
+  }
+  for (int i = 0; i < ranks_after; ++i) {
+    v.weight_backward();
+    backward(kDown);
+  }
+  for (int i = 0; i < rank + 1; ++i) v.weight_backward();
+  return v.take();
+}
+
+}  // namespace phalanx::schedule

@@ -1,0 +1,23 @@
+// The two schedules whose stages lie in a V: rank r of p has stage r on the way down and stage 2p - 1 - r on the way
+// up, so that the last stage sits on the first rank, where the loss is. For generators.cc, which checks the numbers.
+#pragma once
+
+#include <vector>
+
+#include "phalanx/schedule/schedule.h"
+
+namespace phalanx::schedule {
+
+struct VSize {
+  int rank = 0;
+  int ranks = 1;
+  int micro_batches = 1;
+};
+
+/// ZBV (Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 6). Any number of micro-batches.
+std::vector<Action> zbv_actions(const VSize& size);
+
+/// DualPipeV (DeepSeek's DualPipe, folded into a V). At least 2 * ranks micro-batches.
+std::vector<Action> dual_pipe_v_actions(const VSize& size);
+
+}  // namespace phalanx::schedule
