@@ -12,6 +12,7 @@
 #include <numeric>
 #include <vector>
 
+#include "phalanx/kernels/deferred_weights.h"
 #include "phalanx/tensor/grad_ready.h"
 #include "phalanx/tensor/weight_gradient.h"
 
@@ -60,38 +61,51 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
     ctx->save_for_backward({ids});
     // Not saved as a variable: its values are not needed, so they may change before the backward pass.
     ctx->saved_data["weight"] = weight;
+    remember_queue(*ctx);
     return at::embedding(weight, ids);
   }
 
   static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
                                                const torch::autograd::tensor_list& grads) {
     const at::Tensor ids = ctx->get_saved_variables()[0], weight = ctx->saved_data["weight"].toTensor();
-    const std::int64_t count = weight.size(0), dim = weight.size(1);
-    const auto by_aten = [&] {
-      return at::embedding_dense_backward(grads[0], ids, count, /*padding_idx=*/-1, /*scale_grad_by_freq=*/false);
-    };
-    if (at::GradMode::is_enabled()) return {by_aten(), at::Tensor()};  // create_graph: what autograd can follow
+    if (at::GradMode::is_enabled()) return {by_aten(grads[0], ids, weight), at::Tensor()};  // create_graph
+    if (const auto later = queue_for(*ctx, weight); later.queue) {
+      later.queue->leave(later.key, weight, [dy = grads[0], ids, weight](const WeightGradient& dweight) {
+        add_rows(dy, ids, weight, dweight);
+      });
+      return {at::Tensor(), at::Tensor()};
+    }
     const WeightGradient dweight = weight_gradient(weight);
+    add_rows(grads[0], ids, weight, dweight);
+    return {dweight.returned, at::Tensor()};
+  }
+
+ private:
+  static at::Tensor by_aten(const at::Tensor& dy, const at::Tensor& ids, const at::Tensor& weight) {
+    return at::embedding_dense_backward(dy, ids, weight.size(0), /*padding_idx=*/-1, /*scale_grad_by_freq=*/false);
+  }
+
+  static void add_rows(const at::Tensor& dy_in, const at::Tensor& ids, const at::Tensor& weight,
+                       const WeightGradient& dweight) {
     const bool add = dweight.beta != 0.0;
     if (!dweight.out.is_contiguous()) {
-      add ? dweight.out.add_(by_aten()) : dweight.out.copy_(by_aten());
-      return {dweight.returned, at::Tensor()};
+      add ? dweight.out.add_(by_aten(dy_in, ids, weight)) : dweight.out.copy_(by_aten(dy_in, ids, weight));
+      return;
     }
-    const at::Tensor numbers = ids.to(at::kLong).contiguous(), dy = grads[0].contiguous();
-    const Positions where(numbers.const_data_ptr<std::int64_t>(), numbers.numel(), count);
+    const at::Tensor numbers = ids.to(at::kLong).contiguous(), dy = dy_in.contiguous();
+    const Positions where(numbers.const_data_ptr<std::int64_t>(), numbers.numel(), weight.size(0));
     AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, dy.scalar_type(), "embedding_backward", [&] {
-      sum_rows(where, dy.const_data_ptr<scalar_t>(), dweight.out.mutable_data_ptr<scalar_t>(), dim, add);
+      sum_rows(where, dy.const_data_ptr<scalar_t>(), dweight.out.mutable_data_ptr<scalar_t>(), weight.size(1), add);
     });
-    return {dweight.returned, at::Tensor()};
   }
 };
 
 }  // namespace
 
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& ids) {
-  const bool has_buffer =
-      at::GradMode::is_enabled() && weight.requires_grad() && weight.device().is_cpu() && grad_buffer(weight).defined();
-  return has_buffer ? EmbeddingFunction::apply(weight, ids) : at::embedding(weight, ids);
+  const bool is_trained = at::GradMode::is_enabled() && weight.requires_grad() && weight.device().is_cpu();
+  const bool brings_gradient = is_trained && (grad_buffer(weight).defined() || WeightGradientQueue::current().queue);
+  return brings_gradient ? EmbeddingFunction::apply(weight, ids) : at::embedding(weight, ids);
 }
 
 }  // namespace phalanx::kernels

@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "phalanx/kernels/deferred_weights.h"
 #include "phalanx/kernels/kept_outputs.h"
 #include "phalanx/tensor/grad_ready.h"
 #include "phalanx/tensor/weight_gradient.h"
@@ -20,7 +21,9 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias) {
     ctx->save_for_backward({x, weight});
-    ctx->saved_data["has_bias"] = bias.has_value();
+    // Not saved as a variable: its values are not needed.
+    if (bias) ctx->saved_data["bias"] = *bias;
+    remember_queue(*ctx);
     return computed_once(KeptOp::linear, [&] { return std::vector{at::linear(x, weight, bias)}; })[0];
   }
 
@@ -31,7 +34,23 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     const at::Tensor dy = grads[0].reshape({-1, weight.size(0)}), rows = x.reshape({-1, weight.size(1)});
     at::Tensor dx, dbias;
     if (ctx->needs_input_grad(0)) dx = at::matmul(grads[0], weight);
-    if (ctx->saved_data["has_bias"].toBool()) dbias = dy.sum(0);
+    const auto bias = ctx->saved_data.find("bias");
+    const bool has_bias = bias != ctx->saved_data.end() && ctx->needs_input_grad(2);
+    if (ctx->needs_input_grad(1) && !at::GradMode::is_enabled()) {
+      if (const auto place = queue_for(*ctx, weight); place.queue) {
+        place.queue->leave(place.key, weight, [dy, rows = rows.detach()](const WeightGradient& dweight) {
+          dweight.out.addmm_(dy.t(), rows, dweight.beta);
+        });
+        if (has_bias && place.queue->defers(bias->second.toTensor())) {
+          place.queue->leave(place.key, bias->second.toTensor(), [dy](const WeightGradient& dbias) {
+            dbias.beta == 0.0 ? dbias.out.copy_(dy.sum(0)) : dbias.out.add_(dy.sum(0));
+          });
+          return {dx, at::Tensor(), at::Tensor()};
+        }
+        return {dx, at::Tensor(), has_bias ? dy.sum(0) : at::Tensor()};
+      }
+    }
+    if (has_bias) dbias = dy.sum(0);
     if (!ctx->needs_input_grad(1)) return {dx, at::Tensor(), dbias};
     if (at::GradMode::is_enabled()) return {dx, dy.t().mm(rows), dbias};  // create_graph: what autograd can follow
     const WeightGradient dweight = weight_gradient(weight);
@@ -44,10 +63,10 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   const bool plain = x.scalar_type() == weight.scalar_type() && !at::autocast::is_autocast_enabled(x.device().type());
-  const bool has_buffer =
-      at::GradMode::is_enabled() && weight.requires_grad() && plain && grad_buffer(weight).defined();
+  const bool is_trained = at::GradMode::is_enabled() && weight.requires_grad() && plain;
+  const bool brings_gradient = is_trained && (grad_buffer(weight).defined() || WeightGradientQueue::current().queue);
   const bool may_be_kept = plain && KeptOutputs::current() != nullptr;
-  if (!has_buffer && !may_be_kept) return at::linear(x, weight, bias);
+  if (!brings_gradient && !may_be_kept) return at::linear(x, weight, bias);
   return LinearFunction::apply(x, weight, bias.defined() ? std::optional(bias) : std::nullopt);
 }
 

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
+#include "phalanx/kernels/deferred_weights.h"
 #include "phalanx/kernels/fusible.h"
 #include "phalanx/kernels/linear.h"
 #include "phalanx/kernels/row_kernels.h"
@@ -39,7 +40,21 @@ void check_labels(const at::Tensor& labels, std::int64_t vocab) {
 struct HeadGradients : torch::CustomClassHolder {
   at::Tensor dx;  // undefined if nobody wants it
   std::optional<EarlyWeightGradient> dweight;
+  at::Tensor dlogits, x, weight;  // in place of dweight, where that is to be computed later
 };
+
+// dlogits^T x, in the chunks in which the forward pass makes it, times the loss's own gradient.
+void head_weight_gradient(const at::Tensor& dlogits, const at::Tensor& x, float factor, const WeightGradient& dweight) {
+  const bool adds = dweight.beta != 0.0;
+  at::Tensor made = adds ? at::empty_like(dweight.out) : dweight.out;
+  const std::int64_t rows = x.size(0);
+  for (std::int64_t from = 0; from < rows; from += kLogitsChunk) {
+    const std::int64_t n = std::min(kLogitsChunk, rows - from);
+    made.addmm_(dlogits.narrow(0, from, n).t(), x.narrow(0, from, n), from == 0 ? 0.0 : 1.0);
+  }
+  if (factor != 1.0f) made.mul_(factor);
+  if (adds) dweight.out.add_(made);
+}
 
 struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropyFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x_in, const at::Tensor& weight,
@@ -47,15 +62,19 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
     const at::Tensor x = x_in.reshape({-1, x_in.size(-1)}).contiguous(), labels = labels_in.contiguous();
     const std::int64_t rows = x.size(0), vocab = weight.size(0), chunk = std::min(rows, kLogitsChunk);
     check_labels(labels, vocab);
-    const at::Tensor buffer = at::empty({chunk, vocab}, x.options());
+    // A weight gradient that may wait: then the logits' gradients are kept, where they are no larger than the weight's,
+    // which would be kept instead.
+    const auto later = record && weight.requires_grad() && rows <= weight.size(1) ? WeightGradientQueue::current()
+                                                                                  : WeightGradientQueue::Place();
+    const at::Tensor buffer = at::empty({later.queue ? rows : chunk, vocab}, x.options());
     const at::Tensor losses = at::empty({rows}, x.options());
     auto gradients = c10::make_intrusive<HeadGradients>();
     if (record && x_in.requires_grad()) gradients->dx = at::empty_like(x);
-    if (record && weight.requires_grad()) gradients->dweight.emplace(weight);
+    if (record && weight.requires_grad() && !later.queue) gradients->dweight.emplace(weight);
     const float scale = record ? 1.0f / static_cast<float>(rows) : 0.0f;
     for (std::int64_t from = 0; from < rows; from += chunk) {
       const std::int64_t n = std::min(chunk, rows - from);
-      at::Tensor logits = buffer.narrow(0, 0, n);
+      at::Tensor logits = buffer.narrow(0, later.queue ? from : 0, n);
       const at::Tensor x_rows = x.narrow(0, from, n);
       at::mm_out(logits, x_rows, weight.t());
       float *values = logits.mutable_data_ptr<float>(), *loss = losses.mutable_data_ptr<float>() + from;
@@ -70,6 +89,12 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
       if (gradients->dweight) gradients->dweight->out().addmm_(logits.t(), x_rows, from == 0 ? 0.0 : 1.0);
     }
     if (gradients->dx.defined()) gradients->dx = gradients->dx.view(x_in.sizes());
+    if (later.queue) {
+      gradients->dlogits = buffer;
+      gradients->x = x.detach();
+      gradients->weight = weight;
+      remember_queue(*ctx);
+    }
     if (record) ctx->saved_data["gradients"] = c10::IValue::make_capsule(std::move(gradients));
     double sum = 0.0;
     const float* loss = losses.const_data_ptr<float>();
@@ -90,6 +115,18 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
     at::Tensor dx = std::move(gradients.dx), dweight;
     if (dx.defined() && factor != 1.0f) dx.mul_(factor);
     if (gradients.dweight) dweight = gradients.dweight->deliver(factor);
+    if (gradients.dlogits.defined() && ctx->needs_input_grad(1)) {
+      const auto write = [dlogits = std::move(gradients.dlogits), x = std::move(gradients.x),
+                          factor](const WeightGradient& out) { head_weight_gradient(dlogits, x, factor, out); };
+      const at::Tensor weight = std::move(gradients.weight);
+      if (const auto later = queue_for(*ctx, weight); later.queue) {
+        later.queue->leave(later.key, weight, write);
+      } else {
+        const WeightGradient now = weight_gradient(weight);
+        write(now);
+        dweight = now.returned;
+      }
+    }
     return {std::move(dx), std::move(dweight), at::Tensor(), at::Tensor()};
   }
 };

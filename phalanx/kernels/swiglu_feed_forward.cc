@@ -3,14 +3,15 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/silu.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 
+#include "phalanx/kernels/deferred_weights.h"
 #include "phalanx/kernels/fusible.h"
+#include "phalanx/kernels/linear.h"
 #include "phalanx/kernels/row_kernels.h"
 #include "phalanx/tensor/weight_gradient.h"
 
@@ -19,6 +20,18 @@ namespace {
 
 constexpr std::int64_t kFeedForwardChunk = 512;    // rows; a fixed number, so that sums over chunks have fixed bits
 constexpr std::int64_t kElementwiseGrain = 32768;  // elements a thread takes at least
+
+// dy^T x, added up as the backward pass adds it up.
+WeightGradientQueue::Write product_by_chunks(const at::Tensor& dy, const at::Tensor& x) {
+  return [dy, x](const WeightGradient& dweight) {
+    const std::int64_t rows = x.size(0), chunk = std::min(rows, kFeedForwardChunk);
+    double beta = dweight.beta;
+    for (std::int64_t from = 0; from < rows; from += chunk, beta = 1.0) {
+      const std::int64_t n = std::min(chunk, rows - from);
+      dweight.out.addmm_(dy.narrow(0, from, n).t(), x.narrow(0, from, n), beta);
+    }
+  };
+}
 
 struct FeedForwardFunction : torch::autograd::Function<FeedForwardFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x_in, const at::Tensor& w1,
@@ -43,7 +56,10 @@ struct FeedForwardFunction : torch::autograd::Function<FeedForwardFunction> {
       });
       at::mm_out(y_rows, h, w2.t());
     }
-    if (record) ctx->save_for_backward({x, w1, w2, w3, gates, ups});
+    if (record) {
+      ctx->save_for_backward({x, w1, w2, w3, gates, ups});
+      remember_queue(*ctx);
+    }
     std::vector<std::int64_t> shape = x_in.sizes().vec();
     shape.back() = w2.size(0);
     return y.view(shape);
@@ -55,14 +71,18 @@ struct FeedForwardFunction : torch::autograd::Function<FeedForwardFunction> {
     const at::Tensor &x = saved[0], &w1 = saved[1], &w2 = saved[2], &w3 = saved[3], &gates = saved[4], &ups = saved[5];
     const at::Tensor dy = grads[0].reshape({x.size(0), -1});
     const std::int64_t rows = x.size(0), hidden = w1.size(0), chunk = std::min(rows, kFeedForwardChunk);
-    const at::Tensor dproduct = at::empty({chunk, hidden}, x.options()), product = at::empty_like(dproduct);
-    const at::Tensor dgates = at::empty_like(dproduct), dups = at::empty_like(dproduct);
+    const auto later = queue_for(*ctx, w1, w2, w3);
+    const std::int64_t kept = later.queue ? rows : chunk;
+    const at::Tensor dproduct = at::empty({chunk, hidden}, x.options());
+    const at::Tensor products = at::empty({kept, hidden}, x.options());
+    const at::Tensor dgates = at::empty_like(products), dups = at::empty_like(products);
     at::Tensor dx = at::empty_like(x);
-    WeightGradient dw1 = weight_gradient(w1), dw2 = weight_gradient(w2), dw3 = weight_gradient(w3);
+    WeightGradient dw1, dw2, dw3;
+    if (!later.queue) dw1 = weight_gradient(w1), dw2 = weight_gradient(w2), dw3 = weight_gradient(w3);
     for (std::int64_t from = 0; from < rows; from += chunk) {
-      const std::int64_t n = std::min(chunk, rows - from);
-      at::Tensor dh = dproduct.narrow(0, 0, n), h = product.narrow(0, 0, n);
-      const at::Tensor dgate = dgates.narrow(0, 0, n), dup = dups.narrow(0, 0, n);
+      const std::int64_t n = std::min(chunk, rows - from), at_row = later.queue ? from : 0;
+      at::Tensor dh = dproduct.narrow(0, 0, n), h = products.narrow(0, at_row, n);
+      const at::Tensor dgate = dgates.narrow(0, at_row, n), dup = dups.narrow(0, at_row, n);
       const at::Tensor x_rows = x.narrow(0, from, n), dy_rows = dy.narrow(0, from, n);
       at::Tensor dx_rows = dx.narrow(0, from, n);
       at::mm_out(dh, dy_rows, w2);
@@ -74,12 +94,19 @@ struct FeedForwardFunction : torch::autograd::Function<FeedForwardFunction> {
         row_kernels().swiglu_backward(end - begin, g + begin, u + begin, d + begin, dg + begin, du + begin,
                                       out + begin);
       });
-      dw2.out.addmm_(dy_rows.t(), h, dw2.beta);
-      dw1.out.addmm_(dgate.t(), x_rows, dw1.beta);
-      dw3.out.addmm_(dup.t(), x_rows, dw3.beta);
-      dw1.beta = dw2.beta = dw3.beta = 1.0;  // the other chunks add
+      if (!later.queue) {
+        dw2.out.addmm_(dy_rows.t(), h, dw2.beta);
+        dw1.out.addmm_(dgate.t(), x_rows, dw1.beta);
+        dw3.out.addmm_(dup.t(), x_rows, dw3.beta);
+        dw1.beta = dw2.beta = dw3.beta = 1.0;  // the other chunks add
+      }
       at::mm_out(dx_rows, dgate, w1);
       dx_rows.addmm_(dup, w3);
+    }
+    if (later.queue) {
+      later.queue->leave(later.key, w2, product_by_chunks(dy, products));
+      later.queue->leave(later.key, w1, product_by_chunks(dgates, x.detach()));
+      later.queue->leave(later.key, w3, product_by_chunks(dups, x.detach()));
     }
     std::vector<std::int64_t> shape = grads[0].sizes().vec();
     shape.back() = x.size(1);
@@ -93,7 +120,7 @@ at::Tensor swiglu_reference(const at::Tensor& gate, const at::Tensor& up) { retu
 
 at::Tensor swiglu_feed_forward(const at::Tensor& x, const at::Tensor& w1, const at::Tensor& w2, const at::Tensor& w3) {
   if (!fusible(x, w1, w2, w3) || x.numel() == 0) {
-    return at::linear(swiglu_reference(at::linear(x, w1), at::linear(x, w3)), w2);
+    return kernels::linear(swiglu_reference(kernels::linear(x, w1), kernels::linear(x, w3)), w2);
   }
   const bool record = at::GradMode::is_enabled() &&
                       (x.requires_grad() || w1.requires_grad() || w2.requires_grad() || w3.requires_grad());

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
+#include "phalanx/tensor/weight_gradient_queue.h"
 
 namespace phalanx {
 namespace {
@@ -37,16 +38,18 @@ class Autocast {
 
 struct Recipe : torch::CustomClassHolder {
   Recipe(std::function<at::Tensor(const at::Tensor&)> fn, const at::Tensor& input, kernels::KeepPolicy keep)
-      : fn(std::move(fn)), autocast(input.device().type()) {
+      : fn(std::move(fn)), autocast(input.device().type()), place(WeightGradientQueue::current()) {
     if (keep) kept = std::make_unique<kernels::KeptOutputs>(std::move(keep));
   }
   at::Tensor run(const at::Tensor& input, kernels::KeptOutputs::Run which) const {
     const kernels::KeptOutputs::Scope scope(kept.get(), which);
+    const WeightGradientQueue::Scope weights(place);
     return fn(input);
   }
   std::function<at::Tensor(const at::Tensor&)> fn;
   Autocast autocast;
   std::unique_ptr<kernels::KeptOutputs> kept;
+  WeightGradientQueue::Place place;  // the layer's weight gradients may wait, whenever it runs
 };
 
 struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {

@@ -227,7 +227,7 @@ void GradientReducer::finish(const std::shared_ptr<Pass>& pass) {
   const at::NoGradGuard no_grad;
   try {
     if (ready_ < slots_.size()) {
-      if (inside_an_outer_backward()) return;
+      if (inside_an_outer_backward() || expects_more()) return;
       if (!options_.find_unused_parameters) fail_unused();
     }
     if (options_.find_unused_parameters) contribute_zeros_for_unused();
@@ -255,6 +255,14 @@ void GradientReducer::abandon(const std::shared_ptr<Pass>& pass) noexcept {
   pass_.reset();
   for (auto& bucket : buckets_) bucket.work = Work();
   abort_before_averaging(*comm_, "DistributedDataParallel");
+}
+
+// Of parameters whose gradient is computed later (weight_gradient_queue.h); the last of them finishes the pass.
+bool GradientReducer::expects_more() const {
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    if (!slots_[i].ready && is_gradient_expected(parameters_[i].tensor)) return true;
+  }
+  return false;
 }
 
 std::string GradientReducer::names_of_unready() const {

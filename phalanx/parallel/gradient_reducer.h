@@ -75,6 +75,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void lay_out(BucketPlan plan);
   void rebuild_in_ready_order();
   void adopt_loaded_order();
+  bool expects_more() const;
   std::string names_of_unready() const;
 
   std::vector<NamedTensor> parameters_;

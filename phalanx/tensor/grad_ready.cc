@@ -19,6 +19,12 @@ struct GradReadySubscription::Registry {
   std::weak_ptr<at::Tensor> borrower;
   bool added = false;    // the backward pass under way: a layer has added to the gradient itself
   bool arrived = false;  // the backward pass under way brought a gradient
+  int expected = 0;      // gradients to come from outside autograd
+  int holds = 0;
+
+  void fire_unless_held(const at::Tensor& parameter) {
+    if (expected == 0 && holds == 0) fire(parameter);
+  }
 
   void fire(const at::Tensor& parameter) {
     // A copy: a listener may unsubscribe while it runs.
@@ -36,7 +42,7 @@ struct GradReadyHook final : torch::autograd::PostAccumulateGradHook {
 
   void operator()(const at::Tensor& parameter) override {
     if (earlier) (*earlier)(parameter);
-    if (std::exchange(registry->arrived, false)) registry->fire(parameter);
+    if (std::exchange(registry->arrived, false)) registry->fire_unless_held(parameter);
   }
 };
 
@@ -105,6 +111,35 @@ GradReadySubscription on_grad_ready(const at::Tensor& parameter, GradReadyListen
 
 void fire_grad_ready(const at::Tensor& parameter) {
   if (const GradReadyHook* hook = grad_ready_hook_of(parameter)) hook->registry->fire(parameter);
+}
+
+void expect_gradient(const at::Tensor& parameter) {
+  if (const GradReadyHook* hook = grad_ready_hook_of(parameter)) ++hook->registry->expected;
+}
+
+void expected_gradient_came(const at::Tensor& parameter, bool came) {
+  const GradReadyHook* hook = grad_ready_hook_of(parameter);
+  if (hook == nullptr || hook->registry->expected == 0) return;  // who listens came later
+  --hook->registry->expected;
+  if (came) hook->registry->fire_unless_held(parameter);
+}
+
+bool is_gradient_expected(const at::Tensor& parameter) {
+  const GradReadyHook* hook = grad_ready_hook_of(parameter);
+  return hook != nullptr && hook->registry->expected > 0;
+}
+
+GradReadyHold::GradReadyHold(const std::vector<at::Tensor>& parameters) {
+  for (const auto& parameter : parameters) {
+    const GradReadyHook* hook = grad_ready_hook_of(parameter);
+    if (hook == nullptr) continue;
+    ++hook->registry->holds;
+    held_.push_back(hook->registry);
+  }
+}
+
+GradReadyHold::~GradReadyHold() {
+  for (const auto& registry : held_) --registry->holds;
 }
 
 void set_grad_buffer(const at::Tensor& parameter, at::Tensor buffer) {

@@ -20,7 +20,11 @@
 //   reaches the parameter with an undefined gradient (a layer that defers its weight gradient): it brought nothing,
 //   unless mark_grad_arrived() has said otherwise.
 // - Every backward pass fires, also the early micro-batches of an accumulation: it is the listener who knows which one
-//   is the last (see DistributedDataParallel::no_sync).
+//   is the last (see DistributedDataParallel::no_sync). A pipeline, which knows it too, holds the event back
+//   (GradReadyHold), and fires it when it is through with the parameter.
+// - While a gradient is still to come from outside autograd (expect_gradient()), autograd does not fire: the event
+// comes
+//   with the last such gradient.
 // - Subscribing and unsubscribing must not run beside a backward pass; a listener may end its own subscription.
 //
 //   GradReadySubscription s = on_grad_ready(weight, [&](const at::Tensor& w) { reduce(w.grad()); });
@@ -30,6 +34,7 @@
 
 #include <functional>
 #include <memory>
+#include <vector>
 
 namespace phalanx {
 
@@ -55,8 +60,28 @@ class [[nodiscard]] GradReadySubscription {
 /// The parameter must be a leaf that requires grad.
 GradReadySubscription on_grad_ready(const at::Tensor& parameter, GradReadyListener listener);
 
-/// Calls the parameter's listeners now; nothing if there are none.
+/// Calls the parameter's listeners now; nothing if there are none. Not held back by anything.
 void fire_grad_ready(const at::Tensor& parameter);
+
+/// For whoever computes gradients of the parameter later, outside autograd: one call of the first for each gradient to
+/// come, and one of the second when it has come, with whether it did: the last one fires the event, unless it is held.
+/// Nothing where nobody listens.
+void expect_gradient(const at::Tensor& parameter);
+void expected_gradient_came(const at::Tensor& parameter, bool came = true);
+bool is_gradient_expected(const at::Tensor& parameter);
+
+/// While one is alive, neither autograd nor an expected gradient fires the parameter's event, and it is not made up for
+/// afterwards: the owner fires it. Holds those parameters that somebody listens to by now.
+class [[nodiscard]] GradReadyHold {
+ public:
+  explicit GradReadyHold(const std::vector<at::Tensor>& parameters);
+  GradReadyHold(const GradReadyHold&) = delete;
+  GradReadyHold& operator=(const GradReadyHold&) = delete;
+  ~GradReadyHold();
+
+ private:
+  std::vector<std::shared_ptr<GradReadySubscription::Registry>> held_;
+};
 
 /// Where the gradient of a parameter with listeners is to lie: a tensor of its shape, dtype and device, whose contents
 /// count only while parameter.grad() is this very tensor. An undefined tensor takes the offer back. The buffer before

@@ -13,18 +13,10 @@
 namespace phalanx {
 namespace {
 
-// Whether autograd would do no more with the gradient than add it to weight.grad().
-bool is_only_accumulated(const at::Tensor& weight) {
-  if (at::GradMode::is_enabled()) return false;  // create_graph: the gradient has a history
-  // Not empty in a pass that was asked for the gradients of certain tensors only.
-  const auto* asked_for = torch::autograd::get_current_graph_task_exec_info();
-  return asked_for != nullptr && asked_for->empty() && torch::autograd::impl::hooks(weight).empty();
-}
-
-// The buffer as the place for the next contribution, if it may be that.
-std::optional<WeightGradient> in_buffer(const at::Tensor& weight) {
+// The offered buffer as the place for the next contribution, if it may be that.
+std::optional<WeightGradient> offered_buffer(const at::Tensor& weight) {
   const at::Tensor buffer = grad_buffer(weight);
-  if (!buffer.defined() || !has_memory(buffer) || !is_only_accumulated(weight)) return std::nullopt;
+  if (!buffer.defined() || !has_memory(buffer)) return std::nullopt;
   at::Tensor& grad = weight.mutable_grad();
   const bool is_first = !grad.defined();
   if (is_first) {
@@ -32,11 +24,34 @@ std::optional<WeightGradient> in_buffer(const at::Tensor& weight) {
     grad = buffer;
   }
   if (!grad.is_same(buffer)) return std::nullopt;
-  mark_grad_arrived(weight);
   return WeightGradient{buffer, is_first ? 0.0 : 1.0, at::Tensor()};
 }
 
+std::optional<WeightGradient> in_buffer(const at::Tensor& weight) {
+  if (!is_only_accumulated(weight)) return std::nullopt;
+  auto found = offered_buffer(weight);
+  if (found) mark_grad_arrived(weight);
+  return found;
+}
+
 }  // namespace
+
+bool is_only_accumulated(const at::Tensor& weight) {
+  if (at::GradMode::is_enabled()) return false;  // create_graph: the gradient has a history
+  // Not empty in a pass that was asked for the gradients of certain tensors only.
+  const auto* asked_for = torch::autograd::get_current_graph_task_exec_info();
+  return asked_for != nullptr && asked_for->empty() && torch::autograd::impl::hooks(weight).empty();
+}
+
+void add_weight_gradient(const at::Tensor& weight, const std::function<void(const WeightGradient&)>& write) {
+  const at::NoGradGuard no_grad;
+  if (const auto found = offered_buffer(weight)) return write(*found);
+  // As autograd adds: the product by itself first, so that the bits are the same.
+  at::Tensor made = at::empty_like(weight);
+  write({made, 0.0, made});
+  at::Tensor& grad = weight.mutable_grad();
+  grad.defined() ? void(grad.add_(made)) : void(grad = std::move(made));
+}
 
 WeightGradient weight_gradient(const at::Tensor& weight) {
   if (auto found = in_buffer(weight)) return *std::move(found);

@@ -22,6 +22,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 
 namespace phalanx {
@@ -35,6 +36,14 @@ struct WeightGradient {
 /// Only inside a backward function, once for each contribution, right before it is written: from then on the buffer is
 /// weight.grad(), and worthless if the function throws before it has written all of it. Does not wait for anything.
 WeightGradient weight_gradient(const at::Tensor& weight);
+
+/// Whether autograd would do no more with the weight's gradient than add it to weight.grad(). Only inside a backward
+/// function.
+bool is_only_accumulated(const at::Tensor& weight);
+
+/// Makes one more contribution part of weight.grad(), outside autograd and without an event; `write` computes it into
+/// what it is given, as backward() would.
+void add_weight_gradient(const at::Tensor& weight, const std::function<void(const WeightGradient&)>& write);
 
 /// One contribution that is computed before the backward pass, which may never come. It lies in the offered buffer if
 /// that is free (the weight has no gradient then, and nobody else's early one is there), else in a tensor of its own.
