@@ -5,6 +5,7 @@
 #include <ATen/ops/tensor.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -16,37 +17,51 @@
 namespace phalanx::models {
 namespace {
 
-/// A list of layers, named by their numbers.
+/// A list of layers, named by their numbers in the whole model.
 class Layers : public nn::Module {
  public:
   Layers() : nn::Module("Layers") {}
-  void add(const std::shared_ptr<nn::TransformerBlock>& layer) {
-    register_module(std::to_string(children().size()), layer);
+  void add(std::int64_t number, const std::shared_ptr<nn::TransformerBlock>& layer) {
+    register_module(std::to_string(number), layer);
   }
 };
 
 }  // namespace
 
-Llama::Llama(const LlamaConfig& config, nn::TensorOptionsOfModule tensor) : nn::Module("Llama"), config_(config) {
+Llama::Llama(const LlamaConfig& config, nn::TensorOptionsOfModule tensor)
+    : Llama(config, whole_llama(config), tensor) {}
+
+Llama::Llama(const LlamaConfig& config, const LlamaPart& part, nn::TensorOptionsOfModule tensor)
+    : nn::Module("Llama"), config_(config), part_(part) {
   config.validate();
-  tok_embeddings = register_module(
-      "tok_embeddings", std::make_shared<nn::Embedding>(nn::EmbeddingOptions{config.vocab_size, config.dim}, tensor));
-  const auto list = register_module("layers", std::make_shared<Layers>());
-  const nn::TransformerBlockOptions block = {
-      .attention = {config.dim, config.n_heads, config.n_kv_heads, config.head_dim()},
-      .ffn_hidden = config.ffn_hidden,
-      .norm_eps = config.norm_eps};
-  const double residual_std = 0.02 / std::sqrt(2.0 * static_cast<double>(config.n_layers));
-  for (std::int64_t i = 0; i < config.n_layers; ++i) {
-    layers.push_back(std::make_shared<nn::TransformerBlock>(block, tensor));
-    if (config.depth_scaled_init) {
-      layers.back()->attention->wo->set_init("weight", Init::normal(0.0, residual_std));
-      layers.back()->feed_forward->w2->set_init("weight", Init::normal(0.0, residual_std));
-    }
-    list->add(layers.back());
+  if (part.begin < 0 || part.end < part.begin || part.end > 2 * config.n_layers) {
+    throw Error(fmt::format("Llama: half-layers {} to {} of a model of {} layers; expected a range within 0 to {}",
+                            part.begin, part.end, config.n_layers, 2 * config.n_layers));
   }
-  norm = register_module("norm", std::make_shared<nn::RMSNorm>(config.dim, config.norm_eps, tensor));
-  if (!config.tie_embeddings) {
+  if (part.embedding || (part.head && config.tie_embeddings)) {
+    tok_embeddings = register_module(
+        "tok_embeddings", std::make_shared<nn::Embedding>(nn::EmbeddingOptions{config.vocab_size, config.dim}, tensor));
+  }
+  const auto list = register_module("layers", std::make_shared<Layers>());
+  nn::TransformerBlockOptions block = {.attention = {config.dim, config.n_heads, config.n_kv_heads, config.head_dim()},
+                                       .ffn_hidden = config.ffn_hidden,
+                                       .norm_eps = config.norm_eps};
+  const double residual_std = 0.02 / std::sqrt(2.0 * static_cast<double>(config.n_layers));
+  for (std::int64_t i = part.begin / 2; 2 * i < part.end; ++i) {
+    block.has_attention = part.begin <= 2 * i;
+    block.has_feed_forward = 2 * i + 1 < part.end;
+    layers.push_back(std::make_shared<nn::TransformerBlock>(block, tensor));
+    const auto& layer = *layers.back();
+    if (config.depth_scaled_init && layer.attention) {
+      layer.attention->wo->set_init("weight", Init::normal(0.0, residual_std));
+    }
+    if (config.depth_scaled_init && layer.feed_forward) {
+      layer.feed_forward->w2->set_init("weight", Init::normal(0.0, residual_std));
+    }
+    list->add(i, layers.back());
+  }
+  if (part.head) norm = register_module("norm", std::make_shared<nn::RMSNorm>(config.dim, config.norm_eps, tensor));
+  if (part.head && !config.tie_embeddings) {
     output = register_module("output",
                              std::make_shared<nn::Linear>(nn::LinearOptions{config.dim, config.vocab_size}, tensor));
   }
@@ -67,39 +82,55 @@ void Llama::check_tokens(const at::Tensor& tokens) const {
   }
 }
 
-at::Tensor Llama::hidden(const at::Tensor& tokens) {
-  check_tokens(tokens);
-  const std::int64_t seq = tokens.size(1);
+void Llama::check_hidden(const at::Tensor& input) const {
+  if (input.dim() != 3 || input.size(2) != config_.dim || input.numel() == 0) {
+    throw Error(fmt::format("Llama ({}): expected hidden states of shape [batch, seq, {}], found [{}]", part_.text(),
+                            config_.dim, fmt::join(input.sizes(), ", ")));
+  }
+}
+
+void Llama::check_whole(const char* what) const {
+  if (part_.is_whole(config_)) return;
+  throw Error(fmt::format("Llama: {} needs the whole model, and this part of it has {}", what, part_.text()));
+}
+
+at::Tensor Llama::hidden(const at::Tensor& input) {
+  part_.embedding ? check_tokens(input) : check_hidden(input);
+  const std::int64_t seq = input.size(1);
   if (seq > config_.max_seq_len) {
     throw Error(fmt::format("Llama: sequences of {} tokens, but max_seq_len is {}", seq, config_.max_seq_len));
   }
-  const nn::RotaryTables tables = rope(seq, tokens.device()).narrow(0, seq);
-  at::Tensor x = call(tok_embeddings, tokens);  // [batch, seq, dim]
+  const nn::RotaryTables tables = rope(seq, input.device()).narrow(0, seq);
+  at::Tensor x = part_.embedding ? call(tok_embeddings, input) : input;  // [batch, seq, dim]
   for (const auto& layer : layers) x = call(layer, x, tables);
-  return call(norm, x);
+  return norm ? call(norm, x) : x;
 }
 
 at::Tensor Llama::logits(const at::Tensor& hidden) {
   return output ? call(output, hidden) : kernels::linear(hidden, tok_embeddings->weight);
 }
 
-at::Tensor Llama::forward(const at::Tensor& tokens) { return logits(hidden(tokens)); }
+at::Tensor Llama::forward(const at::Tensor& input) {
+  const at::Tensor h = hidden(input);
+  return part_.head ? logits(h) : h;
+}
 
 std::vector<std::vector<nn::Module*>> Llama::shard_units() {
   std::vector<std::vector<nn::Module*>> units;
-  if (output) units.push_back({tok_embeddings.get()});
+  if (tok_embeddings && !config_.tie_embeddings) units.push_back({tok_embeddings.get()});
   for (const auto& layer : layers) units.push_back({layer.get()});
-  units.push_back({norm.get()});
+  if (norm) units.push_back({norm.get()});
   if (output) units.back().push_back(output.get());
   return units;
 }
 
-at::Tensor Llama::loss(const at::Tensor& tokens, const at::Tensor& labels) {
-  if (labels.sizes() != tokens.sizes() || labels.scalar_type() != at::kLong) {
+at::Tensor Llama::loss(const at::Tensor& input, const at::Tensor& labels) {
+  if (!part_.head) throw Error("Llama: a part without the output has no loss: " + part_.text());
+  if (input.dim() < 2 || labels.sizes() != input.sizes().slice(0, 2) || labels.scalar_type() != at::kLong) {
     throw Error("Llama: labels must be int64 and of the tokens' shape: one next token for each token");
   }
   return around_use([&] {
-    const at::Tensor h = hidden(tokens);
+    const at::Tensor h = hidden(input);
     if (!output) return kernels::linear_cross_entropy(h, tok_embeddings->weight, labels);
     // A hook on the output layer must see its call, so the layer is not fused with the loss then.
     if (output->has_forward_hooks()) return kernels::cross_entropy(call(output, h), labels);
@@ -108,6 +139,7 @@ at::Tensor Llama::loss(const at::Tensor& tokens, const at::Tensor& labels) {
 }
 
 nn::KvCache Llama::make_cache(std::int64_t batch, std::int64_t max_len) const {
+  check_whole("make_cache()");
   return nn::KvCache({.layers = config_.n_layers,
                       .batch = batch,
                       .kv_heads = config_.n_kv_heads,
@@ -118,6 +150,7 @@ nn::KvCache Llama::make_cache(std::int64_t batch, std::int64_t max_len) const {
 }
 
 at::Tensor Llama::forward(const at::Tensor& tokens, nn::KvCache& cache, std::vector<std::int64_t> counts) {
+  check_whole("inference with a cache");
   const at::NoGradGuard no_grad;
   return around_use([&] { return forward_cached(tokens, cache, std::move(counts)); });
 }

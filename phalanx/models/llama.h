@@ -13,6 +13,12 @@
 //   nn::KvCache cache = model->make_cache(batch, max_len);
 //   at::Tensor logits = model->forward(prompts, cache, {17, 9});   // inference: [batch, vocab]
 //
+// A pipeline stage holds a part of the model (llama_part.h), with the same names and starting values:
+//
+//   models::Llama stage(config, part);                // layers.3.attention.wq.weight is its name in every part
+//   at::Tensor h = stage.forward(input);              // tokens or hidden states in, hidden states or logits out
+//   at::Tensor loss = last_stage.loss(h, labels);
+//
 // Tokens and labels are int64 [batch, seq] on the parameters' device, seq at most max_seq_len (Error otherwise).
 #pragma once
 
@@ -21,6 +27,7 @@
 #include <vector>
 
 #include "phalanx/models/llama_config.h"
+#include "phalanx/models/llama_part.h"
 #include "phalanx/nn/embedding.h"
 #include "phalanx/nn/kv_cache.h"
 #include "phalanx/nn/transformer_block.h"
@@ -30,16 +37,20 @@ namespace phalanx::models {
 class Llama : public nn::Module {
  public:
   explicit Llama(const LlamaConfig& config, nn::TensorOptionsOfModule tensor = {});
+  Llama(const LlamaConfig& config, const LlamaPart& part, nn::TensorOptionsOfModule tensor = {});
 
-  /// Logits [batch, seq, vocab].
-  at::Tensor forward(const at::Tensor& tokens);
+  /// Tokens to logits [batch, seq, vocab]. A part without the embedding takes hidden states [batch, seq, dim], one
+  /// without the output returns them.
+  at::Tensor forward(const at::Tensor& input);
 
   /// Mean cross entropy over the batch * seq tokens given, an fp32 scalar; the logits are never held as a whole.
   /// Ranks with equal shares of a global batch average their losses and gradients to get the global batch's.
-  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& labels);
+  /// A part must have the output.
+  at::Tensor loss(const at::Tensor& input, const at::Tensor& labels);
 
   /// Inference: tokens [batch, n] follow those in the cache, counts[r] of them real in row r (right padding; empty:
-  /// all). Returns the logits [batch, vocab] after each row's last real token. Records no gradient.
+  /// all). Returns the logits [batch, vocab] after each row's last real token. Records no gradient. The whole model
+  /// only.
   at::Tensor forward(const at::Tensor& tokens, nn::KvCache& cache, std::vector<std::int64_t> counts = {});
   nn::KvCache make_cache(std::int64_t batch, std::int64_t max_len) const;
 
@@ -47,22 +58,27 @@ class Llama : public nn::Module {
   std::vector<std::vector<nn::Module*>> shard_units() override;
 
   const LlamaConfig& config() const noexcept { return config_; }
+  const LlamaPart& part() const noexcept { return part_; }
   std::int64_t parameter_count() const noexcept { return config_.parameter_count(); }
   double flops_per_token(std::int64_t seq) const noexcept { return config_.flops_per_token(seq); }
 
-  std::shared_ptr<nn::Embedding> tok_embeddings;
-  std::vector<std::shared_ptr<nn::TransformerBlock>> layers;
+  // Null where the part does not have them.
+  std::shared_ptr<nn::Embedding> tok_embeddings;              // also of a part that only uses them for its output
+  std::vector<std::shared_ptr<nn::TransformerBlock>> layers;  // of the part, its first and last perhaps a half
   std::shared_ptr<nn::RMSNorm> norm;
-  std::shared_ptr<nn::Linear> output;  // null where the embeddings are tied
+  std::shared_ptr<nn::Linear> output;  // null where the embeddings are tied, too
 
  private:
-  at::Tensor hidden(const at::Tensor& tokens);  // after the final norm: [batch, seq, dim]
+  at::Tensor hidden(const at::Tensor& input);  // after the final norm, if the part has it: [batch, seq, dim]
   at::Tensor logits(const at::Tensor& hidden);
   at::Tensor forward_cached(const at::Tensor& tokens, nn::KvCache& cache, std::vector<std::int64_t> counts);
   const nn::RotaryTables& rope(std::int64_t positions, at::Device device);
   void check_tokens(const at::Tensor& tokens) const;
+  void check_hidden(const at::Tensor& input) const;
+  void check_whole(const char* what) const;
 
   LlamaConfig config_;
+  LlamaPart part_;
   nn::RotaryTables rope_;  // made at first use, on the device in use
 };
 
