@@ -10,6 +10,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/nearest.h"
+#include "phalanx/schedule/actions.h"
 #include "phalanx/schedule/v_schedules.h"
 
 namespace phalanx::schedule {
@@ -17,15 +18,11 @@ namespace {
 
 using Actions = std::vector<Action>;
 
-Action pass(int stage, ActionKind kind, int micro_batch) {
-  return {.stage = stage, .kind = kind, .micro_batch = micro_batch, .parts = {}};
-}
-
 // All forward passes, then all backward passes.
 Actions gpipe(int rank, const ScheduleOptions& size) {
   Actions actions;
-  for (int m = 0; m < size.micro_batches; ++m) actions.push_back(pass(rank, ActionKind::forward, m));
-  for (int m = 0; m < size.micro_batches; ++m) actions.push_back(pass(rank, ActionKind::backward, m));
+  for (int m = 0; m < size.micro_batches; ++m) actions.push_back(make_action(rank, ActionKind::forward, m));
+  for (int m = 0; m < size.micro_batches; ++m) actions.push_back(make_action(rank, ActionKind::backward, m));
   return actions;
 }
 
@@ -33,10 +30,10 @@ Actions gpipe(int rank, const ScheduleOptions& size) {
 Actions one_forward_one_backward(int rank, const ScheduleOptions& size) {
   Actions actions;
   const int warm_up = std::min(size.micro_batches, size.ranks - rank);
-  for (int m = 0; m < warm_up; ++m) actions.push_back(pass(rank, ActionKind::forward, m));
+  for (int m = 0; m < warm_up; ++m) actions.push_back(make_action(rank, ActionKind::forward, m));
   for (int m = 0; m < size.micro_batches; ++m) {
-    actions.push_back(pass(rank, ActionKind::backward, m));
-    if (warm_up + m < size.micro_batches) actions.push_back(pass(rank, ActionKind::forward, warm_up + m));
+    actions.push_back(make_action(rank, ActionKind::backward, m));
+    if (warm_up + m < size.micro_batches) actions.push_back(make_action(rank, ActionKind::forward, warm_up + m));
   }
   return actions;
 }
@@ -46,12 +43,12 @@ Actions looped_bfs(int rank, const ScheduleOptions& size) {
   Actions actions;
   for (int loop = 0; loop < size.stages_per_rank; ++loop) {
     for (int m = 0; m < size.micro_batches; ++m) {
-      actions.push_back(pass(loop * size.ranks + rank, ActionKind::forward, m));
+      actions.push_back(make_action(loop * size.ranks + rank, ActionKind::forward, m));
     }
   }
   for (int loop = size.stages_per_rank - 1; loop >= 0; --loop) {
     for (int m = size.micro_batches - 1; m >= 0; --m) {
-      actions.push_back(pass(loop * size.ranks + rank, ActionKind::backward, m));
+      actions.push_back(make_action(loop * size.ranks + rank, ActionKind::backward, m));
     }
   }
   return actions;
@@ -75,7 +72,7 @@ class Rounds {
   int local(int n) const { return n / round_ % size_.stages_per_rank; }
   Action nth(int n, int local, ActionKind kind) const {
     const int turn = round_ * size_.stages_per_rank;
-    return pass(local * size_.ranks + rank_, kind, n / turn * round_ + n % round_);
+    return make_action(local * size_.ranks + rank_, kind, n / turn * round_ + n % round_);
   }
 
   int rank_;

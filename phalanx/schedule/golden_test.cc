@@ -13,6 +13,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/schedule/generators.h"
 #include "phalanx/schedule/schedule_text.h"
+#include "phalanx/schedule/transfers.h"
 
 namespace phalanx::schedule {
 namespace {
@@ -90,6 +91,22 @@ TEST(ScheduleGolden, OneOfEachInFull) {
     // The file tells stages and micro-batches, too.
     EXPECT_EQ(parse_csv(csv, {.name = options.name}), schedule);
   }
+}
+
+TEST(ScheduleGolden, TransfersAreWhereTorchPlacesThem) {
+  int compared = 0, with_sharding = 0;
+  for (const Golden& golden : golden_file().sizes) {
+    if (golden.passes == "refused") continue;
+    const Schedule schedule = make_schedule(golden.options);
+    EXPECT_EQ(fnv(to_csv(add_transfers(schedule))), golden.transfers) << golden.what();
+    ++compared;
+    if (golden.all == "-") continue;
+    const Schedule all = add_transfers(schedule, {.unshard_stages = 3, .reduce_gradients = true});
+    EXPECT_EQ(fnv(to_csv(all)), golden.all) << golden.what() << "\n" << to_csv(all);
+    ++with_sharding;
+  }
+  EXPECT_GT(compared, 380);
+  EXPECT_GT(with_sharding, 200);
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/nearest.h"
+#include "phalanx/schedule/actions.h"
 
 namespace phalanx::schedule {
 namespace {
@@ -84,18 +85,6 @@ Action parse_overlap(std::string_view text) {
     if (end == parts.size()) return action;
     parts.remove_prefix(end + 1);
   }
-}
-
-bool is_pass(ActionKind kind) {
-  return kind == ActionKind::forward || kind == ActionKind::backward || kind == ActionKind::input_backward ||
-         kind == ActionKind::weight_backward;
-}
-
-// Calls visit(action) for the action, or for its parts if it is an overlap.
-template <typename Visit>
-void for_each_part(const Action& action, const Visit& visit) {
-  if (action.kind != ActionKind::overlap) return visit(action);
-  for (const Action& part : action.parts) visit(part);
 }
 
 // Where the stages live and how many micro-batches there are, from the actions.

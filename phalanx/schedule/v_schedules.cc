@@ -4,6 +4,9 @@
 #include <array>
 #include <cstddef>
 #include <deque>
+#include <utility>
+
+#include "phalanx/schedule/actions.h"
 
 namespace phalanx::schedule {
 namespace {
@@ -36,7 +39,7 @@ class VRank {
     waiting_.pop_front();
   }
   void forward_beside_backward(Way forward_way) {
-    Action both{.stage = -1, .kind = ActionKind::overlap, .micro_batch = -1, .parts = {}};
+    Action both = make_action(-1, ActionKind::overlap);
     both.parts.push_back(next_forward(forward_way));
     both.parts.push_back(next_backward(forward_way == down ? up : down));
     actions_.push_back(std::move(both));
@@ -55,16 +58,11 @@ class VRank {
   };
   using Counts = std::array<int, 2>;
 
-  Action next(Way way, ActionKind kind, Counts& counts) {
-    return {.stage = stages_[way], .kind = kind, .micro_batch = counts[way]++, .parts = {}};
-  }
+  Action next(Way way, ActionKind kind, Counts& counts) { return make_action(stages_[way], kind, counts[way]++); }
   Action next_forward(Way way) { return next(way, ActionKind::forward, forwards_); }
   Action next_backward(Way way) { return next(way, ActionKind::backward, backwards_); }
   void finish(const Half& half) {
-    actions_.push_back({.stage = stages_[half.way],
-                        .kind = ActionKind::weight_backward,
-                        .micro_batch = half.micro_batch,
-                        .parts = {}});
+    actions_.push_back(make_action(stages_[half.way], ActionKind::weight_backward, half.micro_batch));
   }
 
   std::array<int, 2> stages_;
