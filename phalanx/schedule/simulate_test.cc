@@ -218,6 +218,8 @@ TEST(Simulate, StepTable) {
             "Step 5: 0B1    1F2\n"
             "Step 6:        1B2\n"
             "Step 7: 0B2\n");
+  // What cannot run is not in it.
+  EXPECT_EQ(to_step_table(parse_csv("0F0,0B0\n1B0,1F0\n")), "        Rank 0 Rank 1\nStep 0: 0F0\n");
   // Transfers take no step.
   const Schedule gpipe = make_schedule({.name = "GPipe", .ranks = 3, .micro_batches = 4});
   EXPECT_EQ(to_step_table(add_transfers(gpipe)), to_step_table(gpipe));

@@ -1,0 +1,252 @@
+#include "phalanx/schedule/draw.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <iterator>
+#include <limits>
+#include <string_view>
+#include <vector>
+
+#include "phalanx/schedule/actions.h"
+#include "phalanx/schedule/schedule_text.h"
+
+namespace phalanx::schedule {
+namespace {
+
+// Sizes in pixels.
+constexpr double kMargin = 24, kHead = 62, kLabels = 64, kNotes = 176, kRow = 34, kRowGap = 8, kAxis = 34, kLegend = 40;
+constexpr double kNarrowestPlot = 900, kWidestPlot = 6000, kNarrowestBox = 17, kCharacter = 7.6;
+
+struct Ink {
+  ActionKind kind;
+  std::string_view meaning;
+  std::array<int, 3> colour;  // apart from each other for every kind of colour vision, and in grey
+  bool dark_text;
+};
+
+constexpr std::array<Ink, 4> kInks = {{
+    {ActionKind::forward, "F  forward", {59, 111, 182}, false},
+    {ActionKind::backward, "B  backward", {214, 110, 46}, false},
+    {ActionKind::input_backward, "I  backward, input half", {238, 180, 55}, true},
+    {ActionKind::weight_backward, "W  backward, weight half", {46, 139, 104}, false},
+}};
+
+const Ink& ink_of(ActionKind kind) {
+  return *std::find_if(kInks.begin(), kInks.end(), [&](const Ink& ink) { return ink.kind == kind; });
+}
+
+// With the share `light` of white in it.
+std::string colour_text(const Ink& ink, double light) {
+  std::string text = "#";
+  for (const int part : ink.colour) {
+    fmt::format_to(std::back_inserter(text), "{:02x}", static_cast<int>(std::lround(part + (255 - part) * light)));
+  }
+  return text;
+}
+
+std::string escaped(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '&')
+      out += "&amp;";
+    else if (c == '<')
+      out += "&lt;";
+    else if (c == '>')
+      out += "&gt;";
+    else if (c == '"')
+      out += "&quot;";
+    else
+      out += c;
+  }
+  return out;
+}
+
+// 1, 2 or 5 times a power of ten, at least `least`.
+double round_step(double least) {
+  const double power = std::pow(10.0, std::floor(std::log10(least)));
+  for (const double factor : {1.0, 2.0, 5.0}) {
+    if (factor * power >= least * (1 - 1e-9)) return factor * power;
+  }
+  return 10.0 * power;
+}
+
+class Picture {
+ public:
+  Picture(const Schedule& schedule, const Simulation& simulation) : schedule_(schedule), simulation_(simulation) {
+    double narrowest = std::numeric_limits<double>::infinity();
+    std::size_t longest_text = 1, longest_number = 1;
+    each_pass([&](std::size_t, const Action& part, const Span& span, int, int) {
+      if (span.end > span.start) narrowest = std::min(narrowest, span.end - span.start);
+      longest_text = std::max(longest_text, to_text(part).size());
+      longest_number = std::max(longest_number, std::to_string(part.micro_batch).size());
+    });
+    const double time = std::max(simulation.makespan, 1e-300);
+    plot_ = std::isinf(narrowest) ? kNarrowestPlot
+                                  : std::clamp(kNarrowestBox * time / narrowest, kNarrowestPlot, kWidestPlot);
+    scale_ = plot_ / time;
+    // One form of label for the whole picture: the longest that fits into the narrowest box.
+    const double characters = std::isinf(narrowest) ? 0 : (narrowest * scale_ - 3) / kCharacter;
+    const bool loops = schedule.stages() > schedule.ranks();
+    if (loops && characters >= static_cast<double>(longest_text))
+      label_ = Label::whole;
+    else if (characters >= static_cast<double>(longest_number + 1))
+      label_ = Label::kind;
+    else if (characters >= 0.9 * static_cast<double>(longest_number))
+      label_ = Label::number;
+    height_ = kHead + static_cast<double>(schedule.ranks()) * (kRow + kRowGap) + kAxis + kLegend + kMargin / 2;
+    width_ = kMargin + kLabels + plot_ + kNotes;
+  }
+
+  std::string draw() {
+    add("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" height=\"{1:.0f}\" viewBox=\"0 0 {0:.0f} "
+        "{1:.0f}\" "
+        "role=\"img\" font-family=\"'DejaVu Sans', Verdana, Helvetica, Arial, sans-serif\" font-size=\"13\">\n",
+        width_, height_);
+    head();
+    rows();
+    axis();
+    legend();
+    add("</svg>\n");
+    return std::move(svg_);
+  }
+
+ private:
+  enum class Label { none, number, kind, whole };
+
+  template <typename... Values>
+  void add(fmt::format_string<Values...> format, Values&&... values) {
+    fmt::format_to(std::back_inserter(svg_), format, std::forward<Values>(values)...);
+  }
+
+  double x(double time) const { return kMargin + kLabels + time * scale_; }
+  static double y(std::size_t rank) { return kHead + static_cast<double>(rank) * (kRow + kRowGap); }
+
+  // visit(rank, pass, span, its number among the parts, how many parts)
+  template <typename Visit>
+  void each_pass(const Visit& visit) const {
+    for (std::size_t rank = 0; rank < schedule_.actions.size(); ++rank) {
+      for (std::size_t i = 0; i < schedule_.actions[rank].size(); ++i) {
+        const Action& action = schedule_.actions[rank][i];
+        const bool overlap = action.kind == ActionKind::overlap;
+        if (!overlap && !is_pass(action.kind)) continue;
+        int number = 0;
+        for_each_part(action, [&](const Action& part) {
+          visit(rank, part, simulation_.spans[rank][i], number++, overlap ? static_cast<int>(action.parts.size()) : 1);
+        });
+      }
+    }
+  }
+
+  void head() {
+    const int stages = schedule_.stages(), ranks = schedule_.ranks();
+    const std::string each = stages == ranks ? "" : fmt::format(" with {} stages", stages / ranks);
+    const std::string title = fmt::format("{}: {:.1f} % bubble", schedule_.name, 100 * simulation_.bubble);
+    add("<title>{}</title>\n", escaped(title));
+    add("<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n");
+    add("<text x=\"{:.0f}\" y=\"30\" font-size=\"19\" font-weight=\"bold\" fill=\"#1b1f24\">{}</text>\n", kMargin,
+        escaped(title));
+    add("<text x=\"{:.0f}\" y=\"50\" fill=\"#57606a\">{} ranks{}, {} micro-batches, makespan {:.6g}</text>\n", kMargin,
+        ranks, each, schedule_.micro_batches, simulation_.makespan);
+    add("<text x=\"{:.1f}\" y=\"50\" fill=\"#57606a\">waits</text>\n", x(0) + plot_ + 14);
+    add("<text x=\"{:.1f}\" y=\"50\" fill=\"#57606a\">live at most</text>\n", x(0) + plot_ + 84);
+  }
+
+  void rows() {
+    for (std::size_t rank = 0; rank < schedule_.actions.size(); ++rank) {
+      const double middle = y(rank) + kRow / 2 + 4.5;
+      add("<text x=\"{:.0f}\" y=\"{:.1f}\" fill=\"#1b1f24\">Rank {}</text>\n", kMargin, middle, rank);
+      add("<rect x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.0f}\" fill=\"#eceff2\"/>\n", x(0), y(rank),
+          plot_, kRow);
+      add("<text x=\"{:.1f}\" y=\"{:.1f}\" fill=\"#1b1f24\">{:.1f} %</text>\n", x(0) + plot_ + 14, middle,
+          100 * simulation_.bubble_of_rank[rank]);
+      add("<text x=\"{:.1f}\" y=\"{:.1f}\" fill=\"#1b1f24\">{}</text>\n", x(0) + plot_ + 84, middle,
+          simulation_.peak_live_activations[rank]);
+    }
+    each_pass([&](std::size_t rank, const Action& pass, const Span& span, int number, int parts) {
+      const Ink& ink = ink_of(pass.kind);
+      const double light = lightness(pass.stage), height = kRow / parts;
+      const double left = x(span.start), width = (span.end - span.start) * scale_, top = y(rank) + number * height;
+      add("<g><title>{}: {:.6g} to {:.6g}</title>"
+          "<rect x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.1f}\" fill=\"{}\" stroke=\"#ffffff\" "
+          "stroke-width=\"1\"/>",
+          to_text(pass), span.start, span.end, left, top, width, height, colour_text(ink, light));
+      if (const std::string text = label(pass); !text.empty()) {
+        add("<text x=\"{:.2f}\" y=\"{:.1f}\" font-size=\"{}\" text-anchor=\"middle\" fill=\"{}\">{}</text>",
+            left + width / 2, top + height / 2 + 4, parts > 1 || label_ == Label::number ? 11 : 12,
+            ink.dark_text || light > 0.3 ? "#1b1f24" : "#ffffff", text);
+      }
+      add("</g>\n");
+    });
+  }
+
+  // The first stage of a rank has the full colour.
+  double lightness(int stage) const {
+    const std::vector<int> local = schedule_.stages_of(rank_of(schedule_, stage));
+    if (local.size() < 2) return 0.0;
+    const auto place = std::find(local.begin(), local.end(), stage) - local.begin();
+    return 0.55 * static_cast<double>(place) / static_cast<double>(local.size() - 1);
+  }
+
+  std::string label(const Action& pass) const {
+    switch (label_) {
+      case Label::whole:
+        return to_text(pass);
+      case Label::kind:
+        return fmt::format("{}{}", to_text(pass.kind), pass.micro_batch);
+      case Label::number:
+        return std::to_string(pass.micro_batch);
+      default:
+        return {};
+    }
+  }
+
+  void axis() {
+    const double top = y(schedule_.actions.size()) - kRowGap / 2;
+    add("<g stroke=\"#8c959f\" fill=\"#57606a\" font-size=\"11\">\n<path d=\"M{:.2f} {:.1f}h{:.2f}\"/>\n", x(0), top,
+        plot_);
+    const double step = round_step(60 / scale_);
+    for (int tick = 0; tick * step <= simulation_.makespan * (1 + 1e-9); ++tick) {
+      const double at = x(tick * step);
+      add("<path d=\"M{:.2f} {:.1f}v5\"/><text x=\"{:.2f}\" y=\"{:.1f}\" text-anchor=\"middle\" "
+          "stroke=\"none\">{:.6g}</text>\n",
+          at, top, at, top + 18, tick * step);
+    }
+    add("<text x=\"{:.2f}\" y=\"{:.1f}\" stroke=\"none\">time</text>\n</g>\n", x(0) + plot_ + 14, top + 18);
+  }
+
+  void legend() {
+    const double top = y(schedule_.actions.size()) + kAxis;
+    double left = x(0);
+    const auto entry = [&](const std::string& colour, std::string_view text) {
+      add("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"15\" height=\"15\" fill=\"{}\"/>"
+          "<text x=\"{:.1f}\" y=\"{:.1f}\" fill=\"#1b1f24\" xml:space=\"preserve\">{}</text>\n",
+          left, top, colour, left + 21, top + 12, text);
+      left += 21 + 7.2 * static_cast<double>(text.size()) + 24;
+    };
+    for (const Ink& ink : kInks) {
+      if (any_action(schedule_, [&](ActionKind kind) { return kind == ink.kind; })) {
+        entry(colour_text(ink, 0.0), ink.meaning);
+      }
+    }
+    if (schedule_.stages() > schedule_.ranks()) entry(colour_text(kInks[0], 0.55), "lighter: the rank's last stage");
+    entry("#eceff2", "waits");
+  }
+
+  const Schedule& schedule_;
+  const Simulation& simulation_;
+  double plot_ = 0, scale_ = 0, width_ = 0, height_ = 0;
+  Label label_ = Label::none;
+  std::string svg_;
+};
+
+}  // namespace
+
+std::string to_svg(const Schedule& schedule, const Simulation& simulation) {
+  return Picture(schedule, simulation).draw();
+}
+
+}  // namespace phalanx::schedule
