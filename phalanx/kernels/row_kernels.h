@@ -42,6 +42,11 @@ struct RowKernels {
   /// scale * (softmax(logits) - one_hot(label)). Labels must be in range.
   void (*cross_entropy)(std::int64_t rows, std::int64_t vocab, float* logits, const std::int64_t* labels, float scale,
                         float* loss);
+
+  /// The same in two steps, for who has some columns of the logits alone. Row by row: the logits become
+  /// exp(logits - largest), whose sum is given, too; and rows are multiplied by a factor each.
+  void (*exponentials)(std::int64_t rows, std::int64_t width, float* logits, float* largest, float* sum);
+  void (*scale_rows)(std::int64_t rows, std::int64_t width, const float* factor, float* x);
 };
 
 /// The fastest that this processor runs.

@@ -151,11 +151,35 @@ void cross_entropy(std::int64_t rows, std::int64_t vocab, float* logits, const s
   }
 }
 
+void exponentials(std::int64_t rows, std::int64_t width, float* logits, float* largest, float* sum) {
+  for (std::int64_t r = 0; r < rows; ++r, logits += width) {
+    float most = logits[0], total = 0.0f;
+#pragma omp simd reduction(max : most)
+    for (std::int64_t i = 0; i < width; ++i) most = logits[i] > most ? logits[i] : most;
+#pragma omp simd reduction(+ : total)
+    for (std::int64_t i = 0; i < width; ++i) {
+      const float e = exponential(logits[i] - most);
+      logits[i] = e;
+      total += e;
+    }
+    largest[r] = most;
+    sum[r] = total;
+  }
+}
+
+void scale_rows(std::int64_t rows, std::int64_t width, const float* factor, float* x) {
+  for (std::int64_t r = 0; r < rows; ++r, x += width) {
+    const float f = factor[r];
+#pragma omp simd
+    for (std::int64_t i = 0; i < width; ++i) x[i] *= f;
+  }
+}
+
 }  // namespace
 
 extern const RowKernels PHALANX_ROW_KERNELS;
-const RowKernels PHALANX_ROW_KERNELS = {PHALANX_ISA,     rms_norm, rms_norm_backward, swiglu,
-                                        swiglu_backward, rotate,   causal_softmax,    causal_softmax_backward,
-                                        cross_entropy};
+const RowKernels PHALANX_ROW_KERNELS = {PHALANX_ISA,     rms_norm,     rms_norm_backward, swiglu,
+                                        swiglu_backward, rotate,       causal_softmax,    causal_softmax_backward,
+                                        cross_entropy,   exponentials, scale_rows};
 
 }  // namespace phalanx::kernels

@@ -96,7 +96,7 @@ void Llama::check_whole(const char* what) const {
 
 at::Tensor Llama::hidden(const at::Tensor& input) {
   part_.embedding ? check_tokens(input) : check_hidden(input);
-  const std::int64_t seq = input.size(1);
+  const std::int64_t seq = input.size(1) * (part_.embedding ? 1 : head_.parts);
   if (seq > config_.max_seq_len) {
     throw Error(fmt::format("Llama: sequences of {} tokens, but max_seq_len is {}", seq, config_.max_seq_len));
   }
@@ -107,7 +107,10 @@ at::Tensor Llama::hidden(const at::Tensor& input) {
 }
 
 at::Tensor Llama::logits(const at::Tensor& hidden) {
-  return output ? call(output, hidden) : kernels::linear(hidden, tok_embeddings->weight);
+  if (!head_.logits) return output ? call(output, hidden) : kernels::linear(hidden, tok_embeddings->weight);
+  if (!output) return head_.logits(hidden, tok_embeddings->weight);
+  return output->around_use(
+      [&] { return output->around_forward([&] { return head_.logits(hidden, output->weight); }); });
 }
 
 at::Tensor Llama::forward(const at::Tensor& input) {
@@ -126,23 +129,29 @@ std::vector<std::vector<nn::Module*>> Llama::shard_units() {
 
 at::Tensor Llama::loss(const at::Tensor& input, const at::Tensor& labels) {
   if (!part_.head) throw Error("Llama: a part without the output has no loss: " + part_.text());
-  if (input.dim() < 2 || labels.sizes() != input.sizes().slice(0, 2) || labels.scalar_type() != at::kLong) {
+  std::vector<std::int64_t> positions = input.sizes().slice(0, std::min<std::int64_t>(input.dim(), 2)).vec();
+  if (!part_.embedding && positions.size() == 2) positions[1] *= head_.parts;
+  if (positions.size() != 2 || labels.sizes() != at::IntArrayRef(positions) || labels.scalar_type() != at::kLong) {
     throw Error("Llama: labels must be int64 and of the tokens' shape: one next token for each token");
   }
-  return around_use([&] {
-    const at::Tensor h = hidden(input);
-    if (!output) return kernels::linear_cross_entropy(h, tok_embeddings->weight, labels);
-    // A hook on the output layer must see its call, so the layer is not fused with the loss then.
-    if (output->has_forward_hooks()) return kernels::cross_entropy(call(output, h), labels);
-    return output->around_use([&] { return kernels::linear_cross_entropy(h, output->weight, labels); });
-  });
+  return around_use([&] { return loss_of(hidden(input), labels); });
+}
+
+at::Tensor Llama::loss_of(const at::Tensor& h, const at::Tensor& labels) {
+  const auto fused = [&](const at::Tensor& weight) {
+    return head_.loss ? head_.loss(h, weight, labels) : kernels::linear_cross_entropy(h, weight, labels);
+  };
+  if (!output) return fused(tok_embeddings->weight);
+  // A hook on the output layer must see its call, so the layer is not fused with the loss then.
+  if (output->has_forward_hooks()) return kernels::cross_entropy(logits(h), labels);
+  return output->around_use([&] { return fused(output->weight); });
 }
 
 nn::KvCache Llama::make_cache(std::int64_t batch, std::int64_t max_len) const {
   check_whole("make_cache()");
   return nn::KvCache({.layers = config_.n_layers,
                       .batch = batch,
-                      .kv_heads = config_.n_kv_heads,
+                      .kv_heads = layers.front()->attention->wk->weight.size(0) / config_.head_dim(),
                       .max_len = max_len,
                       .head_dim = config_.head_dim(),
                       .dtype = tok_embeddings->weight.scalar_type(),
@@ -157,6 +166,11 @@ at::Tensor Llama::forward(const at::Tensor& tokens, nn::KvCache& cache, std::vec
 
 at::Tensor Llama::forward_cached(const at::Tensor& tokens, nn::KvCache& cache, std::vector<std::int64_t> counts) {
   check_tokens(tokens);
+  if (head_.parts > 1) {
+    throw Error(
+        "Llama: with a cache no rank can have a part of the positions; expected parallelize_llama(model, mesh, "
+        "{.sequence_parallel = false})");
+  }
   const std::int64_t batch = tokens.size(0), count = tokens.size(1);
   if (batch != cache.options().batch || cache.options().layers != config_.n_layers) {
     throw Error(fmt::format("Llama: {} rows and {} layers do not fit a cache made for {} rows and {} layers", batch,

@@ -22,8 +22,10 @@
 // Tokens and labels are int64 [batch, seq] on the parameters' device, seq at most max_seq_len (Error otherwise).
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "phalanx/models/llama_config.h"
@@ -33,6 +35,14 @@
 #include "phalanx/nn/transformer_block.h"
 
 namespace phalanx::models {
+
+/// What may stand in for the output layer, where its matrix or its input is split over ranks (llama_parallel.h).
+/// `hidden` is what the final norm has made, `weight` what this rank holds of the output matrix.
+struct LlamaHead {
+  std::function<at::Tensor(const at::Tensor& hidden, const at::Tensor& weight)> logits;
+  std::function<at::Tensor(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels)> loss;
+  std::int64_t parts = 1;  // of the positions, one of which is in what goes from layer to layer; labels are of all
+};
 
 class Llama : public nn::Module {
  public:
@@ -57,6 +67,8 @@ class Llama : public nn::Module {
   /// Embedding; each block; norm and output. Tied embeddings belong to no block and stay gathered.
   std::vector<std::vector<nn::Module*>> shard_units() override;
 
+  void set_head(LlamaHead head) { head_ = std::move(head); }
+
   const LlamaConfig& config() const noexcept { return config_; }
   const LlamaPart& part() const noexcept { return part_; }
   std::int64_t parameter_count() const noexcept { return config_.parameter_count(); }
@@ -71,6 +83,7 @@ class Llama : public nn::Module {
  private:
   at::Tensor hidden(const at::Tensor& input);  // after the final norm, if the part has it: [batch, seq, dim]
   at::Tensor logits(const at::Tensor& hidden);
+  at::Tensor loss_of(const at::Tensor& hidden, const at::Tensor& labels);
   at::Tensor forward_cached(const at::Tensor& tokens, nn::KvCache& cache, std::vector<std::int64_t> counts);
   const nn::RotaryTables& rope(std::int64_t positions, at::Device device);
   void check_tokens(const at::Tensor& tokens) const;
@@ -79,6 +92,7 @@ class Llama : public nn::Module {
 
   LlamaConfig config_;
   LlamaPart part_;
+  LlamaHead head_;
   nn::RotaryTables rope_;  // made at first use, on the device in use
 };
 

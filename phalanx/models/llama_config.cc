@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -120,6 +121,33 @@ void LlamaConfig::validate() const {
   }
   if (!(rope_theta > 0.0)) throw ConfigError(fmt::format("model: rope_theta = {}: expected above 0", rope_theta));
   if (!(norm_eps >= 0.0)) throw ConfigError(fmt::format("model: norm_eps = {}: expected 0 or above", norm_eps));
+}
+
+void LlamaConfig::validate_tensor_parallel(int ranks, std::int64_t seq_len) const {
+  const auto refuse_unless_divided = [&](const char* what, const char* key, std::int64_t value) {
+    if (value % ranks == 0) return;
+    const std::int64_t below = value / ranks * ranks;
+    throw ConfigError(fmt::format(
+        "tensor parallel over {} ranks: {} are split over them, but {} % ranks = {} % {} = {}, expected 0; nearest: "
+        "{} = {}{}, or tp = {}",
+        ranks, what, key, value, ranks, value % ranks, key, below > 0 ? fmt::format("{} or ", below) : "",
+        below + ranks, nearest_divisor(value, std::min<std::int64_t>(ranks, value))));
+  };
+  if (ranks < 1) throw ConfigError(fmt::format("tensor parallel over {} ranks: expected at least 1", ranks));
+  refuse_unless_divided("query heads", "n_heads", n_heads);
+  if (n_kv_heads % ranks != 0 && ranks % n_kv_heads != 0) {
+    std::int64_t below = ranks, above = ranks;
+    const auto fits = [&](std::int64_t tp) { return n_kv_heads % tp == 0 || tp % n_kv_heads == 0; };
+    while (!fits(below)) --below;
+    while (!fits(above)) ++above;
+    throw ConfigError(fmt::format(
+        "tensor parallel over {} ranks: key and value heads are split over them or held by several, but n_kv_heads % "
+        "ranks = {} % {} = {} and ranks % n_kv_heads = {} % {} = {}, expected one to be 0; nearest: tp = {} or {}",
+        ranks, n_kv_heads, ranks, n_kv_heads % ranks, ranks, n_kv_heads, ranks % n_kv_heads, below, above));
+  }
+  refuse_unless_divided("hidden units of the feed-forward", "ffn_hidden", ffn_hidden);
+  refuse_unless_divided("ids of the vocabulary", "vocab_size", vocab_size);
+  if (seq_len != 0) refuse_unless_divided("positions (sequence parallel)", "seq_len", seq_len);
 }
 
 std::int64_t LlamaConfig::parameter_count() const noexcept {

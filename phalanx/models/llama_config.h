@@ -30,6 +30,9 @@ struct LlamaConfig {
 
   /// Throws ConfigError unless the model can be built.
   void validate() const;
+  /// The same for so many tensor-parallel ranks: heads, key and value heads, hidden units, vocabulary, and, if
+  /// `seq_len` is not 0, positions that are split over them.
+  void validate_tensor_parallel(int ranks, std::int64_t seq_len = 0) const;
 
   /// Elements of all parameters; a tied matrix counts once.
   std::int64_t parameter_count() const noexcept;

@@ -31,7 +31,14 @@ at::Tensor Dropout::forward(const at::Tensor& x) {
   // Steps get streams of their own, and within them layers by name (stream_key()).
   const std::uint64_t seed = PhiloxStream(place_->seed, static_cast<std::uint64_t>(place_->step)).next_u64();
   const at::Tensor mask = at::empty(x.sizes(), at::TensorOptions(at::kFloat).device(x.device()));
-  fill(mask, Init::uniform(0.0, 1.0), seed, layer_, place_->first_row * (x.numel() / x.size(0)));
+  Box box{std::vector<std::int64_t>(static_cast<std::size_t>(x.dim()), 0), x.sizes().vec()};
+  std::vector<std::int64_t> whole = x.sizes().vec();
+  const auto dim = static_cast<std::size_t>(split_.dim < 0 ? split_.dim + x.dim() : split_.dim);
+  box.offsets.at(dim) = whole.at(dim) * split_.part;
+  whole[dim] *= split_.parts;
+  box.offsets[0] += place_->first_row;
+  whole[0] += place_->first_row;
+  fill_box(mask, Init::uniform(0.0, 1.0), seed, layer_, box, whole);
   mask.ge_(probability_).mul_(1.0 / (1.0 - probability_));
   return x.mul(mask.to(x.scalar_type()));
 }

@@ -9,7 +9,9 @@
 //   nn::place_dropout(*model, {.seed = 1, .step = step, .first_row = rank * rows_per_rank});
 //   model->forward(rows);
 //
-// Forward in training mode without a place is an Error. Rows are what the first dimension of x counts.
+// Forward in training mode without a place is an Error. Rows are what the first dimension of x counts. Where ranks hold
+// parts of x along some dimension, set_split() says which: each then drops its part of what one rank drops in the
+// whole.
 #pragma once
 
 #include <cstdint>
@@ -36,11 +38,17 @@ class Dropout : public Module {
   void place(std::string layer, const DropoutPlace& place);
   const std::optional<DropoutPlace>& place() const noexcept { return place_; }
   const std::string& layer() const noexcept { return layer_; }
+  /// From now on x is one of equal parts of the activations along a dimension (negative: from the last).
+  struct SplitOf {
+    int dim = 0, part = 0, parts = 1;
+  };
+  void set_split(const SplitOf& split) { split_ = split; }
 
  private:
   double probability_;
   std::string layer_;
   std::optional<DropoutPlace> place_;
+  SplitOf split_;
 };
 
 /// Places every Dropout in the model; a layer is known by its name there.

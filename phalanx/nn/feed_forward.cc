@@ -11,11 +11,15 @@ FeedForward::FeedForward(std::int64_t dim, std::int64_t hidden, TensorOptionsOfM
 }
 
 at::Tensor FeedForward::forward(const at::Tensor& x) {
-  // A hook on a projection must see its call, so the projections are not fused then.
-  if (w1->has_forward_hooks() || w2->has_forward_hooks() || w3->has_forward_hooks()) {
+  // A hook on a projection must see its call, so the projections are not fused then. What comes out of the last one
+  // comes out of the fused kernel, too.
+  const auto is_called = [](const Linear& projection) {
+    return projection.has_forward_hooks() || projection.has_input_hook() || projection.has_parameter_uses();
+  };
+  if (is_called(*w1) || is_called(*w2) || is_called(*w3) || w1->has_parameter_hooks() || w3->has_parameter_hooks()) {
     return call(w2, kernels::swiglu_reference(call(w1, x), call(w3, x)));
   }
-  return kernels::swiglu_feed_forward(x, w1->weight, w2->weight, w3->weight);
+  return w2->around_use([&] { return kernels::swiglu_feed_forward(x, w1->weight, w2->weight, w3->weight); });
 }
 
 }  // namespace phalanx::nn

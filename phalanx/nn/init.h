@@ -11,6 +11,7 @@
 #include <torch/nn/module.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -19,17 +20,21 @@
 
 namespace phalanx::nn {
 
+/// Of a parameter with a shard each rank fills its own part; one that was born without memory gets it first.
 void initialise(torch::nn::Module& model, std::uint64_t seed);
+/// Gives memory to the parameters that have none, for whoever fills them otherwise.
+void give_memory(torch::nn::Module& model);
 
 /// The same statement without acting on it, for whoever fills shards: name, parameter and starting values.
 struct ParameterInit {
   std::string name;
   at::Tensor parameter;
   Init init;
+  std::shared_ptr<const Shard> shard = nullptr;  // the part that this rank holds, if not all
 };
 std::vector<ParameterInit> parameter_inits(torch::nn::Module& model);
 
-/// named_parameters() as NamedTensors, each shared parameter once.
+/// named_parameters() as NamedTensors with the shards that their modules know, each shared parameter once.
 std::vector<NamedTensor> named_parameters(const torch::nn::Module& model);
 
 }  // namespace phalanx::nn

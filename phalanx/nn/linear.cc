@@ -9,6 +9,8 @@ Linear::Linear(const LinearOptions& options, TensorOptionsOfModule tensor) : Mod
   if (options.bias) bias = make_parameter("bias", {options.out_features}, tensor, Init::constant(0.0));
 }
 
-at::Tensor Linear::forward(const at::Tensor& x) { return kernels::linear(x, weight, bias); }
+at::Tensor Linear::forward(const at::Tensor& x) {
+  return kernels::linear(x, used("weight", weight), used("bias", bias));
+}
 
 }  // namespace phalanx::nn

@@ -32,4 +32,25 @@ void Module::set_init(const std::string& parameter, const Init& init) {
   inits_[parameter] = init;
 }
 
+void Module::set_shard(const std::string& parameter, std::shared_ptr<const Shard> shard) {
+  init_of(parameter);
+  shards_[parameter] = std::move(shard);
+}
+
+std::shared_ptr<const Shard> Module::shard_of(const std::string& parameter) const {
+  init_of(parameter);
+  const auto found = shards_.find(parameter);
+  return found == shards_.end() ? nullptr : found->second;
+}
+
+void Module::set_parameter_use(const std::string& parameter, ParameterUse use) {
+  init_of(parameter);
+  uses_[parameter] = std::move(use);
+}
+
+at::Tensor Module::substituted(const char* parameter, const at::Tensor& tensor) const {
+  const auto found = uses_.find(parameter);
+  return found == uses_.end() ? tensor : found->second(tensor);
+}
+
 }  // namespace phalanx::nn

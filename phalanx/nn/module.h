@@ -12,6 +12,10 @@
 // fills them: constructors never initialise, so that a parameter may also be born without storage and filled by shard.
 // What a parameter starts from is the layer's own statement, made with the parameter and read by initialise(); a model
 // that wants another start for one of its layers says so with set_init().
+//
+// Where a rank holds a part of a parameter, set_shard() says which, and who lists the model's parameters (nn/init.h)
+// hands that on. Layers read their parameters through used(), so that whoever shards a model can put a differentiable
+// function between a parameter and its use.
 #pragma once
 
 #include <ATen/core/grad_mode.h>
@@ -27,6 +31,7 @@
 #include <vector>
 
 #include "phalanx/tensor/init.h"
+#include "phalanx/tensor/named.h"
 
 namespace phalanx::nn {
 
@@ -52,17 +57,30 @@ class Module : public torch::nn::Module {
     before_use_.push_back(std::move(before));
     after_use_.push_back(std::move(after));
   }
-  /// From now on call() hands its first input, if that is a tensor, through this on the way to everything else.
+  /// From now on call() hands its first input, if that is a tensor, through this on the way to everything else, and
+  /// before that through the input hooks that are added later.
   using InputHook = std::function<at::Tensor(const at::Tensor& input)>;
-  void set_input_hook(InputHook hook) { input_hook_ = std::move(hook); }
-  bool has_input_hook() const noexcept { return static_cast<bool>(input_hook_); }
-  at::Tensor run_input_hook(const at::Tensor& input) const { return input_hook_(input); }
+  void add_input_hook(InputHook hook) { input_hooks_.push_back(std::move(hook)); }
+  bool has_input_hook() const noexcept { return !input_hooks_.empty(); }
+  at::Tensor run_input_hooks(at::Tensor input) const {
+    for (auto it = input_hooks_.rbegin(); it != input_hooks_.rend(); ++it) input = (*it)(input);
+    return input;
+  }
   /// The units in which a sharded model is gathered (parallel/fully_shard.h), in the order of use: modules of one unit
   /// stand together. Empty: its numbered lists of modules are taken.
   virtual std::vector<std::vector<Module*>> shard_units() { return {}; }
   /// The starting values of this module's own parameter `name`; throws Error where there is no such parameter.
   const Init& init_of(const std::string& name) const;
   void set_init(const std::string& name, const Init& init);
+
+  /// The part of its own parameter `name` that this rank holds, once the parameter has that shape; null: all of it.
+  /// Throw Error where there is no such parameter.
+  void set_shard(const std::string& name, std::shared_ptr<const Shard> shard);
+  std::shared_ptr<const Shard> shard_of(const std::string& name) const;
+  /// What the forward pass uses in place of its own parameter `name`. An undefined result: it does without.
+  using ParameterUse = std::function<at::Tensor(const at::Tensor& parameter)>;
+  void set_parameter_use(const std::string& name, ParameterUse use);
+  bool has_parameter_uses() const noexcept { return !uses_.empty(); }
 
   /// Whether somebody wants to see forward() called.
   bool has_forward_hooks() const noexcept { return !pre_hooks_.empty() || !post_hooks_.empty(); }
@@ -93,8 +111,13 @@ class Module : public torch::nn::Module {
   /// Registers an uninitialised parameter of this shape, with its statement of starting values; requires grad.
   at::Tensor make_parameter(const std::string& name, at::IntArrayRef shape, TensorOptionsOfModule options = {},
                             const Init& init = Init::normal(0.0, 0.02));
+  /// For forward(): parameter `name`, or what stands in for it.
+  at::Tensor used(const char* name, const at::Tensor& parameter) const {
+    return uses_.empty() ? parameter : substituted(name, parameter);
+  }
 
  private:
+  at::Tensor substituted(const char* name, const at::Tensor& parameter) const;
   at::Tensor run_post(std::vector<PostHook>& hooks, at::Tensor output) {
     for (auto it = hooks.rbegin(); it != hooks.rend(); ++it) output = (*it)(*this, std::move(output));
     return output;
@@ -102,9 +125,11 @@ class Module : public torch::nn::Module {
 
   std::vector<PreHook> pre_hooks_, before_use_;
   std::vector<PostHook> post_hooks_, after_use_;
-  InputHook input_hook_;
+  std::vector<InputHook> input_hooks_;
   Runner runner_;
   std::map<std::string, Init> inits_;
+  std::map<std::string, std::shared_ptr<const Shard>> shards_;
+  std::map<std::string, ParameterUse> uses_;
 };
 
 namespace detail {
@@ -142,7 +167,7 @@ template <std::derived_from<Module> M, class First, class... Rest>
 at::Tensor call(M& module, First&& first, Rest&&... rest) {
   if constexpr (std::is_same_v<std::decay_t<First>, at::Tensor>) {
     if (module.has_input_hook()) {
-      return detail::call_between_hooks(module, module.run_input_hook(first), std::forward<Rest>(rest)...);
+      return detail::call_between_hooks(module, module.run_input_hooks(first), std::forward<Rest>(rest)...);
     }
   }
   return detail::call_between_hooks(module, std::forward<First>(first), std::forward<Rest>(rest)...);

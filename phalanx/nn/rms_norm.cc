@@ -8,6 +8,6 @@ RMSNorm::RMSNorm(std::int64_t dim, double eps, TensorOptionsOfModule tensor) : M
   weight = make_parameter("weight", {dim}, tensor, Init::constant(1.0));
 }
 
-at::Tensor RMSNorm::forward(const at::Tensor& x) { return kernels::rms_norm(x, weight, eps_); }
+at::Tensor RMSNorm::forward(const at::Tensor& x) { return kernels::rms_norm(x, used("weight", weight), eps_); }
 
 }  // namespace phalanx::nn

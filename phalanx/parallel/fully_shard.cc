@@ -116,7 +116,7 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, co
   if (all.empty()) throw Error("fully_shard: the module has no parameters");
   take_first_ranks_values(all, *comm, replicas.get());
   std::map<std::string, Init> init_of;
-  for (const auto& [name, parameter, init] : nn::parameter_inits(module)) init_of.emplace(name, init);
+  for (const auto& [name, parameter, init, shard] : nn::parameter_inits(module)) init_of.emplace(name, init);
 
   std::vector<std::string> axes;
   if (replicas) axes.emplace_back(kReplicateAxis);

@@ -24,6 +24,8 @@
 //   returns is in output_dtype; of a plain module that is no Sequential, where it is run by run().
 // - offload keeps parameters(), their gradients and with them the optimizer and its state on the host (pinned, where
 //   the module is on a GPU); rows go to the device when their unit is gathered.
+// - A module that parallelize_module() has split over another axis of the mesh (parallel/tensor/styles.h) is sharded in
+//   what each rank has of it: made of that module afterwards, with the same mesh.
 // - The values are those of DistributedDataParallel to the bit, on backends whose sums are in rank order.
 //
 // Units: what nn::Module::shard_units() of the module says (models do); else the children of every

@@ -69,16 +69,24 @@ void fill_shard(const at::Tensor& local, const Init& init, std::uint64_t seed, c
   if (local.sizes() != at::IntArrayRef(box.shape))
     throw Error(fmt::format("{}: rank {} holds {}: expected a tensor of shape [{}], found [{}]", spec.text(), rank,
                             box.text(), fmt::join(box.shape, ", "), fmt::join(local.sizes(), ", ")));
-  const std::vector<FlatRange> ranges = flat_ranges(box, spec.shape());
+  fill_box(local, init, seed, spec.name(), box, spec.shape());
+}
+
+void fill_box(const at::Tensor& local, const Init& init, std::uint64_t seed, std::string_view name, const Box& box,
+              const std::vector<std::int64_t>& shape) {
+  if (local.sizes() != at::IntArrayRef(box.shape))
+    throw Error(fmt::format("box {} of '{}': expected a tensor of shape [{}], found [{}]", box.text(), name,
+                            fmt::join(box.shape, ", "), fmt::join(local.sizes(), ", ")));
+  const std::vector<FlatRange> ranges = flat_ranges(box, shape);
   if (ranges.empty()) return;
   if (ranges.size() == 1 || init.kind == Init::Kind::constant)
-    return fill(local, init, seed, spec.name(), ranges.front().begin);
+    return fill(local, init, seed, name, ranges.front().begin);
 
   const at::NoGradGuard no_grad;
   const bool in_place = local.device().is_cpu() && local.scalar_type() == at::kFloat && local.is_contiguous();
   const at::Tensor floats = in_place ? local : at::empty(box.shape, at::TensorOptions(at::kFloat));
   float* const out = floats.mutable_data_ptr<float>();
-  const std::uint64_t key = stream_key(seed, spec.name());
+  const std::uint64_t key = stream_key(seed, name);
   const std::int64_t length = ranges.front().length;  // of all of them alike
   const auto count = static_cast<std::int64_t>(ranges.size());
   at::parallel_for(0, count, std::max<std::int64_t>(1, kFillGrain / length), [&](std::int64_t from, std::int64_t to) {

@@ -34,6 +34,11 @@ struct Init {
 void fill(const at::Tensor& tensor, const Init& init, std::uint64_t seed, std::string_view name,
           std::int64_t begin = 0);
 
+/// Fills `local` with that box of the global parameter `name`, of this shape. Throws Error if the box has another
+/// shape.
+void fill_box(const at::Tensor& local, const Init& init, std::uint64_t seed, std::string_view name, const Box& box,
+              const std::vector<std::int64_t>& shape);
+
 /// Fills `local` with what the rank of the spec's mesh holds of the parameter. Throws Error if that has another shape,
 /// and ConfigError for a partial spec: the addends of an initial value are nobody's to choose.
 void fill_shard(const at::Tensor& local, const Init& init, std::uint64_t seed, const ShardSpec& spec, int rank);

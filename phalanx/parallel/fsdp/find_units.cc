@@ -24,7 +24,7 @@ using Group = std::vector<Member>;
 
 Member member_of(nn::Module& module) {
   return {&module, [&module](Around around) {
-            if (around.input) module.set_input_hook(std::move(around.input));
+            if (around.input) module.add_input_hook(std::move(around.input));
             module.add_parameter_hooks(
                 [before = std::move(around.before)](nn::Module&) { before(); },
                 [after = std::move(around.after)](nn::Module&, at::Tensor output) { return after(std::move(output)); });

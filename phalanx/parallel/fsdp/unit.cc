@@ -21,6 +21,18 @@ std::vector<std::int64_t> with_rows(const at::Tensor& tensor, std::int64_t rows)
   return sizes;
 }
 
+// The rows of what this rank has of a parameter: all of it, or a part already (tensor parallelism), which is cut again.
+Shard shard_of(const NamedTensor& p, Split rows, const UnitOptions& options) {
+  if (!p.shard) {
+    const ShardSpec spec(p.name, p.tensor.sizes().vec(), data_type_of(p.tensor.scalar_type()), options.mesh,
+                         {.splits = {std::move(rows)}, .partial = {}});
+    return {spec, options.mesh_rank};
+  }
+  Placement placement = p.shard->spec.placement();
+  placement.splits.push_back(std::move(rows));
+  return {p.shard->spec.with(std::move(placement)), p.shard->rank};
+}
+
 }  // namespace
 
 Unit::Unit(std::string name, std::vector<NamedTensor> parameters, std::shared_ptr<Communicator> comm,
@@ -32,7 +44,7 @@ Unit::Unit(std::string name, std::vector<NamedTensor> parameters, std::shared_pt
       own_grads_(options.own_grads),
       offload_(options.offload) {
   const at::NoGradGuard no_grad;
-  check(parameters);
+  check(parameters, options);
   const at::TensorOptions given = parameters.front().tensor.options().requires_grad(false);
   options_ = given.dtype(options.param_dtype.value_or(parameters.front().tensor.scalar_type()));
   grad_options_ = options_.dtype(options.reduce_dtype.value_or(c10::typeMetaToScalarType(options_.dtype())));
@@ -53,9 +65,20 @@ Unit::Unit(std::string name, std::vector<NamedTensor> parameters, std::shared_pt
   if (keepers_) part_ = keepers_->symmetric_empty({layout_.flat_elements() / keepers_->size()}, options_);
 }
 
-void Unit::check(const std::vector<NamedTensor>& parameters) const {
+void Unit::check(const std::vector<NamedTensor>& parameters, const UnitOptions& options) const {
+  const auto has_axis = [&](const Shard& shard) {
+    const MeshShape& mesh = shard.spec.mesh();
+    return mesh.has(options.shard_axis) && mesh.axes()[mesh.index_of(options.shard_axis)].size == comm_->size();
+  };
+
   for (const auto& [name, tensor, shard] : parameters) {
     const at::Tensor& first = parameters.front().tensor;
+    if (shard && !has_axis(*shard)) {
+      throw ConfigError(
+          fmt::format("fully_shard: '{}' is split already, {}: expected a mesh with the axis '{}' of {} ranks, so make "
+                      "that split on the whole mesh",
+                      name, shard->spec.text(), options.shard_axis, comm_->size()));
+    }
     if (tensor.dim() == 0) {
       throw Error(
           fmt::format("fully_shard: parameter '{}' has no dimensions and cannot be cut; make it one of shape "
@@ -113,9 +136,7 @@ void Unit::make_shard(const UnitOptions& options) {
     const at::Tensor rows = shard_.narrow(0, begin, (mine.end - mine.begin) * row).view(sizes).variable_data();
     if (phalanx::has_memory(full)) rows.copy_(full.narrow(0, mine.begin, mine.end - mine.begin));
     Split split{.axis = options.shard_axis, .dim = 0, .sizes = std::move(rows_of_ranks)};
-    const ShardSpec spec(p.full.name, full.sizes().vec(), data_type_of(full.scalar_type()), options.mesh,
-                         {.splits = {std::move(split)}, .partial = {}});
-    p.shard = {p.full.name, rows, std::make_shared<const Shard>(Shard{spec, options.mesh_rank})};
+    p.shard = {p.full.name, rows, std::make_shared<const Shard>(shard_of(p.full, std::move(split), options))};
     p.grad_view = grads_.view(full.sizes(), layout_.offsets[i]);
   }
   for (std::size_t i = 0; i < parameters_.size(); ++i) {

@@ -59,7 +59,8 @@ class Unit {
   std::int64_t reduced_bytes() const noexcept;  // of `reduced` or its copy, where that is memory beside `grads`
   std::size_t size() const noexcept { return parameters_.size(); }
   const NamedTensor& parameter(std::size_t i) const { return parameters_[i].full; }
-  /// The rank's rows, with their spec; .grad() is what the last synchronised pass left.
+  /// The rank's rows, with their spec, which cuts what the parameter's own shard has left; .grad() is what the last
+  /// synchronised pass left.
   const NamedTensor& shard(std::size_t i) const { return parameters_[i].shard; }
   bool is_trained(std::size_t i) const { return parameters_[i].full.tensor.requires_grad(); }
   bool has_trained() const;
@@ -111,7 +112,7 @@ class Unit {
     at::Tensor published_view;  // into published_
     bool is_placed = false;     // its gradient is in grad_view, and not in .grad(), which has another dtype
   };
-  void check(const std::vector<NamedTensor>& parameters) const;
+  void check(const std::vector<NamedTensor>& parameters, const UnitOptions& options) const;
   void make_shard(const UnitOptions& options);
   void make_reduced();
   at::Tensor slice_of(const at::Tensor& flat) const;

@@ -1,0 +1,65 @@
+#include "phalanx/models/llama_parallel.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "phalanx/kernels/linear.h"
+#include "phalanx/parallel/tensor/collective_functions.h"
+#include "phalanx/parallel/tensor/vocabulary_parallel.h"
+
+namespace phalanx::models {
+
+std::vector<StyleOf> llama_tensor_plan(const Llama& model, int ranks, bool sequence_parallel) {
+  const Layout between = sequence_parallel ? Layout::split(1) : Layout::replicated();
+  const Colwise inner{.input = Layout::shared()};
+  const auto kv_heads = static_cast<int>(model.config().n_kv_heads);
+  Colwise key_value = inner;
+  if (ranks > kv_heads) key_value.copies = ranks / kv_heads;
+  const auto any_layer = [&](auto member) {
+    return std::ranges::any_of(model.layers, [&](const auto& layer) { return ((*layer).*member) != nullptr; });
+  };
+  std::vector<StyleOf> plan;
+  if (model.tok_embeddings) plan.push_back({"tok_embeddings", Rowwise{.output = between}});
+  if (any_layer(&nn::TransformerBlock::attention)) {
+    plan.push_back({"layers.*.attention", PrepareInput{.from = between, .to = Layout::shared()}});
+    plan.push_back({"layers.*.attention.wq", inner});
+    plan.push_back({"layers.*.attention.w[kv]", key_value});
+    plan.push_back({"layers.*.attention.wo", Rowwise{.output = between}});
+  }
+  if (any_layer(&nn::TransformerBlock::feed_forward)) {
+    plan.push_back({"layers.*.feed_forward", PrepareInput{.from = between, .to = Layout::shared()}});
+    plan.push_back({"layers.*.feed_forward.w[13]", inner});
+    plan.push_back({"layers.*.feed_forward.w2", Rowwise{.output = between}});
+  }
+  if (model.output) plan.push_back({"output", inner});
+  if (sequence_parallel) plan.push_back({"*norm", SequenceParallel{}});
+  return plan;
+}
+
+void parallelize_llama(Llama& model, const DeviceMesh& mesh, const LlamaParallelOptions& options) {
+  const LlamaConfig& config = model.config();
+  const bool has_axis = mesh.has("tp");
+  const int ranks = has_axis ? mesh.size("tp") : 1;
+  config.validate_tensor_parallel(ranks, options.sequence_parallel ? options.seq_len : 0);
+  parallelize_module(model, mesh, llama_tensor_plan(model, ranks, options.sequence_parallel));
+  if (ranks == 1) return;
+  const std::shared_ptr<Communicator> group = mesh.communicator("tp");
+  const Layout between = options.sequence_parallel ? Layout::split(1) : Layout::replicated();
+  const std::int64_t vocab = config.vocab_size;
+  const VocabularyPart part{.first = vocab / ranks * mesh.coordinate("tp"), .count = vocab};
+  model.set_head({.logits =
+                      [=](const at::Tensor& h, const at::Tensor& weight) {
+                        const at::Tensor shared = convert(h, between, Layout::shared(), group);
+                        return gather_along(kernels::linear(shared, weight), -1, group);
+                      },
+                  .loss =
+                      [=](const at::Tensor& h, const at::Tensor& weight, const at::Tensor& labels) {
+                        const at::Tensor shared = convert(h, between, Layout::shared(), group);
+                        return vocabulary_parallel_cross_entropy(shared, weight, labels, part, group);
+                      },
+                  .parts = options.sequence_parallel ? ranks : 1});
+}
+
+}  // namespace phalanx::models

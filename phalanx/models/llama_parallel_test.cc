@@ -1,0 +1,304 @@
+// Llama split over tensor-parallel ranks, alone and under data parallelism, against one rank: starting weights to the
+// bit, gradients at these weights, and losses of ten steps of AdamW with clipping.
+#include "phalanx/models/llama_parallel.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/remainder.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "phalanx/base/error.h"
+#include "phalanx/comm/local.h"
+#include "phalanx/nn/init.h"
+#include "phalanx/optim/adamw.h"
+#include "phalanx/optim/grad_norm.h"
+#include "phalanx/parallel/activation_checkpoint.h"
+#include "phalanx/parallel/ddp.h"
+#include "phalanx/parallel/fully_shard.h"
+
+namespace phalanx {
+namespace {
+
+using ::testing::HasSubstr;
+using World = std::shared_ptr<Communicator>;
+
+constexpr std::int64_t kRows = 4, kPositions = 8;
+
+struct Mix {
+  int tp = 1;
+  bool sequence = true, tied = false;
+  int dp = 1;
+  int stage = 0;           // of ZeRO; 0: DistributedDataParallel if dp > 1
+  bool recompute = false;  // blocks are checkpointed
+  std::int64_t kv_heads = 2;
+};
+
+std::string label(const Mix& mix) {
+  return fmt::format("tp {} sequence {} tied {} dp {} stage {} recompute {} kv heads {}", mix.tp, mix.sequence,
+                     mix.tied, mix.dp, mix.stage, mix.recompute, mix.kv_heads);
+}
+
+models::LlamaConfig small_llama(const Mix& mix) {
+  return {.dim = 32,
+          .n_layers = 4,
+          .n_heads = 4,
+          .n_kv_heads = mix.kv_heads,
+          .ffn_hidden = 48,
+          .vocab_size = 64,
+          .max_seq_len = 16,
+          .tie_embeddings = mix.tied};
+}
+
+// [rows, positions + 1]: arithmetic progressions modulo a small number, so that there is something to learn.
+at::Tensor tokens_of(int step) {
+  const at::Tensor row = at::arange(kRows, at::kLong).add(kRows * step).unsqueeze(1);
+  const at::Tensor column = at::arange(kPositions + 1, at::kLong).unsqueeze(0);
+  return at::remainder(row.mul(7).add(column.mul(row.remainder(3).add(1))), 61);
+}
+
+// The whole tensors (or their gradients) by name, from whoever holds which part.
+std::map<std::string, at::Tensor> gathered(const std::vector<NamedTensor>& tensors, bool of_grads, Communicator& comm) {
+  const at::NoGradGuard no_grad;
+  std::map<std::string, at::Tensor> result;
+  for (const auto& [name, tensor, shard] : tensors) {
+    const at::Tensor part = of_grads ? tensor.grad() : tensor;
+    at::Tensor whole = at::zeros(shard->spec.shape(), tensor.options().requires_grad(false));
+    at::Tensor mine = whole;
+    const Box box = shard->box();
+    EXPECT_EQ(part.sizes().vec(), box.shape) << name;
+    for (std::size_t d = 0; d < box.shape.size(); ++d) {
+      mine = mine.narrow(static_cast<std::int64_t>(d), box.offsets[d], box.shape[d]);
+    }
+    if (shard->is_first_holder()) mine.copy_(part);
+    comm.all_reduce(whole);
+    result[name] = whole;
+  }
+  return result;
+}
+
+struct MixOutcome {
+  std::vector<double> losses, norms;
+  std::map<std::string, at::Tensor> start, grads, weights;
+};
+
+MixOutcome train_mix(const World& world, const Mix& mix, int steps) {
+  const DeviceMesh mesh(world, {{"dp_shard", mix.dp}, {"tp", mix.tp}});
+  models::Llama model(small_llama(mix), {.without_memory = mix.stage > 0});
+  parallelize_llama(model, mesh, {.sequence_parallel = mix.sequence, .seq_len = kPositions});
+  for (const auto& layer : model.layers) {
+    if (mix.recompute) checkpoint_activations(*layer, keep_costly);
+  }
+  std::unique_ptr<DistributedDataParallel> ddp;
+  std::unique_ptr<FullyShardedDataParallel> sharded;
+  if (mix.stage > 0) {
+    sharded = std::make_unique<FullyShardedDataParallel>(model, mesh, FullyShardOptions{.stage = mix.stage});
+    sharded->initialise(1);
+  } else {
+    nn::initialise(model, 1);
+    if (mix.dp > 1) ddp = std::make_unique<DistributedDataParallel>(model, mesh.communicator("dp_shard"));
+  }
+  const std::vector<NamedTensor> parameters = sharded ? sharded->parameters() : nn::named_parameters(model);
+  AdamW optimizer(parameters);
+  MixOutcome outcome;
+  outcome.start = gathered(parameters, false, *world);
+  const std::int64_t share = kRows / mix.dp;
+  for (int step = 0; step < steps; ++step) {
+    const at::Tensor mine = tokens_of(step).narrow(0, mesh.coordinate("dp_shard") * share, share);
+    const at::Tensor loss = model.loss(mine.narrow(1, 0, kPositions), mine.narrow(1, 1, kPositions));
+    loss.backward();
+    const at::Tensor mean = loss.detach().to(at::kDouble);
+    mesh.communicator("dp_shard")->all_reduce(mean, {.op = ReduceOp::avg});
+    outcome.losses.push_back(mean.item<double>());
+    if (step == 0) outcome.grads = gathered(parameters, true, *world);
+    outcome.norms.push_back(clip_grad_norm(parameters, 1.0, world.get()).value());
+    optimizer.step(2e-3);
+    optimizer.zero_grad();
+  }
+  outcome.weights = gathered(parameters, false, *world);
+  return outcome;
+}
+
+std::vector<MixOutcome> run_mix(const Mix& mix, int steps = 10) {
+  std::vector<MixOutcome> outcomes(static_cast<std::size_t>(mix.dp * mix.tp));
+  run_local_ranks(mix.dp * mix.tp, [&](const World& world) {
+    outcomes[static_cast<std::size_t>(world->rank())] = train_mix(world, mix, steps);
+  });
+  return outcomes;
+}
+
+double relative_norm(const at::Tensor& a, const at::Tensor& b) {
+  return a.sub(b).to(at::kDouble).norm().item<double>() / b.to(at::kDouble).norm().item<double>();
+}
+
+void expect_one_rank(const MixOutcome& mix, const MixOutcome& one) {
+  ASSERT_EQ(mix.start.size(), one.start.size());
+  for (const auto& [name, start] : one.start) {
+    SCOPED_TRACE(name);
+    EXPECT_TRUE(at::equal(mix.start.at(name), start));
+    EXPECT_LT(relative_norm(mix.grads.at(name), one.grads.at(name)), 1e-5);
+    EXPECT_LT(relative_norm(mix.weights.at(name), one.weights.at(name)), 1e-4);
+  }
+  for (std::size_t s = 0; s < one.losses.size(); ++s) {
+    EXPECT_NEAR(mix.losses[s], one.losses[s], 2e-5 * one.losses[s]) << s;
+    EXPECT_NEAR(mix.norms[s], one.norms[s], 1e-3 * one.norms[s]) << s;
+  }
+}
+
+void expect_mixes(const std::vector<Mix>& mixes) {
+  std::map<std::pair<bool, std::int64_t>, MixOutcome> ones;
+  for (const Mix& mix : mixes) {
+    SCOPED_TRACE(label(mix));
+    auto& one = ones[{mix.tied, mix.kv_heads}];
+    if (one.losses.empty()) {
+      one = run_mix({.tied = mix.tied, .kv_heads = mix.kv_heads})[0];
+      EXPECT_LT(one.losses.back(), one.losses.front());
+    }
+    const auto ranks = run_mix(mix);
+    expect_one_rank(ranks[0], one);
+    for (const auto& rank : ranks) {
+      EXPECT_EQ(rank.losses, ranks[0].losses);
+      EXPECT_EQ(rank.norms, ranks[0].norms);
+    }
+  }
+}
+
+TEST(LlamaTensorParallel, EqualsOneRank) {
+  std::vector<Mix> mixes;
+  for (const int tp : {1, 2, 4}) {
+    for (const bool sequence : {true, false}) {
+      for (const bool tied : {true, false}) mixes.push_back({.tp = tp, .sequence = sequence, .tied = tied});
+    }
+  }
+  mixes.push_back({.tp = 4, .kv_heads = 1});
+  mixes.push_back({.tp = 4, .kv_heads = 4});
+  expect_mixes(mixes);
+}
+
+TEST(LlamaTensorParallel, WithRecomputedBlocksEqualsOneRank) {
+  expect_mixes({{.tp = 2, .recompute = true}, {.tp = 4, .sequence = false, .recompute = true}});
+}
+
+TEST(LlamaTensorParallel, UnderDataParallelismEqualsOneRank) {
+  expect_mixes({{.tp = 2, .dp = 2}, {.tp = 2, .sequence = false, .tied = true, .dp = 2}, {.tp = 4, .dp = 2}});
+}
+
+TEST(LlamaTensorParallel, UnderShardedDataParallelismEqualsOneRank) {
+  expect_mixes({{.tp = 2, .dp = 2, .stage = 3},
+                {.tp = 2, .dp = 2, .stage = 2},
+                {.tp = 2, .dp = 2, .stage = 1},
+                {.tp = 2, .sequence = false, .dp = 2, .stage = 3},
+                {.tp = 2, .tied = true, .dp = 2, .stage = 3},
+                {.tp = 4, .dp = 2, .stage = 3, .recompute = true},
+                {.tp = 2, .dp = 1, .stage = 3}});
+}
+
+TEST(LlamaTensorParallel, ShardsAreBoxesOnTheWholeMesh) {
+  run_local_ranks(8, [](const World& world) {
+    const DeviceMesh mesh(world, {{"dp_shard", 2}, {"tp", 4}});
+    models::Llama model(small_llama({}), {.without_memory = true});
+    parallelize_llama(model, mesh);
+    const FullyShardedDataParallel sharded(model, mesh);
+    std::map<std::string, std::string> text;
+    for (const auto& p : sharded.parameters()) text[p.name] = p.shard->spec.text();
+    EXPECT_THAT(text["layers.0.attention.wq.weight"], HasSubstr("(dp_shard=2, tp=4): tp:S(0), dp_shard:S(0)"));
+    EXPECT_THAT(text["layers.0.attention.wk.weight"],
+                HasSubstr("float32[16, 32] on (dp_shard=2, tp_part=2, tp_copy=2): tp_part:S(0), dp_shard:S(0)"));
+    EXPECT_THAT(text["layers.0.feed_forward.w2.weight"], HasSubstr("tp:S(1), dp_shard:S(0)"));
+    EXPECT_THAT(text["norm.weight"], HasSubstr("float32[32] on (dp_shard=2, tp=4): dp_shard:S(0)"));
+    for (const auto& unit : sharded.parameters()) EXPECT_EQ(unit.tensor.sizes().vec(), unit.shard->box().shape);
+  });
+}
+
+TEST(LlamaTensorParallel, LogitsWithACacheAreThoseOfOneRank) {
+  for (const bool tied : {false, true}) {
+    const auto config = small_llama({.tied = tied});
+    models::Llama one(config);
+    nn::initialise(one, 4);
+    const at::Tensor prompt = tokens_of(0), next = tokens_of(1).narrow(1, 0, 1);
+    const std::vector<std::int64_t> counts = {9, 3, 5, 1};
+    nn::KvCache whole = one.make_cache(kRows, 16);
+    const at::Tensor first = one.forward(prompt, whole, counts), second = one.forward(next, whole);
+    const at::Tensor all = one.forward(prompt).detach();
+    run_local_ranks(4, [&](const World& world) {
+      const DeviceMesh mesh(world, {{"tp", 4}});
+      models::Llama model(config, {.without_memory = true});
+      parallelize_llama(model, mesh, {.sequence_parallel = false});
+      nn::initialise(model, 4);
+      nn::KvCache cache = model.make_cache(kRows, 16);
+      EXPECT_EQ(cache.options().kv_heads, 1);
+      EXPECT_TRUE(at::allclose(model.forward(prompt, cache, counts), first, 1e-4, 1e-6));
+      EXPECT_TRUE(at::allclose(model.forward(next, cache), second, 1e-4, 1e-6));
+      EXPECT_TRUE(at::allclose(model.forward(prompt), all, 1e-4, 1e-6));
+    });
+  }
+}
+
+std::string refusal_of(const models::LlamaConfig& config, int tp, const models::LlamaParallelOptions& options = {}) {
+  std::string message;
+  run_local_ranks(tp, [&](const World& world) {
+    models::Llama model(config, {.without_memory = true});
+    const DeviceMesh mesh(world, {{"tp", tp}});
+    try {
+      parallelize_llama(model, mesh, options);
+      ADD_FAILURE() << "no error";
+    } catch (const ConfigError& error) {
+      if (world->rank() == 0) message = error.what();
+    }
+  });
+  return message;
+}
+
+TEST(LlamaTensorParallelErrors, WhatTheRanksDoNotDivideIsRefusedWithTheNumbers) {
+  auto config = small_llama({});
+  EXPECT_THAT(refusal_of(config, 3), HasSubstr("n_heads % ranks = 4 % 3 = 1, expected 0; nearest: n_heads = 3 or 6"));
+  config.ffn_hidden = 49;
+  EXPECT_THAT(refusal_of(config, 2),
+              HasSubstr("ffn_hidden % ranks = 49 % 2 = 1, expected 0; nearest: ffn_hidden = 48 or 50"));
+  config.ffn_hidden = 48;
+  config.vocab_size = 63;
+  EXPECT_THAT(refusal_of(config, 4), HasSubstr("vocab_size % ranks = 63 % 4 = 3"));
+  config.vocab_size = 64;
+  EXPECT_THAT(refusal_of(config, 4, {.seq_len = 10}), HasSubstr("seq_len % ranks = 10 % 4 = 2"));
+  config.dim = 48;
+  config.n_heads = 12;
+  config.n_kv_heads = 6;
+  EXPECT_THAT(refusal_of(config, 4), HasSubstr("n_kv_heads % ranks = 6 % 4 = 2 and ranks % n_kv_heads = 4 % 6 = 4, "
+                                               "expected one to be 0; nearest: tp = 3 or 6"));
+}
+
+TEST(LlamaTensorParallelErrors, PartsOfPositionsNeedMultiplesAndNoCache) {
+  run_local_ranks(2, [](const World& world) {
+    const DeviceMesh mesh(world, {{"tp", 2}});
+    models::Llama model(small_llama({}));
+    parallelize_llama(model, mesh);
+    nn::initialise(model, 1);
+    const at::Tensor tokens = tokens_of(0);  // 9 positions
+    try {
+      model.loss(tokens, tokens);
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("9 % 2 = 1"));
+    }
+    nn::KvCache cache = model.make_cache(kRows, 16);
+    try {
+      model.forward(tokens, cache);
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("{.sequence_parallel = false}"));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace phalanx

@@ -1,0 +1,324 @@
+#include "phalanx/parallel/tensor/styles.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "phalanx/base/error.h"
+#include "phalanx/comm/data_type.h"
+#include "phalanx/nn/embedding.h"
+#include "phalanx/nn/init.h"
+#include "phalanx/nn/linear.h"
+#include "phalanx/nn/rms_norm.h"
+#include "phalanx/optim/name_patterns.h"
+#include "phalanx/parallel/tensor/collective_functions.h"
+#include "phalanx/tensor/grad_ready.h"
+
+namespace phalanx {
+namespace {
+
+constexpr const char* kTensorAxis = "tp";
+
+// How one parameter is to be split; nothing: it stays whole.
+struct ParameterSplit {
+  std::optional<int> dim;
+  int copies = 1;
+  bool operator==(const ParameterSplit&) const = default;
+};
+
+struct NamedModule {
+  std::string name;
+  torch::nn::Module* module;
+};
+
+std::vector<NamedModule> modules_of(torch::nn::Module& model) {
+  std::vector<NamedModule> result{{"", &model}};
+  for (const auto& m : model.named_modules("", /*include_self=*/false)) result.push_back({m.key(), m.value().get()});
+  return result;
+}
+
+class Parallelizer {
+ public:
+  Parallelizer(torch::nn::Module& model, const DeviceMesh& mesh) : mesh_(mesh), modules_(modules_of(model)) {
+    for (const auto& [name, tensor, init, shard] : nn::parameter_inits(model)) {
+      if (shard) {
+        throw ConfigError(fmt::format("parallelize_module: '{}' is split already ({}): one plan has to say it all",
+                                      name, shard->spec.text()));
+      }
+      names_.emplace(tensor.unsafeGetTensorImpl(), name);
+    }
+  }
+
+  // Checks everything, changes nothing.
+  void read(const std::vector<StyleOf>& plan) {
+    std::vector<std::string> names;
+    for (const auto& m : modules_) names.push_back(m.name);
+    for (const auto& [pattern, style] : plan) {
+      const std::vector<bool> chosen = matching_names("parallelize_module: modules of the plan", {pattern}, names);
+      for (std::size_t i = 0; i < modules_.size(); ++i) {
+        if (!chosen[i]) continue;
+        auto* module = dynamic_cast<nn::Module*>(modules_[i].module);
+        if (module == nullptr) {
+          throw ConfigError(
+              fmt::format("parallelize_module: '{}' is a {}, which has no hooks: expected a phalanx::nn::Module",
+                          modules_[i].name, modules_[i].module->name()));
+        }
+        std::visit([&](const auto& s) { take(modules_[i].name, *module, s); }, style);
+      }
+    }
+    for (const auto& m : modules_) {
+      for (const auto& p : m.module->named_parameters(/*recurse=*/false)) add_shard(*m.module, p.value());
+    }
+  }
+
+  void apply() {
+    const at::NoGradGuard no_grad;
+    for (const auto& [impl, shard] : shards_) {
+      const at::Tensor& parameter = tensors_.at(impl);
+      const Box box = shard->box();
+      if (box == shard->spec.global_box()) continue;
+      parameter.mutable_grad().reset();
+      parameter.set_data(part_of(parameter, box));
+    }
+    for (const auto& m : modules_) {
+      auto* ours = dynamic_cast<nn::Module*>(m.module);
+      if (ours == nullptr) continue;
+      for (const auto& p : ours->named_parameters(/*recurse=*/false)) {
+        ours->set_shard(p.key(), shards_.at(p.value().unsafeGetTensorImpl()));
+      }
+    }
+    if (mesh_.size(kTensorAxis) == 1) return;
+    const std::shared_ptr<Communicator>& group = mesh_.communicator(kTensorAxis);
+    std::map<int, std::shared_ptr<Communicator>> groups_of_copies;
+    for (const int copies : copies_) {
+      groups_of_copies[copies] = group->split(group->rank() / copies, group->rank(), "tp_copy");
+    }
+    // What is attached first to an output runs last.
+    for (const auto& attach : prepare_outputs_) attach(group);
+    for (const auto& attach : styles_) attach(group);
+    for (const auto& attach : prepare_inputs_) attach(group);
+    for (const auto& sum : sums_over_copies_) sum(groups_of_copies);
+  }
+
+ private:
+  using Attach = std::function<void(const std::shared_ptr<Communicator>& group)>;
+
+  static std::string described(const std::string& name, const char* style) {
+    return fmt::format("parallelize_module: '{}' ({})", name, style);
+  }
+
+  [[noreturn]] static void refuse(const std::string& what, const nn::Module& module, const char* expected) {
+    throw ConfigError(fmt::format("{}: it is a {}; expected {}", what, module.name(), expected));
+  }
+
+  static Attach convert_input(nn::Module& module, const Layout& from, const Layout& to) {
+    return [&module, from, to](const std::shared_ptr<Communicator>& group) {
+      if (from == to) return;
+      module.add_input_hook([=](const at::Tensor& input) { return convert(input, from, to, group); });
+    };
+  }
+
+  static void on_output(nn::Module& module, std::function<at::Tensor(const at::Tensor&)> change) {
+    module.add_parameter_hooks(
+        [](nn::Module&) {},
+        [change = std::move(change)](nn::Module&, const at::Tensor& output) { return change(output); });
+  }
+
+  static Attach convert_output(nn::Module& module, const Layout& from, const Layout& to) {
+    return [&module, from, to](const std::shared_ptr<Communicator>& group) {
+      if (from == to) return;
+      on_output(module, [=](const at::Tensor& output) { return convert(output, from, to, group); });
+    };
+  }
+
+  void own(const std::string& what, const at::Tensor& parameter, const ParameterSplit& split) {
+    if (!parameter.defined()) return;
+    const auto [found, is_new] = splits_.emplace(parameter.unsafeGetTensorImpl(), split);
+    if (!is_new && found->second != split) {
+      throw ConfigError(fmt::format("{}: another entry of the plan says otherwise of its parameter '{}'", what,
+                                    names_.at(parameter.unsafeGetTensorImpl())));
+    }
+  }
+
+  void once(const std::string& what, const nn::Module& module) {
+    if (!styled_.insert(&module).second) {
+      throw ConfigError(fmt::format("{}: another entry of the plan has a style for its parameters, too", what));
+    }
+  }
+
+  void take(const std::string& name, nn::Module& module, const Colwise& style) {
+    const std::string what = described(name, "Colwise");
+    once(what, module);
+    const int ranks = mesh_.size(kTensorAxis);
+    if (style.copies < 1 || ranks % style.copies != 0) {
+      throw ConfigError(fmt::format("{}: copies = {}: expected a divisor of the {} ranks along '{}'", what,
+                                    style.copies, ranks, kTensorAxis));
+    }
+    if (style.copies > 1 && style.output != Layout::split(-1)) {
+      throw ConfigError(fmt::format("{}: with copies = {} the output stays split(-1), found {}", what, style.copies,
+                                    style.output.text()));
+    }
+    check_conversion(what + ", output", Layout::split(-1), style.output);
+    if (auto* linear = dynamic_cast<nn::Linear*>(&module)) {
+      check_conversion(what + ", input", style.input, Layout::shared());
+      own(what, linear->weight, {0, style.copies});
+      own(what, linear->bias, {0, style.copies});
+      styles_.push_back(convert_input(module, style.input, Layout::shared()));
+    } else if (auto* embedding = dynamic_cast<nn::Embedding*>(&module)) {
+      own(what, embedding->weight, {1, style.copies});
+    } else {
+      refuse(what, module, "a Linear or an Embedding");
+    }
+    styles_.push_back(convert_output(module, Layout::split(-1), style.output));
+    if (style.copies == 1) return;
+    copies_.insert(style.copies);
+    for (const auto& p : module.named_parameters(/*recurse=*/false)) {
+      sums_over_copies_.push_back([&module, parameter = p.key(), copies = style.copies](const auto& groups) {
+        module.set_parameter_use(parameter,
+                                 [group = groups.at(copies)](const at::Tensor& p) { return copy_to_group(p, group); });
+      });
+    }
+  }
+
+  void take(const std::string& name, nn::Module& module, const Rowwise& style) {
+    const std::string what = described(name, "Rowwise");
+    once(what, module);
+    check_conversion(what + ", output", Layout::partial(), style.output);
+    if (auto* embedding = dynamic_cast<nn::Embedding*>(&module)) {
+      own(what, embedding->weight, {0});
+      styles_.push_back(convert_output(module, Layout::partial(), style.output));
+      return;
+    }
+    auto* linear = dynamic_cast<nn::Linear*>(&module);
+    if (linear == nullptr) refuse(what, module, "a Linear or an Embedding");
+    if (style.input != Layout::split(-1)) check_conversion(what + ", input", style.input, Layout::split(-1));
+    own(what, linear->weight, {1});
+    own(what, linear->bias, {});
+    styles_.push_back(convert_input(module, style.input, Layout::split(-1)));
+    if (!linear->bias.defined()) {
+      styles_.push_back(convert_output(module, Layout::partial(), style.output));
+      return;
+    }
+    if (style.output == Layout::partial()) {
+      throw ConfigError(what + ": the bias would be added by every rank; expected another output than partial");
+    }
+    styles_.push_back([linear, output = style.output](const std::shared_ptr<Communicator>& group) {
+      // The sum over the ranks first, then the bias, once.
+      linear->set_parameter_use("bias", [](const at::Tensor&) { return at::Tensor(); });
+      on_output(*linear, [=, bias = linear->bias](const at::Tensor& y) {
+        const bool has_all = output == Layout::replicated();
+        return convert(y, Layout::partial(), output, group).add(has_all ? bias : copy_to_group(bias, group));
+      });
+    });
+  }
+
+  void take(const std::string& name, nn::Module& module, const SequenceParallel& /*style*/) {
+    const std::string what = described(name, "SequenceParallel");
+    once(what, module);
+    const bool reads_by_used =
+        dynamic_cast<nn::RMSNorm*>(&module) != nullptr || dynamic_cast<nn::Linear*>(&module) != nullptr;
+    if (!reads_by_used) refuse(what, module, "an RMSNorm or a Linear");
+    for (const auto& p : module.named_parameters(/*recurse=*/false)) {
+      own(what, p.value(), {});
+      styles_.push_back([&module, parameter = p.key()](const std::shared_ptr<Communicator>& group) {
+        module.set_parameter_use(parameter, [group](const at::Tensor& p) { return copy_to_group(p, group); });
+      });
+    }
+  }
+
+  void take(const std::string& name, nn::Module& module, const PrepareInput& style) {
+    check_conversion(described(name, "PrepareInput"), style.from, style.to);
+    prepare_inputs_.push_back(convert_input(module, style.from, style.to));
+  }
+
+  void take(const std::string& name, nn::Module& module, const PrepareOutput& style) {
+    check_conversion(described(name, "PrepareOutput"), style.from, style.to);
+    prepare_outputs_.push_back(convert_output(module, style.from, style.to));
+  }
+
+  MeshShape mesh_seen_in(int copies) const {
+    std::vector<MeshAxis> axes;
+    for (const auto& axis : mesh_.axes()) {
+      if (axis.name != kTensorAxis || copies == 1) {
+        axes.push_back(axis);
+        continue;
+      }
+      axes.push_back({"tp_part", axis.size / copies});
+      axes.push_back({"tp_copy", copies});
+    }
+    return MeshShape(axes);
+  }
+
+  void add_shard(const torch::nn::Module& module, const at::Tensor& parameter) {
+    if (dynamic_cast<const nn::Module*>(&module) == nullptr) return;
+    const void* const impl = parameter.unsafeGetTensorImpl();
+    if (shards_.contains(impl)) return;
+    const auto found = splits_.find(impl);
+    const ParameterSplit split = found == splits_.end() ? ParameterSplit{} : found->second;
+    const std::string& name = names_.at(impl);
+    const int parts = mesh_.size(kTensorAxis) / split.copies;
+    Placement placement;
+    if (split.dim) {
+      const std::int64_t extent = parameter.size(*split.dim);
+      if (extent % parts != 0) {
+        throw ConfigError(fmt::format(
+            "parallelize_module: '{}' [{}] cannot be split evenly along dimension {} over {} ranks of '{}': {} % {} = "
+            "{}, expected 0; the nearest sizes are {} and {}",
+            name, fmt::join(parameter.sizes(), ", "), *split.dim, parts, kTensorAxis, extent, parts, extent % parts,
+            std::max<std::int64_t>(extent / parts, 1) * parts, (extent / parts + 1) * parts));
+      }
+      placement.splits.push_back({.axis = split.copies == 1 ? kTensorAxis : "tp_part", .dim = *split.dim, .sizes = {}});
+    }
+    const ShardSpec spec(name, parameter.sizes().vec(), data_type_of(parameter.scalar_type()),
+                         mesh_seen_in(split.copies), std::move(placement));
+    shards_.emplace(impl, std::make_shared<const Shard>(Shard{spec, mesh_.rank()}));
+    tensors_.emplace(impl, parameter);
+  }
+
+  static at::Tensor part_of(const at::Tensor& parameter, const Box& box) {
+    if (!has_memory(parameter)) {
+      const at::Tensor shell = at::empty({0}, parameter.options());
+      shell.unsafeGetTensorImpl()->set_sizes_contiguous(box.shape);
+      return shell;
+    }
+    at::Tensor part = parameter.detach();
+    for (std::size_t d = 0; d < box.shape.size(); ++d) {
+      part = part.narrow(static_cast<std::int64_t>(d), box.offsets[d], box.shape[d]);
+    }
+    return part.clone(at::MemoryFormat::Contiguous);
+  }
+
+  const DeviceMesh& mesh_;
+  std::vector<NamedModule> modules_;
+  std::map<const void*, std::string> names_;  // of parameters
+  std::map<const void*, ParameterSplit> splits_;
+  std::map<const void*, std::shared_ptr<const Shard>> shards_;
+  std::map<const void*, at::Tensor> tensors_;
+  std::set<const nn::Module*> styled_;
+  std::set<int> copies_;
+  std::vector<Attach> prepare_outputs_, styles_, prepare_inputs_;
+  std::vector<std::function<void(const std::map<int, std::shared_ptr<Communicator>>&)>> sums_over_copies_;
+};
+
+}  // namespace
+
+void parallelize_module(torch::nn::Module& model, const DeviceMesh& mesh, const std::vector<StyleOf>& plan) {
+  if (!mesh.has(kTensorAxis)) {
+    throw ConfigError(fmt::format("parallelize_module: {} has no axis '{}': make one, of one rank if need be",
+                                  mesh.text(), kTensorAxis));
+  }
+  Parallelizer parallelizer(model, mesh);
+  parallelizer.read(plan);
+  parallelizer.apply();
+}
+
+}  // namespace phalanx

@@ -1,0 +1,79 @@
+// Tensor parallelism from outside: parallelize_module() splits the parameters of a model over the ranks of a mesh's
+// axis "tp" and puts the collectives that this needs around its modules. The model's code stays what it is.
+//
+//   parallelize_module(*net, mesh, {{"in_proj", Colwise{}}, {"out_proj", Rowwise{}}});
+//   nn::initialise(*net, seed);                       // or a checkpoint: each rank fills its own part
+//   net->forward(x);                                  // through nn::call(), x the same on all ranks of the group
+//
+// Styles; L(in, out) is a Linear, whose weight is [out, in], E(count, dim) an Embedding. Defaults are PyTorch's.
+//   Colwise          L: rows of the weight and the bias, so columns of y = x W^T + b. E: columns.
+//                    input: any -> shared. output: split(-1) -> any
+//   Rowwise          L: columns of the weight, and the whole bias, added once. E: rows, that is ids ("vocabulary").
+//                    input (L): any -> split(-1); E: none, ids are replicated. output: partial -> any
+//   SequenceParallel the module works on parts of the activations (a norm): its parameters stay whole, and their
+//                    gradients are summed over the group
+//   PrepareInput     the first input of a module of any kind is converted; PrepareOutput: its output
+// "any -> shared" is what convert() of layout.h does, in the module's forward pass and, mirrored, in its backward pass.
+// A module that prepares the input for the Colwise layers inside gathers once for all of them, which then say
+// Colwise{.input = Layout::shared()}.
+//
+// Contract
+// - Every rank of the mesh calls with the same model and plan. Everything is checked before anything changes, is
+//   allocated or is sent: ConfigError for a pattern that names no module, a dimension that the ranks do not divide, a
+//   style that does not fit the module, two styles for one parameter, a conversion that does not exist.
+// - From then on the modules hold this rank's part: the parameters are the same objects with other shapes (what had
+//   values keeps its own part of them; what was born without memory stays so). Every parameter of the model, in the
+//   plan or not, knows its part (nn::Module::set_shard) on the whole mesh that was given; nn::named_parameters() hands
+//   that to optimizers, clipping and checkpoints. Parameters that are in no entry are replicated: their gradients must
+//   be the same on every rank of the group by themselves.
+// - Gradients are complete, and grad_ready fires, once per backward pass: DistributedDataParallel over another axis, or
+//   FullyShardedDataParallel, is constructed afterwards and sees nothing of this.
+// - Names are those of nn::Module's children, patterns as in base: "layers.*.attention.wq". An entry may match many
+//   modules, a module may be in several entries of which one at most concerns its parameters.
+// - The group's communicator belongs to the model while a forward or backward pass runs.
+// - Values are made by (seed, name, index) and so do not depend on the layout. Dropout in between: nn::Dropout's
+//   set_split() where ranks hold different parts of its input; nothing where they hold the same.
+#pragma once
+
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "phalanx/mesh/device_mesh.h"
+#include "phalanx/parallel/tensor/layout.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace phalanx {
+
+struct Colwise {
+  Layout input = Layout::replicated();
+  Layout output = Layout::split(-1);
+  /// So many neighbours hold the same part, and their gradients are summed: key and value heads that are fewer than the
+  /// ranks. The output is split over groups of them then, and can only be left so.
+  int copies = 1;
+};
+struct Rowwise {
+  Layout input = Layout::split(-1);
+  Layout output = Layout::replicated();
+};
+struct SequenceParallel {};
+struct PrepareInput {
+  Layout from = Layout::split(1);
+  Layout to = Layout::shared();
+};
+struct PrepareOutput {
+  Layout from = Layout::split(1);
+  Layout to = Layout::replicated();
+};
+
+struct StyleOf {
+  std::string pattern;
+  std::variant<Colwise, Rowwise, SequenceParallel, PrepareInput, PrepareOutput> style;
+};
+
+void parallelize_module(torch::nn::Module& model, const DeviceMesh& mesh, const std::vector<StyleOf>& plan);
+
+}  // namespace phalanx

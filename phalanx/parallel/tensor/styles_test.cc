@@ -1,0 +1,300 @@
+// A small net split by each style against the same net on one rank: the same starting values to the bit, and the same
+// outputs and gradients of every parameter's own part.
+#include "phalanx/parallel/tensor/styles.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/sin.h>
+#include <ATen/ops/zeros.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "phalanx/base/error.h"
+#include "phalanx/comm/local.h"
+#include "phalanx/nn/dropout.h"
+#include "phalanx/nn/embedding.h"
+#include "phalanx/nn/init.h"
+#include "phalanx/nn/linear.h"
+#include "phalanx/nn/rms_norm.h"
+#include "phalanx/parallel/tensor/collective_functions.h"
+#include "phalanx/tensor/grad_ready.h"
+
+namespace phalanx {
+namespace {
+
+using ::testing::HasSubstr;
+using Comm = std::shared_ptr<Communicator>;
+
+constexpr std::int64_t kRows = 4, kSeq = 8, kDim = 12, kHidden = 16, kVocab = 20;
+
+/// ids [rows, seq] -> [rows, seq, dim]: embedding, then norm, in_proj, relu, out_proj, with biases.
+struct StyledNet : nn::Module {
+  explicit StyledNet(nn::TensorOptionsOfModule tensor = {}) : nn::Module("StyledNet") {
+    embedding =
+        register_module("embedding", std::make_shared<nn::Embedding>(nn::EmbeddingOptions{kVocab, kDim}, tensor));
+    norm = register_module("norm", std::make_shared<nn::RMSNorm>(kDim, 1e-5, tensor));
+    in_proj = register_module("in_proj", std::make_shared<nn::Linear>(nn::LinearOptions{kDim, kHidden, true}, tensor));
+    out_proj =
+        register_module("out_proj", std::make_shared<nn::Linear>(nn::LinearOptions{kHidden, kDim, true}, tensor));
+    const Init wide = Init::normal(0.0, 0.5);  // biases that matter
+    for (const auto& linear : {in_proj, out_proj}) {
+      linear->set_init("bias", wide);
+      linear->set_init("weight", wide);
+    }
+    embedding->set_init("weight", wide);
+  }
+  at::Tensor forward(const at::Tensor& ids) {
+    return call(out_proj, at::relu(call(in_proj, call(norm, call(embedding, ids)))));
+  }
+  std::shared_ptr<nn::Embedding> embedding;
+  std::shared_ptr<nn::RMSNorm> norm;
+  std::shared_ptr<nn::Linear> in_proj, out_proj;
+};
+
+at::Tensor ids() { return at::arange(kRows * kSeq, at::kLong).mul(7).remainder(kVocab).view({kRows, kSeq}); }
+at::Tensor weights_of_outputs(at::IntArrayRef shape) {
+  return at::sin(at::arange(kRows * kSeq * kDim, at::kFloat).mul(0.61)).view({kRows, kSeq, kDim}).view(shape);
+}
+
+struct Expected {
+  at::Tensor output;
+  std::map<std::string, at::Tensor> values, grads;
+};
+
+Expected on_one_rank() {
+  StyledNet net;
+  nn::initialise(net, 3);
+  Expected result;
+  result.output = nn::call(net, ids());
+  (result.output * weights_of_outputs({kRows, kSeq, kDim})).sum().backward();
+  for (const auto& p : net.named_parameters()) {
+    result.values[p.key()] = p.value().detach();
+    result.grads[p.key()] = p.value().grad();
+  }
+  return result;
+}
+
+at::Tensor in_box(at::Tensor whole, const Box& box) {
+  for (std::size_t d = 0; d < box.shape.size(); ++d) {
+    whole = whole.narrow(static_cast<std::int64_t>(d), box.offsets[d], box.shape[d]);
+  }
+  return whole;
+}
+
+void expect_parts(const StyledNet& net, const Expected& one) {
+  for (const auto& [name, tensor, shard] : nn::named_parameters(net)) {
+    SCOPED_TRACE(name);
+    ASSERT_TRUE(shard);
+    EXPECT_EQ(shard->spec.shape(), one.values.at(name).sizes().vec());
+    EXPECT_TRUE(at::equal(tensor, in_box(one.values.at(name), shard->box())));
+    ASSERT_TRUE(tensor.grad().defined());
+    EXPECT_TRUE(at::allclose(tensor.grad(), in_box(one.grads.at(name), shard->box()), 1e-5, 1e-5));
+  }
+}
+
+// The output as `layout` says, and each rank's share of the loss.
+void expect_same_net(const Comm& comm, const Expected& one, const std::vector<StyleOf>& plan, const Layout& output,
+                     bool without_memory = false) {
+  const DeviceMesh mesh(comm, {{"tp", comm->size()}});
+  StyledNet net({.without_memory = without_memory});
+  if (!without_memory) nn::initialise(net, 3);
+  std::map<std::string, int> ready;
+  parallelize_module(net, mesh, plan);
+  if (without_memory) nn::initialise(net, 3);
+  std::vector<GradReadySubscription> subscriptions;
+  std::map<std::string, at::Tensor> at_event;
+  for (const auto& p : net.named_parameters()) {
+    subscriptions.push_back(on_grad_ready(p.value(), [&, name = p.key()](const at::Tensor& w) {
+      ++ready[name];
+      at_event[name] = w.grad().clone();
+    }));
+  }
+  const at::Tensor y = nn::call(net, ids());
+  const at::Tensor w = weights_of_outputs({kRows, kSeq, kDim});
+  const bool is_split = output.kind == Layout::Kind::split;
+  const at::Tensor expected = is_split ? part_along(one.output.detach(), output.dim, comm) : one.output;
+  EXPECT_TRUE(at::allclose(y, expected, 1e-5, 1e-5));
+  (y * (is_split ? part_along(w, output.dim, comm) : w)).sum().backward();
+  expect_parts(net, one);
+  for (const auto& p : net.named_parameters()) {  // once, and finished
+    EXPECT_EQ(ready[p.key()], 1) << p.key();
+    EXPECT_TRUE(at::equal(at_event[p.key()], p.value().grad())) << p.key();
+  }
+}
+
+class Styles : public ::testing::TestWithParam<int> {};
+
+TEST_P(Styles, EachFormEqualsOneRank) {
+  const Expected one = on_one_rank();
+  const Layout whole = Layout::replicated(), parts = Layout::split(1);
+  run_local_ranks(GetParam(), [&](const Comm& comm) {
+    expect_same_net(comm, one, {}, whole);
+    expect_same_net(comm, one, {{"in_proj", Colwise{}}, {"out_proj", Rowwise{}}}, whole);
+    expect_same_net(comm, one, {{"in_proj", Colwise{}}, {"out_proj", Rowwise{}}}, whole, /*without_memory=*/true);
+    expect_same_net(comm, one, {{"*_proj", Colwise{.output = whole}}}, whole);
+    expect_same_net(comm, one, {{"*_proj", Rowwise{.input = whole}}}, whole);
+    expect_same_net(comm, one, {{"embedding", Rowwise{}}}, whole);
+    expect_same_net(comm, one, {{"embedding", Colwise{.output = whole}}}, whole);
+    // Sequence-parallel: parts of the sequence between the layers.
+    const std::vector<StyleOf> sequence = {{"embedding", Rowwise{.output = parts}},
+                                           {"norm", SequenceParallel{}},
+                                           {"in_proj", Colwise{.input = parts}},
+                                           {"out_proj", Rowwise{.output = parts}}};
+    expect_same_net(comm, one, sequence, parts);
+    expect_same_net(comm, one, sequence, parts, /*without_memory=*/true);
+    // The same, prepared from outside, and gathered again at the end.
+    expect_same_net(comm, one,
+                    {{"embedding", Colwise{.output = whole}},
+                     {"embedding", PrepareOutput{.from = whole, .to = parts}},
+                     {"norm", SequenceParallel{}},
+                     {"in_proj", PrepareInput{}},
+                     {"in_proj", Colwise{.input = Layout::shared()}},
+                     {"out_proj", Rowwise{.output = parts}},
+                     {"out_proj", PrepareOutput{}}},
+                    whole);
+    // Parts of the batch do as well.
+    const Layout rows = Layout::split(0);
+    expect_same_net(comm, one,
+                    {{"embedding", Rowwise{.output = rows}},
+                     {"norm", SequenceParallel{}},
+                     {"in_proj", Colwise{.input = rows}},
+                     {"out_proj", Rowwise{.output = rows}}},
+                    rows);
+  });
+}
+INSTANTIATE_TEST_SUITE_P(Worlds, Styles, ::testing::Values(1, 2, 4));
+
+TEST(StylesWithCopies, NeighboursHoldTheSameRowsAndTheirGradientsAreSummed) {
+  run_local_ranks(4, [](const Comm& comm) {
+    const DeviceMesh mesh(comm, {{"tp", 4}});
+    struct Net : nn::Module {
+      Net() : nn::Module("Net") {
+        k = register_module("k", std::make_shared<nn::Linear>(nn::LinearOptions{3, 4, true}));
+      }
+      std::shared_ptr<nn::Linear> k;
+    } net, one;
+    parallelize_module(net, mesh, {{"k", Colwise{.copies = 2}}});
+    nn::initialise(net, 5);
+    nn::initialise(one, 5);
+    const auto parameters = nn::named_parameters(net);
+    EXPECT_EQ(parameters[0].shard->spec.text(), "'k.weight' float32[4, 3] on (tp_part=2, tp_copy=2): tp_part:S(0)");
+    const std::int64_t first = comm->rank() / 2 * 2;
+    EXPECT_EQ(parameters[0].shard->box(), (Box{{first, 0}, {2, 3}}));
+    EXPECT_EQ(parameters[0].shard->is_first_holder(), comm->rank() % 2 == 0);
+    const at::Tensor x = at::sin(at::arange(15, at::kFloat)).view({5, 3});
+    // Each rank uses its outputs with a weight of its own; one rank uses all of them with all weights.
+    nn::call(net.k, x).mul(comm->rank() + 1).sum().backward();
+    const at::Tensor y = nn::call(one.k, x);
+    (y.narrow(1, 0, 2).sum() * 3 + y.narrow(1, 2, 2).sum() * 7).backward();
+    EXPECT_TRUE(at::allclose(net.k->weight.grad(), one.k->weight.grad().narrow(0, first, 2)));
+    EXPECT_TRUE(at::allclose(net.k->bias.grad(), one.k->bias.grad().narrow(0, first, 2)));
+  });
+}
+
+TEST(StylesOnAMesh, SpecsAreOnTheWholeMesh) {
+  run_local_ranks(4, [](const Comm& comm) {
+    StyledNet net;
+    parallelize_module(net, DeviceMesh(comm, {{"dp", 2}, {"tp", 2}}),
+                       {{"in_proj", Colwise{}}, {"out_proj", Rowwise{}}});
+    std::map<std::string, std::string> text;
+    for (const auto& p : nn::named_parameters(net)) text[p.name] = p.shard->spec.text();
+    EXPECT_EQ(text["in_proj.weight"], "'in_proj.weight' float32[16, 12] on (dp=2, tp=2): tp:S(0)");
+    EXPECT_EQ(text["out_proj.weight"], "'out_proj.weight' float32[12, 16] on (dp=2, tp=2): tp:S(1)");
+    EXPECT_EQ(text["out_proj.bias"], "'out_proj.bias' float32[12] on (dp=2, tp=2): replicated");
+    EXPECT_EQ(net.out_proj->weight.sizes().vec(), (std::vector<std::int64_t>{12, 8}));
+  });
+}
+
+TEST(StylesOfDropout, PartsDropTheirPartOfTheWholeMask) {
+  run_local_ranks(2, [](const Comm& comm) {
+    const at::Tensor x = at::sin(at::arange(4 * 6 * 8, at::kFloat)).view({4, 6, 8});
+    nn::Dropout whole(0.4);
+    whole.place("layer", {.seed = 1, .step = 2, .first_row = 3});
+    const at::Tensor expected = nn::call(whole, x);
+    for (const int dim : {0, 1, -1}) {
+      nn::Dropout part(0.4);
+      part.place("layer", {.seed = 1, .step = 2, .first_row = 3});
+      part.set_split({.dim = dim, .part = comm->rank(), .parts = 2});
+      EXPECT_TRUE(at::equal(nn::call(part, part_along(x, dim, comm)), part_along(expected, dim, comm))) << dim;
+    }
+    // Replicated activations: the same mask everywhere, without a word.
+    const at::Tensor other = expected.clone();
+    comm->broadcast(other, {.root = 1});
+    EXPECT_TRUE(at::equal(other, expected));
+  });
+}
+
+std::string refusal(const std::vector<StyleOf>& plan, int ranks = 2, const std::string& axis = "tp") {
+  std::string message;
+  run_local_ranks(ranks, [&](const Comm& comm) {
+    StyledNet net({.without_memory = true});
+    const DeviceMesh mesh(comm, {{axis, ranks}});
+    try {
+      parallelize_module(net, mesh, plan);
+    } catch (const ConfigError& error) {
+      if (comm->rank() == 0) message = error.what();
+    }
+    EXPECT_EQ(net.in_proj->weight.size(0), kHidden);  // nothing has changed
+  });
+  return message;
+}
+
+TEST(StylesErrors, SayWhatIsWrongAndWhatWouldDo) {
+  EXPECT_THAT(refusal({{"in_prj", Colwise{}}}), HasSubstr("in_proj"));
+  EXPECT_THAT(refusal({}, 2, "dp"), HasSubstr("no axis 'tp'"));
+  const std::string uneven = refusal({{"in_proj", Colwise{}}}, 3);
+  EXPECT_THAT(uneven, HasSubstr("'in_proj.weight' [16, 12]"));
+  EXPECT_THAT(uneven, HasSubstr("16 % 3 = 1, expected 0; the nearest sizes are 15 and 18"));
+  EXPECT_THAT(refusal({{"norm", Colwise{}}}), HasSubstr("it is a RMSNorm; expected a Linear or an Embedding"));
+  EXPECT_THAT(refusal({{"embedding", SequenceParallel{}}}), HasSubstr("it is a Embedding; expected an RMSNorm"));
+  EXPECT_THAT(refusal({{"*_proj", Colwise{}}, {"out_proj", Rowwise{}}}),
+              HasSubstr("'out_proj' (Rowwise): another entry of the plan has a style for its parameters"));
+  EXPECT_THAT(refusal({{"in_proj", Colwise{.copies = 3}}}), HasSubstr("copies = 3: expected a divisor of the 2 ranks"));
+  EXPECT_THAT(refusal({{"in_proj", Colwise{.output = Layout::replicated(), .copies = 2}}}),
+              HasSubstr("the output stays split(-1), found replicated"));
+  EXPECT_THAT(refusal({{"in_proj", Colwise{.input = Layout::partial(), .output = Layout::partial()}}}),
+              HasSubstr("nothing turns split(-1) into partial"));
+  EXPECT_THAT(refusal({{"out_proj", Rowwise{.output = Layout::partial()}}}), HasSubstr("the bias would be added"));
+  EXPECT_THAT(refusal({{"norm", PrepareInput{.from = Layout::shared(), .to = Layout::split(1)}}}),
+              HasSubstr("'norm' (PrepareInput): nothing turns shared into split(1)"));
+}
+
+TEST(StylesErrors, PlainModulesHaveNoHooksAndAPlanIsSaidOnce) {
+  run_local_ranks(2, [](const Comm& comm) {
+    const DeviceMesh mesh(comm, {{"tp", 2}});
+    struct Plain : torch::nn::Module {
+      Plain() { register_module("fc", torch::nn::Linear(4, 4)); }
+    } plain;
+    EXPECT_THROW(parallelize_module(plain, mesh, {{"fc", Colwise{}}}), ConfigError);
+    StyledNet net;
+    parallelize_module(net, mesh, {{"in_proj", Colwise{}}, {"out_proj", Rowwise{}}});
+    EXPECT_THROW(parallelize_module(net, mesh, {{"embedding", Rowwise{}}}), ConfigError);
+  });
+}
+
+TEST(StylesErrors, AnIdOutsideOfTheVocabularyIsNamed) {
+  run_local_ranks(2, [](const Comm& comm) {
+    StyledNet net;
+    parallelize_module(net, DeviceMesh(comm, {{"tp", 2}}), {{"embedding", Rowwise{}}});
+    nn::initialise(net, 1);
+    try {
+      nn::call(net, at::zeros({1, 2}, at::kLong).fill_(kVocab));
+      ADD_FAILURE() << "no error";
+    } catch (const DataError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("id 20 is outside the vocabulary of 'embedding.weight': expected 0 to 19"));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace phalanx
