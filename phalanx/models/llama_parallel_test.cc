@@ -244,6 +244,46 @@ TEST(LlamaTensorParallel, LogitsWithACacheAreThoseOfOneRank) {
   }
 }
 
+// What goes from part to part are some of the positions, or all of them.
+TEST(LlamaTensorParallel, PartsOfAModelMakeTheSameLossAndGradients) {
+  const auto config = small_llama({});
+  const at::Tensor tokens = tokens_of(0).narrow(1, 0, kPositions), labels = tokens_of(0).narrow(1, 1, kPositions);
+  for (const bool sequence : {true, false}) {
+    SCOPED_TRACE(sequence);
+    run_local_ranks(2, [&](const World& world) {
+      const DeviceMesh mesh(world, {{"tp", 2}});
+      const auto made = [&](const models::LlamaPart& part) {
+        auto model = std::make_shared<models::Llama>(config, part);
+        parallelize_llama(*model, mesh, {.sequence_parallel = sequence});
+        nn::initialise(*model, 1);
+        return model;
+      };
+      const auto whole = made(models::whole_llama(config));
+      const at::Tensor expected = whole->loss(tokens, labels);
+      expected.backward();
+      // Half a layer at each of the inner borders.
+      const auto first = made({.begin = 0, .end = 3, .embedding = true, .head = false});
+      const auto middle = made({.begin = 3, .end = 4, .embedding = false, .head = false});
+      const auto last = made({.begin = 4, .end = 8, .embedding = false, .head = true});
+      const at::Tensor sent = first->forward(tokens);
+      EXPECT_EQ(sent.size(1), sequence ? kPositions / 2 : kPositions);
+      const at::Tensor loss = last->loss(middle->forward(sent), labels);
+      EXPECT_TRUE(at::equal(loss, expected));
+      loss.backward();
+      std::map<std::string, at::Tensor> grads;
+      for (const auto& p : whole->named_parameters()) grads[p.key()] = p.value().grad();
+      std::size_t seen = 0;
+      for (const auto& part : {first, middle, last}) {
+        for (const auto& p : part->named_parameters()) {
+          EXPECT_TRUE(at::equal(p.value().grad(), grads.at(p.key()))) << p.key();
+          ++seen;
+        }
+      }
+      EXPECT_EQ(seen, grads.size());
+    });
+  }
+}
+
 std::string refusal_of(const models::LlamaConfig& config, int tp, const models::LlamaParallelOptions& options = {}) {
   std::string message;
   run_local_ranks(tp, [&](const World& world) {
@@ -275,6 +315,20 @@ TEST(LlamaTensorParallelErrors, WhatTheRanksDoNotDivideIsRefusedWithTheNumbers) 
   config.n_kv_heads = 6;
   EXPECT_THAT(refusal_of(config, 4), HasSubstr("n_kv_heads % ranks = 6 % 4 = 2 and ranks % n_kv_heads = 4 % 6 = 4, "
                                                "expected one to be 0; nearest: tp = 3 or 6"));
+}
+
+TEST(LlamaTensorParallelErrors, ShardingNeedsTheMeshOfTheSplit) {
+  run_local_ranks(2, [](const World& world) {
+    models::Llama model(small_llama({}), {.without_memory = true});
+    parallelize_llama(model, DeviceMesh(world, {{"tp", 2}}));
+    try {
+      const FullyShardedDataParallel sharded(model, DeviceMesh(world, {{"dp_shard", 2}}));
+      ADD_FAILURE() << "no error";
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("is split already"));
+      EXPECT_THAT(error.what(), HasSubstr("expected a mesh with the axis 'dp_shard' of 2 ranks"));
+    }
+  });
 }
 
 TEST(LlamaTensorParallelErrors, PartsOfPositionsNeedMultiplesAndNoCache) {
