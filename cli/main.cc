@@ -11,6 +11,7 @@
 #include "cli/command.h"
 #include "cli/launch_command.h"
 #include "cli/report_command.h"
+#include "cli/schedule_command.h"
 #include "cli/tokenize_command.h"
 #include "cli/topology_command.h"
 #include "cli/trace_command.h"
@@ -38,6 +39,7 @@ std::vector<Command> commands() {
       {"tokenize", "train a tokenizer, turn text into a token file", "", tokenize_command},
       {"generate", "continue a text with a trained model", "", in_worker("generate")},
       {"checkpoint", "look into checkpoints, check, compare and rewrite them", "", checkpoint_command},
+      {"schedule", "show a pipeline schedule: table, bubble, memory, picture", kScheduleHelp, schedule_command},
       {"launch", "start the ranks of any program on this machine", "", launch_command},
       {"bench", "measure the collectives: latency, bandwidth, correctness", "", bench_command},
       {"report", "write the HTML report of a run", kReportHelp, report_command},

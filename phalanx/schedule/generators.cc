@@ -194,9 +194,9 @@ void check_numbers(const ScheduleKind& kind, const ScheduleOptions& size) {
   const int stages = size.ranks * size.stages_per_rank;
   if (kind.micro_batches == MicroBatches::at_least_stages && size.micro_batches < stages) {
     throw ConfigError(fmt::format(
-        "schedule {}: micro-batches >= stages does not hold: {} micro-batches < {} ranks x {} stages a rank = {} "
-        "stages: expected {} micro-batches or more, or {} ranks at most",
-        kind.name, size.micro_batches, size.ranks, size.stages_per_rank, stages, stages,
+        "schedule {}: micro-batches >= stages does not hold: {} < {}, with stages = {} ranks x {}: expected {} "
+        "micro-batches or more, or {} ranks at most",
+        kind.name, size.micro_batches, stages, size.ranks, size.stages_per_rank, stages,
         std::max(1, size.micro_batches / size.stages_per_rank)));
   }
   const int rounds = rounds_of(size.ranks, size.micro_batches);
@@ -225,6 +225,7 @@ std::vector<int> lay_out(const ScheduleKind& kind, const ScheduleOptions& size) 
 const std::vector<std::string>& schedule_names() {
   static const std::vector<std::string> names = [] {
     std::vector<std::string> list;
+    list.reserve(kScheduleKinds.size());
     for (const ScheduleKind& kind : kScheduleKinds) list.emplace_back(kind.name);
     return list;
   }();

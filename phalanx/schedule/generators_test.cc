@@ -71,11 +71,11 @@ TEST(Generators, StagesAreLaidOutInLoopsOrInAV) {
 TEST(Generators, WrongNumbersNameTheNearestRightOnes) {
   const std::vector<std::pair<ScheduleOptions, std::string>> cases = {
       {{.name = "1f1b", .ranks = 4, .micro_batches = 3},
-       "schedule 1F1B: micro-batches >= stages does not hold: 3 micro-batches < 4 ranks x 1 stages a rank = 4 stages: "
-       "expected 4 micro-batches or more, or 3 ranks at most"},
+       "schedule 1F1B: micro-batches >= stages does not hold: 3 < 4, with stages = 4 ranks x 1: expected 4 "
+       "micro-batches or more, or 3 ranks at most"},
       {{.name = "DualPipeV", .ranks = 4, .micro_batches = 7},
-       "schedule DualPipeV: micro-batches >= stages does not hold: 7 micro-batches < 4 ranks x 2 stages a rank = 8 "
-       "stages: expected 8 micro-batches or more, or 3 ranks at most"},
+       "schedule DualPipeV: micro-batches >= stages does not hold: 7 < 8, with stages = 4 ranks x 2: expected 8 "
+       "micro-batches or more, or 3 ranks at most"},
       {{.name = "interleaved", .ranks = 4, .micro_batches = 13},
        "schedule Interleaved1F1B: micro-batches % rounds = 0 does not hold: 13 % 3 = 1, with rounds = 13 micro-batches "
        "/ 4 ranks rounded down: expected 12 or 15 micro-batches"},

@@ -149,6 +149,7 @@ Action parse_action(std::string_view text) {
                                          [&](const ActionKindText& k) { return k.text == kind_text; });
   if (known == kActionKinds.end()) {
     std::vector<std::string> names;
+    names.reserve(kActionKinds.size());
     for (const ActionKindText& k : kActionKinds) names.emplace_back(k.text);
     malformed(text, kind_text.empty() ? "the kind is missing"
                                       : fmt::format("unknown kind '{}'{}", kind_text, did_you_mean(kind_text, names)));
