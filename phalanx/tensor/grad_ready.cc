@@ -109,6 +109,11 @@ GradReadySubscription on_grad_ready(const at::Tensor& parameter, GradReadyListen
   return {hook->registry, std::move(shared), node};
 }
 
+std::size_t grad_ready_listeners(const at::Tensor& parameter) {
+  const GradReadyHook* hook = grad_ready_hook_of(parameter);
+  return hook == nullptr ? 0 : hook->registry->listeners.size();
+}
+
 void fire_grad_ready(const at::Tensor& parameter) {
   if (const GradReadyHook* hook = grad_ready_hook_of(parameter)) hook->registry->fire(parameter);
 }

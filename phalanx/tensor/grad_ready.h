@@ -32,6 +32,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -59,6 +60,9 @@ class [[nodiscard]] GradReadySubscription {
 
 /// The parameter must be a leaf that requires grad.
 GradReadySubscription on_grad_ready(const at::Tensor& parameter, GradReadyListener listener);
+
+/// How many listeners it has.
+std::size_t grad_ready_listeners(const at::Tensor& parameter);
 
 /// Calls the parameter's listeners now; nothing if there are none. Not held back by anything.
 void fire_grad_ready(const at::Tensor& parameter);

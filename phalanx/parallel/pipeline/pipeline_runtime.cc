@@ -1,0 +1,417 @@
+#include "phalanx/parallel/pipeline/pipeline_runtime.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <numeric>
+#include <utility>
+
+#include "phalanx/base/error.h"
+#include "phalanx/parallel/pipeline/stage_gradients.h"
+#include "phalanx/parallel/pipeline/stage_messages.h"
+#include "phalanx/schedule/actions.h"
+#include "phalanx/schedule/schedule_text.h"
+#include "phalanx/schedule/transfers.h"
+#include "phalanx/schedule/validate.h"
+
+namespace phalanx {
+namespace {
+
+using schedule::Action;
+using schedule::ActionKind;
+using schedule::Schedule;
+using Clock = std::chrono::steady_clock;
+
+enum class Mode { train, evaluate, forward };
+
+Schedule with_transfers(Schedule given, const Communicator& comm) {
+  if (given.ranks() != comm.size()) {
+    throw ConfigError(fmt::format("pipeline: schedule '{}' is for {} ranks, and there are {}; make it for {}",
+                                  given.name, given.ranks(), comm.size(), comm.size()));
+  }
+  if (!schedule::has_transfers(given)) given = schedule::add_transfers(given);
+  schedule::check(given);
+  return given;
+}
+
+at::Device device_of(const std::vector<PipelineStage>& stages) {
+  for (const auto& stage : stages) {
+    for (const auto& parameter : stage.module->parameters()) return parameter.device();
+  }
+  return at::kCPU;
+}
+
+// The stages are those of this rank. An error is known to the other ranks, which wait for this one.
+const std::vector<PipelineStage>& checked(const std::vector<PipelineStage>& stages, const Schedule& schedule,
+                                          Communicator& comm) {
+  std::vector<int> found;
+  for (const auto& stage : stages) found.push_back(stage.index);
+  std::ranges::sort(found);
+  const auto expected = schedule.stages_of(comm.rank());
+  std::string wrong;
+  if (found != expected) {
+    wrong = fmt::format("pipeline: in schedule '{}' rank {} has the stages [{}], and was given [{}]", schedule.name,
+                        comm.rank(), fmt::join(expected, ", "), fmt::join(found, ", "));
+  }
+  for (const auto& stage : stages) {
+    if (stage.index != schedule.stages() - 1 || stage.loss || !schedule::any_action(schedule, schedule::makes_gradient))
+      continue;
+    wrong = fmt::format(
+        "pipeline: stage {}, the last one, has no loss; make it by make_stage(index, module, loss) or "
+        "make_loss_stage(index, module)",
+        stage.index);
+  }
+  if (wrong.empty()) return stages;
+  comm.abort(wrong);
+  throw ConfigError(wrong);
+}
+
+std::vector<Action> receives_of(const std::vector<Action>& actions) {
+  std::vector<Action> result;
+  for (const auto& action : actions) {
+    if (schedule::is_receive(action.kind)) result.push_back(action);
+  }
+  return result;
+}
+
+std::vector<at::Tensor> cut(const at::Tensor& batch, int count, const char* what) {
+  if (!batch.defined()) return {};
+  if (batch.dim() == 0 || batch.size(0) % count != 0) {
+    throw Error(fmt::format("pipeline: {} of shape [{}] cannot be cut into {} equal micro-batches: {}", what,
+                            fmt::join(batch.sizes(), ", "), count,
+                            batch.dim() == 0 ? std::string("they have no dimension 0")
+                                             : fmt::format("{} is no multiple of {}", batch.size(0), count)));
+  }
+  return batch.chunk(count, 0);
+}
+
+}  // namespace
+
+double PipelineResult::loss() const {
+  return losses.empty() ? 0.0 : std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(losses.size());
+}
+
+struct PipelineRuntime::Impl {
+  Impl(std::shared_ptr<Communicator> communicator, Schedule given, std::vector<PipelineStage> given_stages,
+       PipelineOptions given_options);
+
+  /// `bring` sets inputs and targets: what it throws is known to all ranks, too.
+  PipelineResult run(Mode how, const std::function<void()>& bring);
+  void bring(const at::Tensor& batch, const at::Tensor& batch_targets) {
+    inputs = cut(batch, schedule.micro_batches, "inputs");
+    targets = cut(batch_targets, schedule.micro_batches, "targets");
+  }
+  void run_all();
+  void run_action(const Action& action);
+  void forward_pass(const Action& action);
+  void backward_pass(const Action& action);
+  void weight_pass(const Action& action);
+  void send(const Action& action);
+  void sharding(const Action& action);
+  void ran(const Action& action, Clock::time_point start);
+  void share_losses(PipelineResult& result);
+  void check_inputs() const;
+  void give_up(const char* why) noexcept;
+
+  int last_stage() const { return schedule.stages() - 1; }
+  bool is_here(int stage) const { return runs.contains(stage); }
+  bool is_last_of_stage(const Action& action) const;
+  std::vector<Action> parts_of(const std::vector<Action>& row, bool forward_only) const;
+
+  std::shared_ptr<Communicator> comm;
+  Schedule schedule;
+  PipelineOptions options;
+  at::Device device;
+  std::map<int, StageRun> runs;
+  StageGradients gradients;
+  std::vector<Action> actions, forward_actions;  // this rank's, overlaps taken apart
+  std::map<int, Action> last_weights;            // of each stage: the last B or W
+  StageMessages messages, forward_messages;
+
+  // Of the step under way.
+  Mode mode = Mode::train;
+  std::vector<at::Tensor> inputs, targets;
+  std::vector<at::Tensor> losses;                     // by micro-batch, on the last stage's rank
+  std::map<std::pair<int, int>, at::Tensor> outputs;  // (stage, micro-batch), until the next stage takes it
+  std::map<std::pair<int, int>, at::Tensor> dinputs;  // gradients of inputs, until the stage before takes it
+  std::vector<at::Tensor> returned;
+  TensorShape first_input;
+  Clock::time_point begin;
+  PipelineStatistics statistics;
+};
+
+PipelineRuntime::Impl::Impl(std::shared_ptr<Communicator> communicator, Schedule given,
+                            std::vector<PipelineStage> given_stages, PipelineOptions given_options)
+    : comm(std::move(communicator)),
+      schedule(with_transfers(std::move(given), *comm)),
+      options(std::move(given_options)),
+      device(device_of(given_stages)),
+      gradients(checked(given_stages, schedule, *comm), comm),
+      actions(parts_of(schedule.actions[static_cast<std::size_t>(comm->rank())], /*forward_only=*/false)),
+      forward_actions(parts_of(schedule.actions[static_cast<std::size_t>(comm->rank())], /*forward_only=*/true)),
+      messages(comm, schedule, device, receives_of(actions), options.receives_ahead),
+      forward_messages(comm, schedule, device, receives_of(forward_actions), options.receives_ahead) {
+  for (const auto& action : actions) {
+    if (schedule::ends_micro_batch(action.kind)) last_weights[action.stage] = action;
+  }
+  for (auto& stage : given_stages) {
+    const int index = stage.index;
+    runs.emplace(index, StageRun(std::move(stage), options.weight_split));
+  }
+}
+
+std::vector<Action> PipelineRuntime::Impl::parts_of(const std::vector<Action>& row, bool forward_only) const {
+  std::vector<Action> result;
+  for (const auto& action : row) {
+    schedule::for_each_part(action, [&](const Action& part) {
+      const bool goes_forward = part.kind == ActionKind::forward || part.kind == ActionKind::send_forward ||
+                                part.kind == ActionKind::receive_forward || part.kind == ActionKind::unshard ||
+                                part.kind == ActionKind::reshard;
+      if (goes_forward || !forward_only) result.push_back(part);
+    });
+  }
+  return result;
+}
+
+bool PipelineRuntime::Impl::is_last_of_stage(const Action& action) const {
+  const auto found = last_weights.find(action.stage);
+  return found != last_weights.end() && found->second == action;
+}
+
+void PipelineRuntime::Impl::check_inputs() const {
+  const auto count = static_cast<std::size_t>(schedule.micro_batches);
+  const auto check = [&](const std::vector<at::Tensor>& given, const char* what, int stage) {
+    if (given.size() == count && std::ranges::all_of(given, [](const auto& t) { return t.defined(); })) return;
+    throw Error(fmt::format("pipeline: this rank holds stage {} and needs the {} of {} micro-batches, found {}", stage,
+                            what, count, given.size()));
+  };
+  if (is_here(0)) check(inputs, "inputs", 0);
+  if (is_here(last_stage()) && mode != Mode::forward) check(targets, "targets", last_stage());
+}
+
+PipelineResult PipelineRuntime::Impl::run(Mode how, const std::function<void()>& bring) {
+  mode = how;
+  begin = Clock::now();
+  losses.assign(static_cast<std::size_t>(schedule.micro_batches), at::Tensor());
+  returned.assign(mode == Mode::forward && is_here(last_stage()) ? losses.size() : 0, at::Tensor());
+  statistics.passes.clear();
+  if (mode == Mode::train) statistics.peak_live_activations = 0;
+  PipelineResult result;
+  try {
+    bring();
+    check_inputs();
+    run_all();
+    if (mode != Mode::forward) share_losses(result);
+  } catch (const std::exception& error) {
+    give_up(error.what());
+    throw;
+  }
+  inputs.clear();
+  targets.clear();
+  statistics.sent_bytes = messages.sent_bytes() + forward_messages.sent_bytes();
+  result.outputs = std::exchange(returned, {});
+  return result;
+}
+
+// The other ranks wait for what will not come.
+void PipelineRuntime::Impl::give_up(const char* why) noexcept {
+  try {
+    comm->abort(why);
+  } catch (...) {
+    // It has failed already, which is all that was wanted.
+  }
+  gradients.end_step();
+  for (auto& [index, run] : runs) run.forget();
+  messages.forget();
+  forward_messages.forget();
+  inputs.clear();
+  targets.clear();
+  losses.clear();
+  outputs.clear();
+  dinputs.clear();
+}
+
+void PipelineRuntime::Impl::run_all() {
+  const bool trains = mode == Mode::train;
+  StageMessages& channel = trains ? messages : forward_messages;
+  channel.begin(/*forgets_shapes=*/!trains);
+  if (trains) gradients.begin_step();
+  for (const auto& action : trains ? actions : forward_actions) {
+    try {
+      run_action(action);
+    } catch (const CommError&) {
+      throw;  // it says who failed, and at what
+    } catch (const std::exception& error) {
+      throw Error(fmt::format("pipeline stage {}, rank {}, {}: {}", action.stage, comm->rank(),
+                              schedule::to_text(action), error.what()));
+    }
+  }
+  if (trains) {
+    gradients.add_up_copies();
+    gradients.end_step();
+  }
+  channel.finish_sends();
+}
+
+void PipelineRuntime::Impl::run_action(const Action& action) {
+  StageMessages& channel = mode == Mode::train ? messages : forward_messages;
+  switch (action.kind) {
+    case ActionKind::forward:
+      return forward_pass(action);
+    case ActionKind::backward:
+    case ActionKind::input_backward:
+      return backward_pass(action);
+    case ActionKind::weight_backward:
+      return weight_pass(action);
+    case ActionKind::send_forward:
+    case ActionKind::send_backward:
+      return send(action);
+    case ActionKind::receive_forward:
+    case ActionKind::receive_backward:
+      return channel.post(action);
+    default:
+      return sharding(action);
+  }
+}
+
+void PipelineRuntime::Impl::forward_pass(const Action& action) {
+  const int stage = action.stage, micro_batch = action.micro_batch;
+  const auto at_batch = static_cast<std::size_t>(micro_batch);
+  at::Tensor input;
+  if (stage == 0) {
+    input = inputs[at_batch];
+    const TensorShape found = TensorShape::of(input);
+    if (micro_batch > 0 && found != first_input) {
+      throw Error(fmt::format("micro-batch {}: the input of stage 0 is {}, expected {} as in the first micro-batch",
+                              micro_batch, found.text(), first_input.text()));
+    }
+    first_input = found;
+  } else if (is_here(stage - 1)) {
+    input = outputs.extract({stage - 1, micro_batch}).mapped();
+  } else {
+    StageMessages& channel = mode == Mode::train ? messages : forward_messages;
+    input = channel.take({stage, ActionKind::receive_forward, micro_batch, {}});
+  }
+  const auto start = Clock::now();
+  const bool is_last = stage == last_stage(), trains = mode == Mode::train;
+  const at::Tensor target = is_last && mode != Mode::forward ? targets[at_batch] : at::Tensor();
+  at::Tensor output = runs.at(stage).forward(micro_batch, input, target, trains);
+  if (is_last) {
+    (mode == Mode::forward ? returned : losses)[at_batch] = std::move(output);
+  } else {
+    outputs[{stage, micro_batch}] = std::move(output);
+  }
+  ran(action, start);
+}
+
+void PipelineRuntime::Impl::backward_pass(const Action& action) {
+  const int stage = action.stage, micro_batch = action.micro_batch;
+  at::Tensor gradient;
+  if (stage == last_stage()) {
+    const at::Tensor& loss = losses[static_cast<std::size_t>(micro_batch)];
+    const double factor = options.loss == PipelineLoss::mean ? 1.0 / static_cast<double>(schedule.micro_batches) : 1.0;
+    gradient = at::full(loss.sizes(), factor, loss.options());
+  } else if (is_here(stage + 1)) {
+    gradient = dinputs.extract({stage + 1, micro_batch}).mapped();
+  } else {
+    gradient = messages.take({stage, ActionKind::receive_backward, micro_batch, {}});
+  }
+  const auto start = Clock::now();
+  StageRun& run = runs.at(stage);
+  const bool is_last = is_last_of_stage(action);
+  at::Tensor dx;
+  if (action.kind == ActionKind::input_backward) {
+    dx = run.input_half(micro_batch, gradient);
+  } else {
+    dx = run.backward(micro_batch, gradient, /*leaves_weights=*/is_last);
+  }
+  gradient = at::Tensor();
+  if (is_last) {
+    gradients.before_last(stage);
+    run.weight_half(micro_batch);
+  }
+  if (stage > 0) dinputs[{stage, micro_batch}] = std::move(dx);
+  ran(action, start);
+  if (is_last) gradients.after_last(stage);
+}
+
+void PipelineRuntime::Impl::weight_pass(const Action& action) {
+  const auto start = Clock::now();
+  const bool is_last = is_last_of_stage(action);
+  if (is_last) gradients.before_last(action.stage);
+  runs.at(action.stage).weight_half(action.micro_batch);
+  ran(action, start);
+  if (is_last) gradients.after_last(action.stage);
+}
+
+void PipelineRuntime::Impl::send(const Action& action) {
+  auto& from = action.kind == ActionKind::send_forward ? outputs : dinputs;
+  StageMessages& channel = mode == Mode::train ? messages : forward_messages;
+  channel.send(action, from.extract({action.stage, action.micro_batch}).mapped());
+}
+
+void PipelineRuntime::Impl::sharding(const Action& action) {
+  const auto& hook = action.kind == ActionKind::unshard   ? options.unshard
+                     : action.kind == ActionKind::reshard ? options.reshard
+                                                          : options.reduce_gradients;
+  if (hook) hook(action.stage);
+}
+
+void PipelineRuntime::Impl::ran(const Action& action, Clock::time_point start) {
+  const auto seconds = [&](Clock::time_point when) { return std::chrono::duration<double>(when - begin).count(); };
+  statistics.passes.push_back({action, seconds(start), seconds(Clock::now())});
+  int live = 0;
+  for (const auto& [index, run] : runs) live += run.live();
+  if (mode == Mode::train) statistics.peak_live_activations = std::max(statistics.peak_live_activations, live);
+}
+
+// From the last stage's rank to all.
+void PipelineRuntime::Impl::share_losses(PipelineResult& result) {
+  const at::Tensor values = at::zeros({schedule.micro_batches}, at::kDouble);
+  auto* value = values.mutable_data_ptr<double>();
+  if (is_here(last_stage())) {
+    for (const auto& loss : losses) *value++ = loss.item<double>();
+  }
+  const at::Tensor shared = values.to(device);
+  comm->broadcast(shared, {.root = schedule.rank_of_stage.back()});
+  const at::Tensor all = shared.to(at::kCPU);
+  result.losses.assign(all.const_data_ptr<double>(), all.const_data_ptr<double>() + schedule.micro_batches);
+  losses.clear();
+}
+
+PipelineRuntime::PipelineRuntime(std::shared_ptr<Communicator> comm, schedule::Schedule schedule,
+                                 std::vector<PipelineStage> stages, PipelineOptions options)
+    : impl_(std::make_unique<Impl>(std::move(comm), std::move(schedule), std::move(stages), std::move(options))) {}
+
+PipelineRuntime::~PipelineRuntime() = default;
+
+PipelineResult PipelineRuntime::step(const at::Tensor& inputs, const at::Tensor& targets) {
+  return impl_->run(Mode::train, [&] { impl_->bring(inputs, targets); });
+}
+
+PipelineResult PipelineRuntime::step(std::vector<at::Tensor> inputs, std::vector<at::Tensor> targets) {
+  return impl_->run(Mode::train, [&] {
+    impl_->inputs = std::move(inputs);
+    impl_->targets = std::move(targets);
+  });
+}
+
+PipelineResult PipelineRuntime::evaluate(const at::Tensor& inputs, const at::Tensor& targets) {
+  return impl_->run(Mode::evaluate, [&] { impl_->bring(inputs, targets); });
+}
+
+PipelineResult PipelineRuntime::forward(const at::Tensor& inputs) {
+  return impl_->run(Mode::forward, [&] { impl_->bring(inputs, at::Tensor()); });
+}
+
+const schedule::Schedule& PipelineRuntime::schedule() const noexcept { return impl_->schedule; }
+const PipelineStatistics& PipelineRuntime::statistics() const noexcept { return impl_->statistics; }
+std::vector<std::string> PipelineRuntime::shared_names() const { return impl_->gradients.shared_names(); }
+
+}  // namespace phalanx

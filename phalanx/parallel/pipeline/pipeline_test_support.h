@@ -1,0 +1,149 @@
+// Models in stages and what one rank makes of them, for the tests of pipelines.
+#pragma once
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mse_loss.h>
+#include <ATen/ops/tanh.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "phalanx/nn/init.h"
+#include "phalanx/nn/linear.h"
+#include "phalanx/parallel/pipeline/pipeline_runtime.h"
+#include "phalanx/parallel/pipeline/split_sequential.h"
+#include "phalanx/schedule/actions.h"
+#include "phalanx/tensor/weight_gradient_queue.h"
+
+namespace phalanx::pipeline_testing {
+
+constexpr std::int64_t kWidth = 12;
+constexpr int kLayers = 8;  // at 4 ranks of 2 stages one each
+
+inline at::Tensor random_rows(std::int64_t rows, const std::string& name) {
+  at::Tensor x = at::empty({rows, kWidth}, at::kFloat);
+  fill(x, Init::normal(0.0, 1.0), 11, name);
+  return x;
+}
+
+inline at::Tensor squared_error(const at::Tensor& y, const at::Tensor& target) { return at::mse_loss(y, target); }
+
+/// tanh(W x + b), eight times: torch's layers.
+inline torch::nn::Sequential foreign_layers() {
+  torch::nn::Sequential net;
+  for (int i = 0; i < kLayers; ++i) {
+    net->push_back(torch::nn::Linear(kWidth, kWidth));
+    net->push_back(torch::nn::Tanh());
+  }
+  nn::initialise(*net, 4);
+  return net;
+}
+
+/// The same of layers of ours: [first, last) of them, under their numbers.
+struct OwnLayers : nn::Module {
+  OwnLayers(int first, int last) : nn::Module("OwnLayers") {
+    for (int i = first; i < last; ++i) {
+      layers.push_back(
+          register_module(std::to_string(i), std::make_shared<nn::Linear>(nn::LinearOptions{kWidth, kWidth, true})));
+    }
+    nn::initialise(*this, 4);
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (const auto& layer : layers) x = at::tanh(nn::call(layer, x));
+    return x;
+  }
+  std::vector<std::shared_ptr<nn::Linear>> layers;
+};
+
+enum class Layers { own, foreign };
+
+/// The stages of a rank: as many layers each.
+inline std::vector<PipelineStage> stages_of(const schedule::Schedule& schedule, int rank, Layers whose) {
+  const int each = kLayers / schedule.stages();
+  std::vector<PipelineStage> stages;
+  for (const int s : schedule.stages_of(rank)) {
+    const bool is_last = s + 1 == schedule.stages();
+    if (whose == Layers::own) {
+      const auto part = std::make_shared<OwnLayers>(s * each, (s + 1) * each);
+      stages.push_back(is_last ? make_stage(s, part, squared_error) : make_stage(s, part));
+    } else {
+      const std::vector<int> counts(static_cast<std::size_t>(schedule.stages()), 2 * each);
+      const auto part = split_sequential(foreign_layers(), counts)[static_cast<std::size_t>(s)];
+      stages.push_back(is_last ? make_stage(s, part, squared_error) : make_stage(s, part));
+    }
+  }
+  return stages;
+}
+
+inline std::map<std::string, at::Tensor> parameters_of(const std::vector<PipelineStage>& stages) {
+  std::map<std::string, at::Tensor> found;
+  for (const auto& stage : stages) {
+    for (const auto& p : nn::named_parameters(*stage.module)) found[p.name] = p.tensor;
+  }
+  return found;
+}
+
+inline void descend(const std::map<std::string, at::Tensor>& parameters, double rate) {
+  const at::NoGradGuard no_grad;
+  for (const auto& [name, p] : parameters) {
+    p.sub_(p.grad(), rate);
+    p.mutable_grad().reset();
+  }
+}
+
+/// The whole model on one rank, micro-batch after micro-batch.
+struct OneRank {
+  PipelineStage stage;
+  int micro_batches;
+
+  std::vector<double> step(const at::Tensor& x, const at::Tensor& y) const {
+    std::vector<double> losses;
+    const auto queue = std::make_shared<WeightGradientQueue>();
+    queue->set_deferring(false);
+    for (int i = 0; i < micro_batches; ++i) {
+      const WeightGradientQueue::Scope scope(queue, {});  // the formula of layers that may defer
+      const auto at = static_cast<std::size_t>(i);
+      const at::Tensor loss = stage.loss(x.chunk(micro_batches)[at], y.chunk(micro_batches)[at]);
+      losses.push_back(loss.item<double>());
+      loss.backward(at::full({}, 1.0 / micro_batches));
+    }
+    return losses;
+  }
+  std::map<std::string, at::Tensor> parameters() const { return parameters_of({stage}); }
+};
+
+inline OneRank one_rank(Layers whose, int micro_batches) {
+  if (whose == Layers::own)
+    return {make_stage(0, std::make_shared<OwnLayers>(0, kLayers), squared_error), micro_batches};
+  return {make_stage(0, split_sequential(foreign_layers(), {2 * kLayers})[0], squared_error), micro_batches};
+}
+
+/// Whether every stage's weight gradients are added up in the order of the micro-batches, as on one rank.
+inline bool adds_in_order(const schedule::Schedule& schedule) {
+  std::map<int, int> next;
+  bool in_order = true;
+  for (const auto& row : schedule.actions) {
+    for (const auto& action : row) {
+      schedule::for_each_part(action, [&](const schedule::Action& part) {
+        if (schedule::ends_micro_batch(part.kind)) in_order = part.micro_batch == next[part.stage]++ && in_order;
+      });
+    }
+  }
+  return in_order;
+}
+
+inline double relative_difference(const at::Tensor& found, const at::Tensor& expected) {
+  return (found - expected).norm().item<double>() / std::max(expected.norm().item<double>(), 1e-30);
+}
+
+}  // namespace phalanx::pipeline_testing

@@ -1,0 +1,131 @@
+#include "phalanx/parallel/pipeline/stage_run.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros_like.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/autograd/edge.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <utility>
+
+#include "phalanx/base/error.h"
+#include "phalanx/parallel/pipeline/graph_split.h"
+
+namespace phalanx {
+namespace {
+
+// Whether some layer with parameters is not ours, and no layer is checkpointed, which only backward() gets through.
+bool needs_the_graph(const torch::nn::Module& module) {
+  bool has_foreign = false, has_checkpoint = false;
+  const auto look = [&](const torch::nn::Module& one) {
+    const auto* ours = dynamic_cast<const nn::Module*>(&one);
+    if (ours == nullptr && !one.named_parameters(/*recurse=*/false).is_empty()) has_foreign = true;
+    if (ours != nullptr && ours->has_runner()) has_checkpoint = true;
+  };
+  look(module);
+  for (const auto& child : module.modules(/*include_self=*/false)) look(*child);
+  return has_foreign && !has_checkpoint;
+}
+
+}  // namespace
+
+struct StageRun::Kept {
+  at::Tensor input;            // a leaf that requires grad, but for the first stage
+  torch::autograd::Edge root;  // of the output; without a function where nothing of it needs a gradient
+  std::optional<GraphSplit> split;
+};
+
+StageRun::StageRun(PipelineStage stage, WeightSplit split)
+    : stage_(std::move(stage)),
+      by_graph_(split == WeightSplit::graph || (split == WeightSplit::automatic && needs_the_graph(*stage_.module))),
+      queue_(std::make_shared<WeightGradientQueue>()) {
+  for (const auto& parameter : stage_.module->parameters()) {
+    if (parameter.requires_grad()) trained_.push_back(parameter);
+  }
+}
+
+at::Tensor StageRun::forward(int micro_batch, const at::Tensor& input, const at::Tensor& target, bool trains) {
+  const auto run = [&](const at::Tensor& x) {
+    const at::Tensor y = target.defined() ? stage_.loss(x, target) : stage_.forward(x);
+    if (!y.defined()) throw Error("forward() returned no tensor");
+    if (target.defined() && y.numel() != 1) {
+      throw Error(fmt::format("the loss has the shape [{}]; expected a scalar", fmt::join(y.sizes(), ", ")));
+    }
+    return y;
+  };
+  if (!trains) {
+    const at::NoGradGuard no_grad;
+    return run(input);
+  }
+  const at::AutoGradMode record(true);
+  auto kept = std::make_shared<Kept>();
+  kept->input = input.detach();
+  if (stage_.index > 0 && input.is_floating_point()) kept->input.set_requires_grad(true);
+  at::Tensor y;
+  {
+    const WeightGradientQueue::Scope scope(by_graph_ ? nullptr : queue_, {stage_.index, micro_batch});
+    y = run(kept->input);
+  }
+  if (y.requires_grad()) {
+    kept->root = torch::autograd::impl::gradient_edge(y);
+    if (by_graph_) kept->split.emplace(y, kept->input, trained_);
+  }
+  kept_[micro_batch] = std::move(kept);
+  return y.detach();
+}
+
+at::Tensor StageRun::run_backward(Kept& kept, const at::Tensor& output_gradient, bool deferring) {
+  const at::NoGradGuard no_grad;
+  if (kept.root.function) {
+    queue_->set_deferring(deferring);
+    const auto root = std::exchange(kept.root, {});
+    torch::autograd::Engine::get_default_engine().execute({root}, {output_gradient}, /*keep_graph=*/false,
+                                                          /*create_graph=*/false, /*accumulate_grad=*/true);
+  }
+  return kept.input.grad();
+}
+
+at::Tensor StageRun::backward(int micro_batch, const at::Tensor& output_gradient, bool leaves_weights) {
+  if (leaves_weights) return input_half(micro_batch, output_gradient);
+  const auto kept = std::exchange(kept_.at(micro_batch), nullptr);
+  kept->split.reset();
+  at::Tensor dx = run_backward(*kept, output_gradient, /*deferring=*/false);
+  kept_.erase(micro_batch);
+  if (!dx.defined() && kept->input.requires_grad()) dx = at::zeros_like(kept->input);
+  return dx;
+}
+
+at::Tensor StageRun::input_half(int micro_batch, const at::Tensor& output_gradient) {
+  Kept& kept = *kept_.at(micro_batch);
+  at::Tensor dx;
+  if (kept.split) {
+    const at::NoGradGuard no_grad;
+    kept.root = {};
+    dx = kept.split->input_half(output_gradient);
+  } else {
+    dx = run_backward(kept, output_gradient, /*deferring=*/true);
+  }
+  if (!dx.defined() && kept.input.requires_grad()) dx = at::zeros_like(kept.input);
+  kept.input = at::Tensor();
+  return dx.defined() ? dx.detach() : dx;
+}
+
+void StageRun::weight_half(int micro_batch) {
+  const auto kept = std::exchange(kept_.at(micro_batch), nullptr);
+  kept_.erase(micro_batch);
+  if (kept->split) {
+    const at::NoGradGuard no_grad;
+    kept->split->weight_half();
+  } else {
+    queue_->flush({stage_.index, micro_batch});
+  }
+}
+
+void StageRun::forget() {
+  for (const auto& [micro_batch, kept] : kept_) queue_->drop({stage_.index, micro_batch});
+  kept_.clear();
+}
+
+}  // namespace phalanx
