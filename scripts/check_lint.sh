@@ -12,7 +12,7 @@ cmake -S . -B "$build" -G Ninja -DPHALANX_UNITY=OFF -DPHALANX_PCH=OFF -DPHALANX_
 
 files=("$@")
 if [[ ${#files[@]} -eq 0 ]]; then
-  mapfile -t files < <(git ls-files 'phalanx/base/*.cc' 'phalanx/observe/*.cc' 'phalanx/data/*.cc' | grep -v '_test\.cc$')
+  mapfile -t files < <(git ls-files 'phalanx/base/*.cc' 'phalanx/observe/*.cc' 'phalanx/schedule/*.cc' 'phalanx/data/*.cc' | grep -v '_test\.cc$')
 fi
 # What the compilation database does not know, clang-tidy would guess at.
 known=()
