@@ -93,8 +93,7 @@ double step_by_hand(phalanx::Communicator& world, Part& part, const at::Tensor& 
   return shared.item<double>();
 }
 
-template <class Step>
-std::vector<double> losses_of(Part& part, const Step& step) {
+std::vector<double> losses_of(Part& part, const auto& step) {
   phalanx::AdamW optimizer(phalanx::nn::named_parameters(part), {.beta2 = 0.999, .weight_decay = 0.01});
   std::vector<double> losses;
   for (int i = 0; i < deep_mlp::kSteps; ++i) {
@@ -112,7 +111,6 @@ int main() try {
   const int ranks = context.world_size, each = deep_mlp::kLayers / ranks, begin = context.rank * each;
   if (each * ranks != deep_mlp::kLayers) throw phalanx::UsageError("the net has 4 layers: start 1, 2 or 4 ranks");
   const at::Tensor batch = deep_mlp::rows_of(0, 1);
-
   Part by_hand(begin, begin + each);
   std::vector<std::vector<double>> found = {
       losses_of(by_hand, [&] { return step_by_hand(*context.world, by_hand, batch); })};
@@ -127,14 +125,12 @@ int main() try {
     live.push_back(pipeline.statistics().peak_live_activations);
   }
   if (context.rank != 0) return 0;
-
   Part whole(0, deep_mlp::kLayers);
   const auto alone = losses_of(whole, [&] {
     const at::Tensor loss = deep_mlp::loss_of(whole.forward(batch));
     return loss.backward(), loss.item<double>();
   });
-  double worst = 0;
-  bool same = true;
+  auto [worst, same] = std::pair(0.0, true);
   for (std::size_t step = 0; step < alone.size(); ++step) {
     for (const auto& losses : found) {
       const double difference = std::abs(losses[step] - alone[step]) / alone[step];
