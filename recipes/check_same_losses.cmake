@@ -1,6 +1,7 @@
-# cmake -DONE=COMMAND -DOTHER=COMMAND -P check_same_losses.cmake: both print the same "step N: loss L" lines, but for a
+# cmake "-DONE=program|argument" "-DOTHER=program|argument" -P check_same_losses.cmake: both print the same "step N: loss L" lines, but for a
 # difference of 2 in the last of the five digits after the point.
 foreach(run ONE OTHER)
+  string(REPLACE "|" ";" ${run} "${${run}}")
   execute_process(COMMAND ${${run}} OUTPUT_VARIABLE output RESULT_VARIABLE result)
   if(NOT result EQUAL 0)
     message(FATAL_ERROR "${${run}} ended with status ${result}")
