@@ -11,6 +11,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/launch/worker_environment.h"
 #include "phalanx/train/config.h"
+#include "phalanx/train/run_plan.h"
 
 namespace phalanx::cli {
 
@@ -48,7 +49,7 @@ int train_command(const Arguments& arguments) {
   }
   if (!launched) {
     const train::TrainConfig config = train::read_config(parsed.config, parsed.overrides);
-    if (!parsed.print_config) train::plan_batches(config, parsed.ranks.value_or(1));
+    if (!parsed.print_config) train::plan_run(config, parsed.ranks.value_or(1));
   }
 
   Arguments rest = parsed.overrides;

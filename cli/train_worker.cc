@@ -39,7 +39,7 @@ CommunicatorOptions communicator_options(const train::TrainConfig& config) {
 
 void conclude(const train::TrainConfig& config, train::Trainer& trainer, const train::TrainResult& result) {
   // A sharded model is run by all ranks together: they hold the same values and so choose the same tokens.
-  const bool writes_sample = !config.metrics.sample_prompt.empty() && (trainer.files() || trainer.is_sharded());
+  const bool writes_sample = !config.metrics.sample_prompt.empty() && (trainer.files() || trainer.runs_together());
   const std::string sample = writes_sample ? training_sample(config, trainer.model()) : "";
   if (!trainer.files()) return;
   if (writes_sample) {

@@ -6,7 +6,6 @@
 // Knows no tensor: the front program checks a configuration without loading libtorch.
 //
 //   TrainConfig config = read_config("llama.toml", {"--training.steps", "100", "--checkpoint.no-enable"});
-//   BatchPlan plan = plan_batches(config, world_size);
 #pragma once
 
 #include <cstdint>
@@ -79,6 +78,8 @@ struct TrainConfig {
     std::int64_t data_parallel_shard_degree = 1;
     std::int64_t zero_stage = 3;
     std::string fsdp_reshard_after_forward = "default";  // or a number of ranks
+    std::int64_t tensor_parallel_degree = 1;
+    bool enable_sequence_parallel = true;
   } parallelism;
 
   struct ActivationCheckpoint {
@@ -164,17 +165,5 @@ bool keeps_costly(const TrainConfig& config);
 
 /// Ranks that keep a unit together between the passes; 0: fsdp_reshard_after_forward is not a number.
 std::int64_t reshard_group(const TrainConfig& config);
-
-/// How one optimizer step is made of batches.
-struct BatchPlan {
-  std::int64_t world_size = 1;
-  std::int64_t replicas = 1;            // of the model, or of its shards
-  std::int64_t shards = 1;              // 1: every rank holds the whole model
-  std::int64_t local_batch_size = 1;    // sequences in one forward pass of one rank
-  std::int64_t accumulation_steps = 1;  // forward passes of one rank before a step
-  std::int64_t global_batch_size = 1;   // = local_batch_size * accumulation_steps * world_size
-};
-/// Throws a ConfigError with the equation and the nearest valid sizes when degrees or the global batch do not divide.
-BatchPlan plan_batches(const TrainConfig& config, std::int64_t world_size);
 
 }  // namespace phalanx::train

@@ -139,13 +139,6 @@ TEST(Config, KeysOfShardedTraining) {
   EXPECT_EQ(reshard_group(grouped), 2);
   EXPECT_EQ(reshard_group(parse(shards)), 0);
   EXPECT_EQ(reshard_group(parse(print_config(grouped))), 2);
-  EXPECT_EQ(plan_batches(grouped, 4).shards, 4);
-  try {
-    plan_batches(grouped, 3);
-    ADD_FAILURE();
-  } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("fsdp_reshard_after_forward = 2 does not divide the 3 ranks"));
-  }
   EXPECT_THAT(refusal(shards + "fsdp_reshard_after_forward = 0\n"),
               HasSubstr("is 0: expected one of \"default\", \"always\", \"never\", or a number of ranks"));
   EXPECT_THAT(refusal(shards + "fsdp_reshard_after_forward = \"newer\"\n"), HasSubstr("or a number of ranks"));
@@ -159,12 +152,6 @@ TEST(Config, KeysOfShardedTraining) {
   }
   EXPECT_THAT(refusal(shards + "zero_stage = 2\nfsdp_reshard_after_forward = 2\n"),
               HasSubstr("fsdp_reshard_after_forward = 2 is for zero_stage = 3, but that is 2"));
-  try {
-    plan_batches(parse(shards + "[training]\nenable_cpu_offload = true\n"), 1);
-    ADD_FAILURE();
-  } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("of 1 rank none shares the model"));
-  }
 }
 
 TEST(Config, ValuesOutOfRangeAreRefused) {
@@ -197,12 +184,12 @@ TEST(Config, MalformedTomlNamesLineAndColumn) {
 TEST(Config, KnownButUnsupportedKeysAreRefusedByNameWithTheReason) {
   EXPECT_THAT(refusal("[compile]\nenable = true\n"), AllOf(HasSubstr("[compile] enable"), HasSubstr("not supported")));
   EXPECT_THAT(refusal("[metrics]\nenable_wandb = true\n"), HasSubstr("[metrics] enable_wandb"));
-  EXPECT_THAT(refusal("[parallelism]\ntensor_parallel_degree = 2\n"), HasSubstr("set it to 1"));
+  EXPECT_THAT(refusal("[parallelism]\npipeline_parallel_degree = 2\n"), HasSubstr("set it to 1"));
   EXPECT_THAT(refusal("[parallelism]\ncontext_parallel_degree = 2\n"), HasSubstr("context parallelism"));
   EXPECT_THAT(refusal("[activation_checkpoint]\nearly_stop = true\n"), HasSubstr("computed again whole"));
   EXPECT_THAT(refusal("[checkpoint]\nasync_mode = \"async_with_pinned_mem\"\n"), HasSubstr("async_mode"));
   EXPECT_THAT(refusal("", {"--compile.enable"}), HasSubstr("[compile] enable"));
-  EXPECT_THAT(refusal("", {"--parallelism.tensor_parallel_degree", "2"}), HasSubstr("tensor"));
+  EXPECT_THAT(refusal("", {"--parallelism.pipeline_parallel_degree", "2"}), HasSubstr("pipeline"));
 }
 
 TEST(Config, ActivationCheckpointing) {
@@ -282,51 +269,6 @@ TEST(Config, MissingFileIsOneClearError) {
     EXPECT_THAT(error.what(), AllOf(HasSubstr("/nonexistent/run.toml"), HasSubstr("No such file")));
   }
   EXPECT_THROW(read_config(::testing::TempDir(), {}), ConfigError);
-}
-
-TEST(BatchPlan, AccumulatesUpToTheGlobalBatch) {
-  TrainConfig config = parse("[training]\nlocal_batch_size = 4\nglobal_batch_size = 24\n");
-  EXPECT_EQ(plan_batches(config, 2).accumulation_steps, 3);
-  config.training.global_batch_size = -1;
-  EXPECT_EQ(plan_batches(config, 3).global_batch_size, 12);
-  EXPECT_EQ(plan_batches(config, 3).accumulation_steps, 1);
-}
-
-TEST(BatchPlan, IndivisibleBatchGivesEquationAndChoices) {
-  const TrainConfig config = parse("[training]\nlocal_batch_size = 4\nglobal_batch_size = 18\n");
-  try {
-    plan_batches(config, 2);
-    FAIL();
-  } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(),
-                AllOf(HasSubstr("global_batch_size 18 is not a multiple of local_batch_size 4 x 2 ranks = 8"),
-                      HasSubstr("global_batch_size 16 or 24"), HasSubstr("local_batch_size 3")));
-  }
-  TrainConfig degree = config;
-  degree.parallelism.data_parallel_replicate_degree = 4;
-  EXPECT_THROW(plan_batches(degree, 2), ConfigError);
-  degree.training.global_batch_size = -1;
-  EXPECT_THROW(plan_batches(degree, 2), ConfigError);
-  EXPECT_EQ(plan_batches(degree, 4).global_batch_size, 16);
-}
-
-TEST(BatchPlan, DegreesOfDataParallelismMakeTheRanks) {
-  const auto degrees = [](std::int64_t replicate, std::int64_t shard, std::int64_t ranks) {
-    TrainConfig config;
-    config.parallelism.data_parallel_replicate_degree = replicate;
-    config.parallelism.data_parallel_shard_degree = shard;
-    const BatchPlan plan = plan_batches(config, ranks);
-    return std::pair(plan.replicas, plan.shards);
-  };
-  EXPECT_EQ(degrees(-1, 1, 4), std::pair(4L, 1L));
-  EXPECT_EQ(degrees(-1, -1, 4), std::pair(1L, 4L));
-  EXPECT_EQ(degrees(1, -1, 4), std::pair(1L, 4L));
-  EXPECT_EQ(degrees(-1, 2, 8), std::pair(4L, 2L));
-  EXPECT_EQ(degrees(2, -1, 8), std::pair(2L, 4L));
-  EXPECT_THROW(degrees(2, 2, 8), ConfigError);
-  EXPECT_THROW(degrees(-1, 3, 8), ConfigError);
-  EXPECT_THROW(degrees(3, -1, 8), ConfigError);
-  EXPECT_THROW(degrees(-1, 16, 8), ConfigError);
 }
 
 TEST(ConfigReference, HasEveryKey) {

@@ -27,8 +27,8 @@ c10::ScalarType dtype_named(const std::string& type) {
 
 }  // namespace
 
-std::optional<c10::ScalarType> autocast_dtype(const TrainConfig& config, const BatchPlan& plan) {
-  return plan.shards > 1 ? std::nullopt : sharded_param_dtype(config);
+std::optional<c10::ScalarType> autocast_dtype(const TrainConfig& config, const RunPlan& plan) {
+  return plan.parallel.dp_shard > 1 ? std::nullopt : sharded_param_dtype(config);
 }
 
 std::optional<c10::ScalarType> sharded_param_dtype(const TrainConfig& config) {
@@ -42,10 +42,10 @@ c10::ScalarType sharded_reduce_dtype(const TrainConfig& config) {
 
 bool scales_loss(const TrainConfig& config) { return config.training.mixed_precision_param == "float16"; }
 
-std::string precision_text(const TrainConfig& config, const BatchPlan& plan) {
+std::string precision_text(const TrainConfig& config, const RunPlan& plan) {
   const std::string& type = config.training.mixed_precision_param;
   const std::string scaled = scales_loss(config) ? ", scaled loss" : "";
-  if (plan.shards == 1) {
+  if (plan.parallel.dp_shard == 1) {
     return type == "float32" ? type : fmt::format("{} matrix products (autocast), float32 weights{}", type, scaled);
   }
   const std::string& reduce = config.training.mixed_precision_reduce;

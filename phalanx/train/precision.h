@@ -11,12 +11,12 @@
 #include <optional>
 #include <string>
 
-#include "phalanx/train/config.h"
+#include "phalanx/train/run_plan.h"
 
 namespace phalanx::train {
 
 /// What autocast brings the operands of matrix products to; nothing: no autocast.
-std::optional<c10::ScalarType> autocast_dtype(const TrainConfig& config, const BatchPlan& plan);
+std::optional<c10::ScalarType> autocast_dtype(const TrainConfig& config, const RunPlan& plan);
 
 /// For FullyShardOptions; nothing: as the parameters are.
 std::optional<c10::ScalarType> sharded_param_dtype(const TrainConfig& config);
@@ -26,7 +26,7 @@ c10::ScalarType sharded_reduce_dtype(const TrainConfig& config);
 bool scales_loss(const TrainConfig& config);
 
 /// For the lines at the start of a run.
-std::string precision_text(const TrainConfig& config, const BatchPlan& plan);
+std::string precision_text(const TrainConfig& config, const RunPlan& plan);
 
 /// Where the processor has no instructions for the type, so that it is slower than float32.
 void warn_of_slow_precision(const TrainConfig& config, c10::Device device);

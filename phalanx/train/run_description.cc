@@ -15,7 +15,8 @@ namespace phalanx::train {
 DescriptionLines describe_run(const RunParts& run) {
   const models::LlamaConfig& model = run.model.model().config();
   const auto& training = run.config.training;
-  const BatchPlan& plan = run.plan;
+  const RunPlan& plan = run.plan;
+  const std::int64_t data_ranks = plan.parallel.data_ranks();
   DescriptionLines lines = {
       {"libtorch", TORCH_VERSION},
       {"device",
@@ -32,9 +33,10 @@ DescriptionLines describe_run(const RunParts& run) {
   lines.emplace_back("precision", precision_text(run.config, plan));
   lines.emplace_back("data", run.data.batches->tokens().description());
   lines.emplace_back(
-      "batch", fmt::format("{} sequences x {} tokens x {} rank{} x {} accumulated = {} tokens a step",
-                           plan.local_batch_size, training.seq_len, plan.world_size, plan.world_size == 1 ? "" : "s",
-                           plan.accumulation_steps, with_commas(plan.global_batch_size * training.seq_len)));
+      "batch",
+      fmt::format("{} sequences x {} tokens x {} {}rank{} x {} accumulated = {} tokens a step", plan.local_batch_size,
+                  training.seq_len, data_ranks, plan.parallel.cuts_model() ? "data " : "", data_ranks == 1 ? "" : "s",
+                  plan.accumulation_steps, with_commas(plan.global_batch_size * training.seq_len)));
   const double epochs = static_cast<double>(training.steps * plan.global_batch_size) /
                         static_cast<double>(run.data.batches->sample_count());
   lines.emplace_back(
@@ -42,10 +44,9 @@ DescriptionLines describe_run(const RunParts& run) {
                            human_count(static_cast<double>(training.steps * plan.global_batch_size * training.seq_len)),
                            epochs));
   if (run.data.validator) {
-    lines.emplace_back("validation",
-                       fmt::format("{} tokens every {} steps, unigram entropy {:.4f}",
-                                   with_commas(run.data.validator->sample_count(plan.world_size) * training.seq_len),
-                                   run.config.validation.freq, run.data.unigram_entropy.value_or(0)));
+    lines.emplace_back("validation", fmt::format("{} tokens every {} steps, unigram entropy {:.4f}",
+                                                 with_commas(run.data.validator->sample_count() * training.seq_len),
+                                                 run.config.validation.freq, run.data.unigram_entropy.value_or(0)));
   }
   lines.emplace_back("folder", run.config.job.dump_folder);
   return lines;

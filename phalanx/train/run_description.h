@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "phalanx/comm/communicator.h"
-#include "phalanx/train/config.h"
-#include "phalanx/train/data_parallel_model.h"
 #include "phalanx/train/device_info.h"
+#include "phalanx/train/parallel_model.h"
+#include "phalanx/train/run_plan.h"
 #include "phalanx/train/training_data.h"
 
 namespace phalanx::train {
@@ -21,11 +21,11 @@ using DescriptionLines = std::vector<std::pair<std::string, std::string>>;
 /// The parts of a run; they outlive this.
 struct RunParts {
   const TrainConfig& config;
-  const BatchPlan& plan;
+  const RunPlan& plan;
   const Communicator& world;
   c10::Device device;
   const DeviceInfo& device_info;
-  const DataParallelModel& model;
+  const ParallelModel& model;
   const TrainingData& data;
   const DescriptionLines& more;  // lines of whoever started the run
 };

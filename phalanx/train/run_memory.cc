@@ -114,7 +114,7 @@ std::string reason_of(const std::exception& error) {
 
 }  // namespace
 
-plan::TrainingShape training_shape(const TrainConfig& config, const BatchPlan& plan, const Communicator& world,
+plan::TrainingShape training_shape(const TrainConfig& config, const RunPlan& plan, const Communicator& world,
                                    c10::Device device, bool resumes) {
   plan::TrainingShape shape{.model = model_config(config),
                             .batch = plan.local_batch_size,
@@ -122,19 +122,19 @@ plan::TrainingShape training_shape(const TrainConfig& config, const BatchPlan& p
                             .global_batch = plan.global_batch_size,
                             .validation_batch = config.validation.enable ? config.validation.local_batch_size : 0,
                             .accumulates = plan.accumulation_steps > 1,
-                            .replicas = plan.replicas,
-                            .shards = plan.shards,
+                            .replicas = plan.parallel.dp_replicate,
+                            .shards = plan.parallel.dp_shard,
                             .zero_stage = static_cast<int>(config.parallelism.zero_stage),
                             .reshard_after_forward = config.parallelism.fsdp_reshard_after_forward != "never"};
   shape.recompute_every = recompute_every(config);
   shape.keeps_costly = keeps_costly(config);
   shape.optimizer_copies = config.optimizer.name == "AdamW" ? 2 : config.optimizer.momentum > 0 ? 1 : 0;
-  if (plan.shards > 1) {
+  if (plan.parallel.dp_shard > 1) {
     shape.gather_bytes = config.training.mixed_precision_param == "float32" ? 4 : 2;
     shape.reduce_bytes = config.training.mixed_precision_reduce == "float32" ? 4 : 2;
     const std::int64_t group = reshard_group(config);
     if (group == 1) shape.reshard_after_forward = false;
-    shape.reshard_group = group > 1 && group < plan.shards ? group : 0;
+    shape.reshard_group = group > 1 && group < plan.parallel.dp_shard ? group : 0;
     shape.offload = config.training.enable_cpu_offload;
   } else {
     shape.autocast = config.training.mixed_precision_param != "float32";
@@ -171,9 +171,10 @@ bool is_memory_failure(const std::exception& error) {
   return says("shared memory is not available") || says("no memory for a copy of the state");
 }
 
-RunMemory::RunMemory(const TrainConfig& config, const BatchPlan& plan, std::shared_ptr<Communicator> world,
+RunMemory::RunMemory(const TrainConfig& config, const RunPlan& plan, std::shared_ptr<Communicator> world,
                      c10::Device device, bool resumes)
     : checks_(config.memory.check),
+      predicts_(!plan.parallel.cuts_model()),
       world_(std::move(world)),
       device_(device),
       shape_(training_shape(config, plan, *world_, device, resumes)),
@@ -237,7 +238,7 @@ std::string RunMemory::remedies_text(const std::function<bool(const plan::Traini
 }
 
 void RunMemory::check() const {
-  if (!checks_) return;
+  if (!checks_ || !predicts_) return;
   // Every rank knows all limits; that one of them decides keeps the ranks together whatever else differs.
   std::string message;
   if (const auto worst = worst_shortage(predicted_); worst && world_->rank() == 0) {
@@ -264,17 +265,21 @@ void RunMemory::explain_failures(const std::function<void()>& body) const {
   // What the limits say now, with whatever is left of the run's tensors.
   std::string limits;
   for (const MemoryLimit& limit : limits_here(device_)) limits += fmt::format("\n  limit: {}", limit.text());
-  const auto worst = worst_shortage(predicted_);
+  const auto worst = predicts_ ? worst_shortage(predicted_) : std::nullopt;
   const std::string missing =
       worst ? fmt::format("\n  {} were missing from the beginning: rank {} {}", human(worst->second.missing),
                           worst->first, first_line(plan::shortage_text(worst->second, predicted_)))
             : "";
   throw MemoryError(
       fmt::format("not enough memory: an allocation failed on rank {}: {}{}{}\n  {}\n  counted until then: {}\n  {}",
-                  world_->rank(), reason, missing, limits, plan::prediction_text(predicted_),
-                  observe::peak_memory().text(), remedies_text([&](const plan::TrainingMemory& memory) {
+                  world_->rank(), reason, missing, limits,
+                  predicts_ ? plan::prediction_text(predicted_)
+                            : "nothing was predicted: the memory of models that are cut over ranks is not known ahead",
+                  observe::peak_memory().text(),
+                  predicts_ ? remedies_text([&](const plan::TrainingMemory& memory) {
                     return memory.total() < predicted_.total() && !worst_shortage(memory);
-                  })));
+                  })
+                            : "use more ranks, activation_checkpoint.mode = \"full\" or a smaller local_batch_size"));
 }
 
 // The device's allocator knows how much there was at most, and the run what it keeps; the rest came and went.
@@ -306,10 +311,12 @@ RunMemory::Report RunMemory::finish(const MemoryCounts& held) const {
   Report report;
   const MemoryCounts first = counts_from(measured[0]);
   report.lines.push_back(fmt::format("peak memory: {}", first.text()));
-  report.lines.push_back(fmt::format("  predicted: {} ({:+.1f} %)", predicted_.peak.text(),
-                                     100.0 * (static_cast<double>(predicted_.peak.total()) /
-                                                  static_cast<double>(std::max<std::int64_t>(first.total(), 1)) -
-                                              1)));
+  if (predicts_) {
+    report.lines.push_back(fmt::format("  predicted: {} ({:+.1f} %)", predicted_.peak.text(),
+                                       100.0 * (static_cast<double>(predicted_.peak.total()) /
+                                                    static_cast<double>(std::max<std::int64_t>(first.total(), 1)) -
+                                                1)));
+  }
   if (measured.size() > 1) {
     report.lines.push_back(
         fmt::format("  the most of any rank: {} on rank {}", human(total_of(*fullest)), fullest - measured.begin()));
@@ -319,11 +326,13 @@ RunMemory::Report RunMemory::finish(const MemoryCounts& held) const {
     for (const json& rank : measured) list.push_back(rank[key].get<std::uint64_t>() >> 20);
     return list;
   };
-  json memory = {{"measured", measured},
-                 {"predicted", to_json(predicted_.peak)},
-                 {"predicted_beside_tensors", predicted_.runtime},
-                 {"predicted_buffers", json::object()}};
-  for (const auto& [name, bytes] : predicted_.buffers) memory["predicted_buffers"][name] = bytes;
+  json memory = {{"measured", measured}};
+  if (predicts_) {
+    memory["predicted"] = to_json(predicted_.peak);
+    memory["predicted_beside_tensors"] = predicted_.runtime;
+    memory["predicted_buffers"] = json::object();
+    for (const auto& [name, bytes] : predicted_.buffers) memory["predicted_buffers"][name] = bytes;
+  }
   report.record = std::make_shared<json>(
       json{{"memory", memory}, {"peak_rss_mib", mebibytes("peak_rss")}, {"pss_mib", mebibytes("pss")}});
   return report;

@@ -26,12 +26,12 @@
 #include "phalanx/comm/communicator.h"
 #include "phalanx/observe/memory_counters.h"
 #include "phalanx/plan/memory_fit.h"
-#include "phalanx/train/config.h"
+#include "phalanx/train/run_plan.h"
 
 namespace phalanx::train {
 
 /// What of a configuration decides how much memory it takes.
-plan::TrainingShape training_shape(const TrainConfig& config, const BatchPlan& plan, const Communicator& world,
+plan::TrainingShape training_shape(const TrainConfig& config, const RunPlan& plan, const Communicator& world,
                                    c10::Device device, bool resumes);
 
 /// Of a card, the same to ranks that see different ones: `visible` is CUDA_VISIBLE_DEVICES, empty if it is not set.
@@ -43,9 +43,11 @@ bool is_memory_failure(const std::exception& error);
 
 class RunMemory {
  public:
-  RunMemory(const TrainConfig& config, const BatchPlan& plan, std::shared_ptr<Communicator> world, c10::Device device,
+  RunMemory(const TrainConfig& config, const RunPlan& plan, std::shared_ptr<Communicator> world, c10::Device device,
             bool resumes);
 
+  /// Whether it knows how to predict: not yet where the model is cut by tensor or pipeline parallelism.
+  bool predicts() const noexcept { return predicts_; }
   const plan::TrainingMemory& predicted() const noexcept { return predicted_; }
   /// What limits any rank, as it was at the beginning.
   struct RankLimits {
@@ -53,7 +55,7 @@ class RunMemory {
     std::vector<plan::LimitOfRanks> limits;
   };
 
-  /// Throws MemoryError if some rank has not enough; not if memory.check is off.
+  /// Throws MemoryError if some rank has not enough; not if memory.check is off or nothing is predicted.
   void check() const;
   /// Runs it. What is thrown because an allocation failed becomes a MemoryError that says what is missing.
   void explain_failures(const std::function<void()>& body) const;
@@ -72,7 +74,7 @@ class RunMemory {
   std::string remedies_text(const std::function<bool(const plan::TrainingMemory&)>& fits) const;
   observe::MemoryCounts peak(const observe::MemoryCounts& held) const;
 
-  bool checks_;
+  bool checks_, predicts_;
   std::shared_ptr<Communicator> world_;
   c10::Device device_;
   plan::TrainingShape shape_;

@@ -27,7 +27,7 @@ using RunMemoryTest = TrainerTest;
 template <class Body>
 void with_memory(const TrainConfig& config, int ranks, Body body) {
   run_local_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {
-    const RunMemory memory(config, plan_batches(config, world->size()), world, at::kCPU, /*resumes=*/false);
+    const RunMemory memory(config, plan_run(config, world->size()), world, at::kCPU, /*resumes=*/false);
     body(memory, *world);
   });
 }
@@ -98,7 +98,7 @@ TEST_F(RunMemoryTest, TheConfigurationBecomesAShape) {
     const TrainConfig one = config("run", keys);
     plan::TrainingShape shape;
     run_local_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {
-      const auto mine = training_shape(one, plan_batches(one, ranks), *world, at::kCPU, true);
+      const auto mine = training_shape(one, plan_run(one, ranks), *world, at::kCPU, true);
       if (world->rank() == 0) shape = mine;
     });
     return shape;

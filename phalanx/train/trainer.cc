@@ -48,7 +48,7 @@ struct Trainer::StepOutcome {
 Trainer::Trainer(TrainConfig config, TrainerContext context)
     : config_(std::move(config)),
       context_(std::move(context)),
-      plan_(plan_batches(config_, context_.world->size())),
+      plan_(plan_run(config_, context_.world->size())),
       trace_(config_, context_.world),
       checkpoints_(config_, context_.world, [this](const std::string& line) { say(line); }) {
   if (config_.debug.deterministic) at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
@@ -85,7 +85,7 @@ void Trainer::say(const std::string& line) const {
 }
 
 void Trainer::make_model() {
-  model_ = std::make_unique<DataParallelModel>(config_, plan_, context_.world, context_.device);
+  model_ = std::make_unique<ParallelModel>(config_, plan_, context_.world, context_.device);
   if (!checkpoints_.continues()) {
     if (config_.checkpoint.initial_load_path.empty()) {
       model_->initialise(static_cast<std::uint64_t>(config_.debug.seed));
@@ -129,7 +129,7 @@ void Trainer::load_state() {
 Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
   const auto begin = Clock::now();
   StepOutcome outcome;
-  const int rank = context_.world->rank(), size = context_.world->size();
+  const ParallelPlan& parallel = plan_.parallel;
   const std::int64_t parts = plan_.accumulation_steps;
   observe::TraceRecorder* const tracing = trace_.recorder();
   const at::Tensor share = at::full({}, 1.0 / static_cast<double>(parts), at::TensorOptions(context_.device));
@@ -141,8 +141,10 @@ Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
     {
       const TraceSpan span(tracing, "data loading", "data");
       const auto data_begin = Clock::now();
-      const auto rows =
-          data_.batches->rows_of({.rank = rank, .ranks = size, .micro_batch = part, .micro_batches = parts});
+      const auto rows = data_.batches->rows_of({.rank = parallel.data_rank(context_.world->rank()),
+                                                .ranks = parallel.data_ranks(),
+                                                .micro_batch = part,
+                                                .micro_batches = parts});
       batch = load_batch(*data_.batches, step, rows, context_.device);
       data_seconds += seconds_since(data_begin);
     }
@@ -202,7 +204,7 @@ void Trainer::fail_not_finite(std::int64_t step, const std::string& what, double
 
 void Trainer::log_step(const StepOutcome& outcome, double lr) {
   const double device_tokens =
-      static_cast<double>(plan_.global_batch_size * config_.training.seq_len) / plan_.world_size;
+      static_cast<double>(plan_.global_batch_size * config_.training.seq_len) / static_cast<double>(plan_.world_size);
   const double flops = model_->model().flops_per_token(config_.training.seq_len);
   const bool to_log = step_ == 1 || step_ % config_.metrics.log_freq == 0 || step_ == config_.training.steps;
   StepMetrics metrics{.step = step_,
@@ -261,7 +263,7 @@ void Trainer::log_step(const StepOutcome& outcome, double lr) {
 
 void Trainer::validate() {
   const TraceSpan span(trace_.recorder(), "validation", "validation");
-  const ValidationMetrics metrics = data_.validator->run(model(), *context_.world, step_, model_->is_sharded());
+  const ValidationMetrics metrics = data_.validator->run(model(), *context_.world, step_, model_->runs_together());
   result_.validation_loss = metrics.loss;
   if (!files_) return;
   files_->write_validation(metrics);

@@ -32,12 +32,12 @@
 #include "phalanx/comm/communicator.h"
 #include "phalanx/observe/communication_time.h"
 #include "phalanx/tensor/train_state.h"
-#include "phalanx/train/config.h"
-#include "phalanx/train/data_parallel_model.h"
 #include "phalanx/train/device_info.h"
+#include "phalanx/train/parallel_model.h"
 #include "phalanx/train/run_checkpoints.h"
 #include "phalanx/train/run_files.h"
 #include "phalanx/train/run_memory.h"
+#include "phalanx/train/run_plan.h"
 #include "phalanx/train/step_trace.h"
 #include "phalanx/train/training_data.h"
 #include "phalanx/train/weight_update.h"
@@ -69,13 +69,13 @@ class Trainer {
 
   TrainResult run();
 
-  /// Under sharding to be run by all ranks together.
   models::Llama& model() { return model_->model(); }
-  bool is_sharded() const { return model_->is_sharded(); }
+  /// Whether all ranks must run the model together, because none has all of it.
+  bool runs_together() const { return model_->runs_together(); }
   /// What this rank holds of the weights.
   std::vector<NamedTensor> weights() const { return model_->weights(); }
   RunFiles* files() { return files_.get(); }  // rank 0 only; null elsewhere
-  const BatchPlan& plan() const { return plan_; }
+  const RunPlan& plan() const { return plan_; }
 
  private:
   struct StepOutcome;
@@ -96,14 +96,14 @@ class Trainer {
 
   TrainConfig config_;
   TrainerContext context_;
-  BatchPlan plan_;
+  RunPlan plan_;
   StepTrace trace_;
   RunCheckpoints checkpoints_;
   DeviceInfo device_;
   std::unique_ptr<RunFiles> files_;
   std::unique_ptr<RunMemory> memory_;
   TrainingData data_;
-  std::unique_ptr<DataParallelModel> model_;
+  std::unique_ptr<ParallelModel> model_;
   std::unique_ptr<WeightUpdate> update_;
   std::unique_ptr<observe::CommunicationTimer> comm_timer_;
   observe::CommunicationTime comm_carry_;  // of a step's end, counted in the next one

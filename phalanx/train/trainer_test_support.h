@@ -69,7 +69,7 @@ class TrainerTest : public ::testing::Test {
   /// with the same part have the same.
   Weights train(const TrainConfig& config, int ranks, std::function<bool(int rank)> stop = {}) {
     std::vector<Weights> weights(static_cast<std::size_t>(ranks));
-    bool is_sharded = false;
+    bool runs_together = false;
     run_local_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {
       const int rank = world->rank();
       Trainer trainer(config,
@@ -77,7 +77,7 @@ class TrainerTest : public ::testing::Test {
       const TrainResult result = trainer.run();
       if (rank == 0) {
         result_ = result;
-        is_sharded = trainer.is_sharded();
+        runs_together = trainer.runs_together();
       }
       for (const auto& [name, tensor, shard] : trainer.weights()) {
         if (shard && !shard->is_first_holder()) continue;
@@ -85,7 +85,7 @@ class TrainerTest : public ::testing::Test {
             std::string(static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes());
       }
     });
-    if (!is_sharded) {
+    if (!runs_together) {
       for (const Weights& other : weights) EXPECT_EQ(other, weights[0]);
       return weights[0];
     }

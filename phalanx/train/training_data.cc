@@ -7,7 +7,7 @@
 
 namespace phalanx::train {
 
-TrainingData open_training_data(const TrainConfig& config, const BatchPlan& plan, c10::Device device, int rank) {
+TrainingData open_training_data(const TrainConfig& config, const RunPlan& plan, c10::Device device, int rank) {
   const auto& training = config.training;
   const std::int64_t vocab_size = model_config(config).vocab_size;
   if (training.dataset_path.empty()) {
@@ -36,11 +36,13 @@ TrainingData open_training_data(const TrainConfig& config, const BatchPlan& plan
         validation.local_batch_size == -1 ? training.local_batch_size : validation.local_batch_size;
     result.validator =
         std::make_unique<Validator>(data::Batches(held_out, {.seq_len = training.seq_len,
-                                                             .global_batch_size = local * plan.world_size,
+                                                             .global_batch_size = local * plan.parallel.data_ranks(),
                                                              .shuffle = false,
                                                              .range = range}),
                                     ValidatorOptions{.local_batch_size = local,
                                                      .steps = validation.steps,
+                                                     .data_rank = plan.parallel.data_rank(rank),
+                                                     .data_ranks = plan.parallel.data_ranks(),
                                                      .autocast = autocast_dtype(config, plan),
                                                      .device = device});
     if (rank == 0) result.unigram_entropy = data::unigram_entropy(held_out, range);

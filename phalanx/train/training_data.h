@@ -12,7 +12,7 @@
 #include <optional>
 
 #include "phalanx/data/batches.h"
-#include "phalanx/train/config.h"
+#include "phalanx/train/run_plan.h"
 #include "phalanx/train/validation.h"
 
 namespace phalanx::train {
@@ -23,6 +23,6 @@ struct TrainingData {
   std::optional<double> unigram_entropy;  // of the held-out tokens; counted by rank 0
 };
 
-TrainingData open_training_data(const TrainConfig& config, const BatchPlan& plan, c10::Device device, int rank);
+TrainingData open_training_data(const TrainConfig& config, const RunPlan& plan, c10::Device device, int rank);
 
 }  // namespace phalanx::train

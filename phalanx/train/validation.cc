@@ -15,9 +15,9 @@ namespace phalanx::train {
 Validator::Validator(data::Batches batches, ValidatorOptions options)
     : batches_(std::move(batches)), options_(options) {}
 
-std::int64_t Validator::sample_count(int world_size) const {
+std::int64_t Validator::sample_count() const {
   if (options_.steps < 0) return batches_.sample_count();
-  return std::min(batches_.sample_count(), options_.steps * options_.local_batch_size * world_size);
+  return std::min(batches_.sample_count(), options_.steps * options_.local_batch_size * options_.data_ranks);
 }
 
 ValidationMetrics Validator::run(models::Llama& model, Communicator& world, std::int64_t step,
@@ -27,12 +27,12 @@ ValidationMetrics Validator::run(models::Llama& model, Communicator& world, std:
   const bool was_training = model.is_training();
   model.eval();
 
-  const std::int64_t samples = sample_count(world.size());
-  const std::int64_t round = options_.local_batch_size * world.size();
+  const std::int64_t samples = sample_count();
+  const std::int64_t round = options_.local_batch_size * options_.data_ranks;
   // [sum of losses, samples], in float64 on the device: nothing waits for it inside the loop.
   at::Tensor sums = at::zeros({2}, at::TensorOptions(at::kDouble).device(options_.device));
   for (std::int64_t first = 0; first < samples; first += round) {
-    const std::int64_t mine = first + world.rank() * options_.local_batch_size;
+    const std::int64_t mine = first + options_.data_rank * options_.local_batch_size;
     const std::int64_t rows = std::min(options_.local_batch_size, samples - mine);
     if (rows <= 0) {
       // Nothing left for this rank, while others still need its part of the model.
@@ -48,7 +48,9 @@ ValidationMetrics Validator::run(models::Llama& model, Communicator& world, std:
   model.train(was_training);
 
   const at::Tensor host = sums.to(at::kCPU);
-  world.all_reduce(host);  // on the host: an error is thrown here, and not a later operation's
+  // On the host: an error is thrown here, and not a later operation's. Ranks that share a batch count it as often as
+  // each other.
+  world.all_reduce(host);
   const auto* values = host.const_data_ptr<double>();
   return {.step = step,
           .loss = values[0] / values[1],

@@ -19,7 +19,9 @@ namespace phalanx::train {
 
 struct ValidatorOptions {
   std::int64_t local_batch_size = 8;
-  std::int64_t steps = -1;                 // forward passes per rank at most; -1: all samples
+  std::int64_t steps = -1;     // forward passes per rank at most; -1: all samples
+  std::int64_t data_rank = 0;  // of those that have batches of their own
+  std::int64_t data_ranks = 1;
   std::optional<at::ScalarType> autocast;  // unset: none
   at::Device device = at::kCPU;
 };
@@ -27,9 +29,9 @@ struct ValidatorOptions {
 class Validator {
  public:
   Validator(data::Batches batches, ValidatorOptions options);
-  /// `runs_together`: the model is sharded, so every rank goes through as many forward passes as the others.
+  /// `runs_together`: no rank has the whole model, so every one goes through as many forward passes as the others.
   ValidationMetrics run(models::Llama& model, Communicator& world, std::int64_t step, bool runs_together = false) const;
-  std::int64_t sample_count(int world_size) const;  // of one run()
+  std::int64_t sample_count() const;  // of one run()
 
  private:
   data::Batches batches_;

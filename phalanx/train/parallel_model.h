@@ -1,14 +1,15 @@
-// The model of a training run under whichever form of data parallelism its configuration asks for.
+// The model of a training run under whichever forms of parallelism its plan has.
 //
-//   DataParallelModel model(config, plan, world, device);      // collective
+//   ParallelModel model(config, plan, world, device);          // collective
 //   model.initialise(seed);
 //   model.values_were_loaded();
 //   { const auto held = model.no_sync(); loss.backward(); }    // gradients are only accumulated
 //   loss.backward();                                           // averaged
 //   clip_grad_norm(model.parameters(), 1.0, model.norm_ranks());
 //
-// Without sharding every rank holds the whole model (DistributedDataParallel); with it, its rows of every parameter
-// (FullyShardedDataParallel), and the model itself must be run by all ranks together.
+// Without sharding every data rank holds the whole model (DistributedDataParallel); with it, its rows of every
+// parameter (FullyShardedDataParallel). Tensor parallelism cuts the matrices first. Where any of them is cut the model
+// must be run by all ranks together.
 #pragma once
 
 #include <cstdint>
@@ -17,24 +18,25 @@
 #include <vector>
 
 #include "phalanx/comm/communicator.h"
+#include "phalanx/mesh/device_mesh.h"
 #include "phalanx/models/llama.h"
 #include "phalanx/observe/memory_counters.h"
 #include "phalanx/parallel/ddp.h"
 #include "phalanx/parallel/fully_shard.h"
 #include "phalanx/tensor/train_state.h"
-#include "phalanx/train/config.h"
+#include "phalanx/train/run_plan.h"
 
 namespace phalanx::train {
 
-class DataParallelModel {
+class ParallelModel {
  public:
   /// The parameters have no values yet.
-  DataParallelModel(const TrainConfig& config, const BatchPlan& plan, std::shared_ptr<Communicator> world,
-                    at::Device device);
+  ParallelModel(const TrainConfig& config, const RunPlan& plan, std::shared_ptr<Communicator> world, at::Device device);
 
   models::Llama& model() noexcept { return *model_; }
   const models::Llama& model() const noexcept { return *model_; }
-  bool is_sharded() const noexcept { return sharded_ != nullptr; }
+  /// Whether all ranks must run the model together, because none has all of it.
+  bool runs_together() const noexcept { return sharded_ != nullptr || plan_.parallel.tp > 1; }
   /// What this rank holds of the weights, to be filled.
   std::vector<NamedTensor> weights() const;
   /// What this rank trains; not before values_were_loaded().
@@ -62,9 +64,12 @@ class DataParallelModel {
   std::string memory_text() const;  // bytes of weights, gradients and optimizer state on this rank
 
  private:
+  std::shared_ptr<Communicator> replicating_ranks() const;
+
   std::shared_ptr<Communicator> world_;
-  std::vector<std::shared_ptr<Communicator>> of_axes_;  // where they are not the world
-  BatchPlan plan_;
+  DeviceMesh mesh_;
+  std::shared_ptr<Communicator> replicas_;  // whose gradients are averaged, where nothing is sharded
+  RunPlan plan_;
   std::int64_t optimizer_copies_ = 2;
   std::string stage_text_;
   bool keeps_whole_gradients_ = false;

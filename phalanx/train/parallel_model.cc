@@ -1,4 +1,4 @@
-#include "phalanx/train/data_parallel_model.h"
+#include "phalanx/train/parallel_model.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
@@ -13,11 +13,11 @@
 
 namespace phalanx::train {
 
-DataParallelModel::DataParallelModel(const TrainConfig& config, const BatchPlan& plan,
-                                     std::shared_ptr<Communicator> world, at::Device device)
-    : world_(std::move(world)), plan_(plan) {
+ParallelModel::ParallelModel(const TrainConfig& config, const RunPlan& plan, std::shared_ptr<Communicator> world,
+                             at::Device device)
+    : world_(std::move(world)), mesh_(world_, plan.parallel.axes(), device.is_cuda() ? "cuda" : "cpu"), plan_(plan) {
   optimizer_copies_ = config.optimizer.name == "AdamW" ? 2 : config.optimizer.momentum > 0 ? 1 : 0;
-  const bool is_sharded = plan.shards > 1;
+  const bool is_sharded = plan.parallel.dp_shard > 1;
   model_ = std::make_shared<models::Llama>(model_config(config),
                                            nn::TensorOptionsOfModule{.device = device, .without_memory = is_sharded});
   const std::int64_t every = recompute_every(config);
@@ -25,19 +25,15 @@ DataParallelModel::DataParallelModel(const TrainConfig& config, const BatchPlan&
   for (std::size_t i = 0; every > 0 && i < model_->layers.size(); ++i) {
     if (i % static_cast<std::size_t>(every) == 0) checkpoint_activations(*model_->layers[i], keep);
   }
-  if (!is_sharded) return;
-  std::vector<MeshAxis> axes;
-  if (plan.replicas > 1) axes.push_back({"dp_replicate", static_cast<int>(plan.replicas)});
-  axes.push_back({"dp_shard", static_cast<int>(plan.shards)});
+  if (!is_sharded) {
+    replicas_ = replicating_ranks();
+    return;
+  }
   const auto& parallelism = config.parallelism;
   const bool reshard = parallelism.fsdp_reshard_after_forward != "never";
   const auto group = static_cast<int>(reshard_group(config));
-  const DeviceMesh mesh(world_, std::move(axes), device.is_cuda() ? "cuda" : "cpu");
-  for (const auto& axis : mesh.axes()) {
-    if (mesh.communicator(axis.name) != world_) of_axes_.push_back(mesh.communicator(axis.name));
-  }
   sharded_ =
-      std::make_unique<FullyShardedDataParallel>(*model_, mesh,
+      std::make_unique<FullyShardedDataParallel>(*model_, mesh_,
                                                  FullyShardOptions{.stage = static_cast<int>(parallelism.zero_stage),
                                                                    .reshard_after_forward = reshard,
                                                                    .reshard_group = group,
@@ -54,7 +50,13 @@ DataParallelModel::DataParallelModel(const TrainConfig& config, const BatchPlan&
   if (config.training.enable_cpu_offload) stage_text_ += ", offloaded to the host,";
 }
 
-void DataParallelModel::initialise(std::uint64_t seed) {
+/// A rank that shares its batch with nobody but its tensor group averages with itself: its gradients get buckets too.
+std::shared_ptr<Communicator> ParallelModel::replicating_ranks() const {
+  if (mesh_.has("dp_replicate")) return mesh_.communicator("dp_replicate");
+  return world_->size() == 1 ? world_ : world_->split(world_->rank(), 0);
+}
+
+void ParallelModel::initialise(std::uint64_t seed) {
   if (sharded_) {
     sharded_->initialise(seed);
   } else {
@@ -62,65 +64,82 @@ void DataParallelModel::initialise(std::uint64_t seed) {
   }
 }
 
-std::vector<NamedTensor> DataParallelModel::weights() const {
+std::vector<NamedTensor> ParallelModel::weights() const {
   return sharded_ ? sharded_->parameters() : nn::named_parameters(*model_);
 }
 
-void DataParallelModel::values_were_loaded() {
+void ParallelModel::values_were_loaded() {
   if (sharded_) {
     sharded_->forget_values();
   } else if (!ddp_) {
-    ddp_ = std::make_unique<DistributedDataParallel>(*model_, world_);
+    ddp_ = std::make_unique<DistributedDataParallel>(*model_, replicas_);
   }
 }
 
-const std::vector<NamedTensor>& DataParallelModel::parameters() const {
+const std::vector<NamedTensor>& ParallelModel::parameters() const {
   return sharded_ ? sharded_->parameters() : ddp_->parameters();
 }
 
-std::shared_ptr<void> DataParallelModel::no_sync() {
+std::shared_ptr<void> ParallelModel::no_sync() {
   if (sharded_) return std::make_shared<FullyShardedDataParallel::NoSync>(sharded_->no_sync());
   return std::make_shared<DistributedDataParallel::NoSync>(ddp_->no_sync());
 }
 
-std::vector<std::shared_ptr<Communicator>> DataParallelModel::communicators() const {
+std::vector<std::shared_ptr<Communicator>> ParallelModel::communicators() const {
   std::vector<std::shared_ptr<Communicator>> all = {world_};
-  all.insert(all.end(), of_axes_.begin(), of_axes_.end());
+  for (const auto& axis : mesh_.axes()) {
+    if (mesh_.communicator(axis.name) != world_) all.push_back(mesh_.communicator(axis.name));
+  }
   if (const auto keepers = sharded_ ? sharded_->reshard_ranks() : nullptr) all.push_back(keepers);
   return all;
 }
 
-Communicator* DataParallelModel::norm_ranks() const { return sharded_ ? world_.get() : nullptr; }
+Communicator* ParallelModel::norm_ranks() const { return runs_together() ? world_.get() : nullptr; }
 
-void DataParallelModel::collect_state(TrainState& state) const {
+void ParallelModel::collect_state(TrainState& state) const {
   const auto named = with_prefix("model.", weights());
   state.tensors.insert(state.tensors.end(), named.begin(), named.end());
   if (ddp_) ddp_->collect_state(state);
 }
 
-std::vector<NamedTensor> DataParallelModel::whole_on_first_rank() const {
-  if (!sharded_) return world_->rank() == 0 ? nn::named_parameters(*model_) : std::vector<NamedTensor>();
+std::vector<NamedTensor> ParallelModel::whole_on_first_rank() const {
   const at::NoGradGuard no_grad;
   std::vector<NamedTensor> result;
-  for (const auto& [name, tensor, shard] : sharded_->parameters()) {
-    const Box box = shard->box();
-    // Each element has one addend that is not zero.
-    const at::Tensor sum = at::zeros(shard->spec.shape(), tensor.options());
-    if (shard->is_first_holder()) sum.narrow(0, box.offsets[0], box.shape[0]).copy_(tensor);
-    world_->reduce(sum, {.root = 0});
-    if (world_->rank() == 0) result.push_back({name, sum});
+  for (const auto& [name, tensor, shard] : weights()) {
+    at::Tensor whole = tensor;
+    if (shard) {
+      // Each element has one addend that is not zero.
+      whole = at::zeros(shard->spec.shape(), tensor.options());
+      at::Tensor part = whole;
+      const Box box = shard->box();
+      for (std::size_t dim = 0; dim < box.shape.size(); ++dim) {
+        part = part.narrow(static_cast<std::int64_t>(dim), box.offsets[dim], box.shape[dim]);
+      }
+      if (shard->is_first_holder()) part.copy_(tensor);
+      world_->reduce(whole, {.root = 0});
+    }
+    if (world_->rank() == 0) result.push_back({name, whole});
   }
   return result;
 }
 
-std::string DataParallelModel::layout() const {
+std::string ParallelModel::layout() const {
   if (plan_.world_size == 1) return "1 rank";
-  if (!sharded_) return fmt::format("{} ranks, data parallel", plan_.world_size);
-  return fmt::format("{} ranks, {} over {}{}", plan_.world_size, stage_text_, plan_.shards,
-                     plan_.replicas > 1 ? fmt::format(", replicated {} times", plan_.replicas) : "");
+  const ParallelPlan& plan = plan_.parallel;
+  std::string text = fmt::format("{} ranks", plan_.world_size);
+  if (sharded_) {
+    text += fmt::format(", {} over {}", stage_text_, plan.dp_shard);
+    if (plan.dp_replicate > 1) text += fmt::format(", replicated {} times", plan.dp_replicate);
+  } else if (plan.dp_replicate > 1) {
+    text += plan.cuts_model() ? fmt::format(", data parallel over {}", plan.dp_replicate) : ", data parallel";
+  }
+  if (plan.tp > 1) {
+    text += fmt::format(", tensor parallel over {}{}", plan.tp, plan.sequence_parallel ? " (tokens too)" : "");
+  }
+  return text;
 }
 
-observe::MemoryCounts DataParallelModel::held() const {
+observe::MemoryCounts ParallelModel::held() const {
   using enum observe::MemoryCategory;
   observe::MemoryCounts counts;
   if (!sharded_) {
@@ -136,7 +155,7 @@ observe::MemoryCounts DataParallelModel::held() const {
   return counts;
 }
 
-std::string DataParallelModel::memory_text() const {
+std::string ParallelModel::memory_text() const {
   const auto bytes = [](std::int64_t count) { return human_bytes(static_cast<std::uint64_t>(count)); };
   if (!sharded_) {
     return fmt::format("{} for weights, gradients and optimizer on each rank, and activations",

@@ -1,0 +1,27 @@
+// RunPlan: how the ranks of a run share the model, and how one optimizer step is made of batches.
+//
+//   const RunPlan plan = plan_run(config, world_size);            // ConfigError: equation, numbers, nearest valid
+//   choices plan.parallel.text();                                         // dp_shard=2 (ZeRO-3) x tp=2 (sequence
+//   parallel) plan.global_batch_size == plan.local_batch_size * plan.accumulation_steps * plan.parallel.data_ranks();
+//
+// Checks the model's numbers too. Knows no tensor: the front program refuses what does not fit before a rank starts.
+#pragma once
+
+#include <cstdint>
+
+#include "phalanx/mesh/parallel_plan.h"
+#include "phalanx/train/config.h"
+
+namespace phalanx::train {
+
+struct RunPlan {
+  std::int64_t world_size = 1;
+  ParallelPlan parallel;
+  std::int64_t local_batch_size = 1;    // sequences in one forward pass of one rank
+  std::int64_t accumulation_steps = 1;  // forward passes of one rank before a step
+  std::int64_t global_batch_size = 1;   // of a step
+};
+
+RunPlan plan_run(const TrainConfig& config, std::int64_t world_size);
+
+}  // namespace phalanx::train
