@@ -65,6 +65,18 @@ bool take_flag(Arguments& arguments, std::string_view name) {
   return true;
 }
 
+std::string take_config_path(Arguments& arguments, std::string_view command) {
+  auto config = std::find_if(arguments.begin(), arguments.end(),
+                             [](const std::string& a) { return a.ends_with(".toml") && !a.starts_with("-"); });
+  if (config == arguments.end() && !arguments.empty() && !arguments[0].starts_with("-")) config = arguments.begin();
+  if (config == arguments.end()) {
+    throw UsageError(fmt::format("expected a configuration file: phalanx {} CONFIG.toml", command));
+  }
+  std::string path = *config;
+  arguments.erase(config);
+  return path;
+}
+
 void refuse_rest(const Arguments& arguments, std::string_view command) {
   if (arguments.empty()) return;
   throw UsageError(fmt::format("unexpected argument '{}' of `phalanx {}`", arguments.front(), command));

@@ -38,6 +38,9 @@ void print_error(std::string_view name, std::string_view text);
 bool take_option(Arguments& arguments, std::string_view name, std::string& value);
 /// Takes the flag out of the arguments; false if it is not there.
 bool take_flag(Arguments& arguments, std::string_view name);
+/// Takes the configuration file out of the arguments: the first one named *.toml, else the first. UsageError if there
+/// is none.
+std::string take_config_path(Arguments& arguments, std::string_view command);
 /// A UsageError naming the first argument, unless there is none.
 void refuse_rest(const Arguments& arguments, std::string_view command);
 

@@ -16,6 +16,7 @@
 #include "cli/topology_command.h"
 #include "cli/trace_command.h"
 #include "cli/train_command.h"
+#include "cli/verify_command.h"
 #include "cli/worker_program.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/nearest.h"
@@ -36,6 +37,7 @@ std::vector<Command> commands() {
   };
   return {
       {"train", "train a model as a configuration file says", kTrainHelp, train_command},
+      {"verify", "prove that a layout trains as one rank does", kVerifyHelp, verify_command},
       {"tokenize", "train a tokenizer, turn text into a token file", "", tokenize_command},
       {"generate", "continue a text with a trained model", "", in_worker("generate")},
       {"checkpoint", "look into checkpoints, check, compare and rewrite them", "", checkpoint_command},

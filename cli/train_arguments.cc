@@ -1,11 +1,6 @@
 #include "cli/train_arguments.h"
 
-#include <fmt/format.h>
-
-#include <algorithm>
-
 #include "cli/launch_command.h"
-#include "phalanx/base/error.h"
 
 namespace phalanx::cli {
 
@@ -23,12 +18,7 @@ TrainArguments parse_train_arguments(Arguments arguments) {
     return parsed;
   }
 
-  auto config = std::find_if(arguments.begin(), arguments.end(),
-                             [](const std::string& a) { return a.ends_with(".toml") && !a.starts_with("-"); });
-  if (config == arguments.end() && !arguments.empty() && !arguments[0].starts_with("-")) config = arguments.begin();
-  if (config == arguments.end()) throw UsageError("expected a configuration file: phalanx train CONFIG.toml");
-  parsed.config = *config;
-  arguments.erase(config);
+  parsed.config = take_config_path(arguments, "train");
   parsed.overrides = std::move(arguments);
   return parsed;
 }

@@ -40,7 +40,12 @@ CommunicatorOptions communicator_options(const train::TrainConfig& config) {
 void conclude(const train::TrainConfig& config, train::Trainer& trainer, const train::TrainResult& result) {
   // A sharded model is run by all ranks together: they hold the same values and so choose the same tokens.
   const bool writes_sample = !config.metrics.sample_prompt.empty() && (trainer.files() || trainer.runs_together());
-  const std::string sample = writes_sample ? training_sample(config, trainer.model()) : "";
+  std::string sample;
+  if (writes_sample && trainer.cuts_model()) {
+    if (const auto whole = trainer.whole_model()) sample = training_sample(config, *whole);
+  } else if (writes_sample) {
+    sample = training_sample(config, trainer.model());
+  }
   if (!trainer.files()) return;
   if (writes_sample) {
     trainer.files()->describe({{"sample", {{"prompt", config.metrics.sample_prompt}, {"text", sample}}}});

@@ -9,6 +9,7 @@
 #include "cli/command.h"
 #include "cli/doctor_command.h"
 #include "cli/train_worker.h"
+#include "cli/verify_worker.h"
 #if __has_include("cli/generate_command.h")
 #include "cli/generate_command.h"
 #endif
@@ -20,6 +21,7 @@ int main(int argc, char** argv) {
   using namespace phalanx::cli;
   const std::vector<Command> commands = {
     {"train", "", "", train_worker},
+    {"verify", "", "", verify_worker},
     {"doctor", "", kDoctorHelp, doctor_command},
     {"bench", "", "", bench_worker},
 #if __has_include("cli/generate_command.h")

@@ -58,6 +58,7 @@ class ParallelModel {
   /// Collective: whole parameters on rank 0, an empty list on the others.
   std::vector<NamedTensor> whole_on_first_rank() const;
 
+  const DeviceMesh& mesh() const noexcept { return mesh_; }
   std::string layout() const;  // "4 ranks, ZeRO-3 over 2, replicated 2 times"
   /// What this rank holds all the time, the optimizer left out; of buffers, gathered units and units' gradients.
   observe::MemoryCounts held() const;

@@ -1,10 +1,11 @@
 #include "phalanx/train/trainer.h"
 
 #include <ATen/Context.h>
-#include <ATen/ops/full.h>
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <limits>
@@ -15,15 +16,15 @@
 #include "phalanx/base/log.h"
 #include "phalanx/base/process_stats.h"
 #include "phalanx/base/progress.h"
-#include "phalanx/train/autocast_guard.h"
+#include "phalanx/nn/init.h"
 #include "phalanx/train/first_rank.h"
+#include "phalanx/train/gradient_pass.h"
 #include "phalanx/train/hf_export.h"
 #include "phalanx/train/log_line.h"
 #include "phalanx/train/model_config.h"
 #include "phalanx/train/precision.h"
 #include "phalanx/train/run_description.h"
 #include "phalanx/train/step_figures.h"
-#include "phalanx/train/token_batch.h"
 
 namespace phalanx::train {
 namespace {
@@ -129,48 +130,21 @@ void Trainer::load_state() {
 Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
   const auto begin = Clock::now();
   StepOutcome outcome;
-  const ParallelPlan& parallel = plan_.parallel;
-  const std::int64_t parts = plan_.accumulation_steps;
   observe::TraceRecorder* const tracing = trace_.recorder();
-  const at::Tensor share = at::full({}, 1.0 / static_cast<double>(parts), at::TensorOptions(context_.device));
-
-  double data_seconds = 0;
-  at::Tensor loss_sum;
-  for (std::int64_t part = 0; part < parts; ++part) {
-    TokenBatch batch;
-    {
-      const TraceSpan span(tracing, "data loading", "data");
-      const auto data_begin = Clock::now();
-      const auto rows = data_.batches->rows_of({.rank = parallel.data_rank(context_.world->rank()),
-                                                .ranks = parallel.data_ranks(),
-                                                .micro_batch = part,
-                                                .micro_batches = parts});
-      batch = load_batch(*data_.batches, step, rows, context_.device);
-      data_seconds += seconds_since(data_begin);
-    }
-
-    const std::shared_ptr<void> local_only = part + 1 < parts ? model_->no_sync() : nullptr;
-    at::Tensor part_loss;
-    {
-      const TraceSpan span(tracing, "forward", "compute");
-      const AutocastGuard autocast(context_.device.type(), autocast_dtype(config_, plan_));
-      part_loss = model().loss(batch.inputs, batch.labels);
-    }
-    {
-      const TraceSpan span(tracing, "backward", "compute");
-      update_->scaled(part_loss).backward(share);
-      if (tracing && !local_only) trace_.backward_done();
-    }
-    const at::Tensor detached = part_loss.detach();
-    loss_sum = loss_sum.defined() ? loss_sum + detached : detached;
-  }
+  const GradientPass pass = compute_gradients(*model_, *update_, *data_.batches,
+                                              {.plan = plan_,
+                                               .rank = context_.world->rank(),
+                                               .device = context_.device,
+                                               .autocast = autocast_dtype(config_, plan_),
+                                               .trace = &trace_},
+                                              step);
   observe::CommunicationTime comm = std::exchange(comm_carry_, {});
   comm += comm_timer_->take();
   const auto told = Clock::now();
   const double cpu_now = process_cpu_seconds();
-  const StepFigures mine{.loss = loss_sum.item<double>() / static_cast<double>(parts),
+  const StepFigures mine{.loss = pass.loss_sum.item<double>() / static_cast<double>(plan_.accumulation_steps),
                          .wants_stop = context_.stop_requested && context_.stop_requested(),
-                         .data_seconds = data_seconds,
+                         .data_seconds = pass.data_seconds,
                          .memory_gib = static_cast<double>(peak_device_bytes(context_.device)) / kGiB,
                          .cpu_seconds = cpu_now - last_cpu_seconds_,
                          .comm_seconds = comm.busy_seconds,
@@ -288,6 +262,19 @@ void Trainer::save_in_hf() {
   if (!is_first_rank()) return;
   const auto folder = std::filesystem::path(config_.job.dump_folder) / "hf";
   say(fmt::format("wrote {}", export_in_hf(folder, model().config(), whole).string()));
+}
+
+std::shared_ptr<models::Llama> Trainer::whole_model() const {
+  const std::vector<NamedTensor> whole = model_->whole_on_first_rank();
+  if (!is_first_rank()) return nullptr;
+  auto model = std::make_shared<models::Llama>(
+      model_->model().config(), nn::TensorOptionsOfModule{.device = context_.device, .without_memory = true});
+  const at::NoGradGuard no_grad;
+  for (const NamedTensor& parameter : nn::named_parameters(*model)) {
+    const auto same = std::ranges::find(whole, parameter.name, &NamedTensor::name);
+    at::Tensor(parameter.tensor).set_data(same->tensor.detach());
+  }
+  return model;
 }
 
 void Trainer::announce() const {

@@ -72,8 +72,12 @@ class Trainer {
   models::Llama& model() { return model_->model(); }
   /// Whether all ranks must run the model together, because none has all of it.
   bool runs_together() const { return model_->runs_together(); }
+  /// Collective: the model as one rank has it, on rank 0; null elsewhere. Its weights are copies where it is cut.
+  std::shared_ptr<models::Llama> whole_model() const;
   /// What this rank holds of the weights.
   std::vector<NamedTensor> weights() const { return model_->weights(); }
+  /// Whether matrices are cut over ranks, so that model() is for training alone.
+  bool cuts_model() const { return plan_.parallel.cuts_model(); }
   RunFiles* files() { return files_.get(); }  // rank 0 only; null elsewhere
   const RunPlan& plan() const { return plan_; }
 

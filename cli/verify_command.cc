@@ -1,0 +1,56 @@
+#include "cli/verify_command.h"
+
+#include <cstdlib>
+#include <optional>
+#include <string>
+
+#include "cli/launch_command.h"
+#include "cli/verify_arguments.h"
+#include "cli/worker_program.h"
+#include "phalanx/base/error.h"
+#include "phalanx/launch/worker_environment.h"
+
+namespace phalanx::cli {
+
+const std::string_view kVerifyHelp =
+    R"(usage: phalanx verify [-n N] CONFIG.toml [--steps K] [--layout L ... | --all] [--section.key value ...]
+
+Trains the same model on the same data on one rank and as it is laid out over N, side by side, and compares losses,
+gradients and weights after every step. Names the first parameter that is wrong, with rank, element and likely cause.
+
+  -n, --nproc-per-node N   start N ranks on this machine
+  --steps K                training steps to compare (3)
+  --layout L               another layout than the configuration's, such as dp_shard=2,tp=2,zero=3; may be repeated.
+                           Parts: dp_replicate, dp_shard, tp, zero=1|2|3, sp=on|off, ac=none|full|op,
+                           reshard=always|never
+  --all                    every layout of 1 to N ranks whose degrees are powers of two
+  --table                  all parameters at every step, also of several layouts
+  --json FILE              write the figures there, too
+
+  phalanx verify -n 2 run.toml                                     the layout that run.toml has on two ranks
+  phalanx verify -n 4 run.toml --layout dp_shard=4 --layout dp_replicate=2,dp_shard=2
+  phalanx verify -n 8 run.toml --all
+
+Ends with status 0 if everything is within its tolerance, 1 if not, 2 for a wrong command line or configuration.
+)";
+
+int verify_command(const Arguments& arguments) {
+  Arguments rest = arguments;
+  std::optional<int> ranks;
+  std::string count;
+  for (const char* name : {"-n", "--nproc-per-node", "--nproc_per_node"}) {
+    if (take_option(rest, name, count)) ranks = parse_rank_count(name, count);
+  }
+  const VerifyArguments parsed = parse_verify_arguments(rest);
+  const WorkerEnvironment started_by = read_worker_environment();
+  const bool launched = started_by.world_size > 1 || std::getenv("RANK") != nullptr;
+  if (launched && ranks) throw UsageError("-n starts ranks, but this process is itself a rank already: leave it out");
+  if (!launched) layouts_to_verify(parsed, ranks.value_or(1));
+  if (!ranks) become_worker("verify", rest);
+
+  Arguments program = {worker_program(), "verify"};
+  program.insert(program.end(), rest.begin(), rest.end());
+  return launch_ranks("verify", program, *ranks);
+}
+
+}  // namespace phalanx::cli

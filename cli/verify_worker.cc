@@ -1,0 +1,77 @@
+#include "cli/verify_worker.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "cli/verify_arguments.h"
+#include "phalanx/base/error.h"
+#include "phalanx/base/human.h"
+#include "phalanx/launch/process_context.h"
+#include "phalanx/train/layout_report.h"
+
+namespace phalanx::cli {
+namespace {
+
+struct Verdict {
+  std::int64_t wrong = 0;
+  std::string first;
+};
+
+/// Collective over the world; ranks that the layout does not need pass. Prints on rank 0.
+void verify(const train::NamedLayout& layout, const VerifyArguments& arguments, bool in_detail,
+            const ProcessContext& process, Verdict& verdict, nlohmann::json& record) {
+  const auto begin = std::chrono::steady_clock::now();
+  const int rank = process.world->rank();
+  const auto group = process.world->split(rank < layout.ranks ? 0 : -1, rank);
+  std::string finding;
+  if (group) {
+    const train::LayoutCheck check =
+        train::check_layout(layout.config, {.world = group, .device = process.device}, {.steps = arguments.steps});
+    if (check.finding) finding = check.finding->text();
+    if (rank == 0) {
+      const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      if (in_detail) fmt::print("{}", train::layout_table(check));
+      fmt::print("{}\n", train::layout_line(layout.name, check, seconds));
+      std::fflush(stdout);
+      record.push_back(train::layout_record(layout.name, check));
+    }
+  }
+  finding = process.world->broadcast_bytes(finding);
+  if (finding.empty()) return;
+  if (verdict.wrong++ == 0) verdict.first = fmt::format("layout {}, {}", layout.name, finding);
+}
+
+}  // namespace
+
+int verify_worker(const Arguments& arguments) {
+  const VerifyArguments parsed = parse_verify_arguments(arguments);
+  const train::TrainConfig config = train::read_config(parsed.config, parsed.overrides);
+  const ProcessContext process = init_from_environment({.backend = config.comm.backend});
+  Verdict verdict;
+  try {
+    const auto layouts = layouts_to_verify(parsed, process.world->size());
+    const bool in_detail = parsed.table || layouts.size() == 1;
+    nlohmann::json record = nlohmann::json::array();
+    for (const auto& layout : layouts) verify(layout, parsed, in_detail, process, verdict, record);
+    if (process.world->rank() == 0) {
+      fmt::print("{} of {} layout{} right over {} step{}\n", std::ssize(layouts) - verdict.wrong, layouts.size(),
+                 layouts.size() == 1 ? "" : "s", parsed.steps, parsed.steps == 1 ? "" : "s");
+      std::fflush(stdout);
+      if (!parsed.json.empty()) {
+        std::ofstream file(parsed.json);
+        file << record.dump(1) << "\n";
+        if (!file.flush()) throw Error(fmt::format("--json: cannot write '{}'", parsed.json));
+      }
+    }
+  } catch (const std::exception& error) {
+    process.world->abort(error.what());
+    throw;
+  }
+  if (verdict.wrong > 0) throw Error(verdict.first);
+  return 0;
+}
+
+}  // namespace phalanx::cli

@@ -1,0 +1,380 @@
+#include "phalanx/train/layout_check.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "phalanx/base/error.h"
+#include "phalanx/train/gradient_pass.h"
+#include "phalanx/train/layout_cause.h"
+#include "phalanx/train/precision.h"
+#include "phalanx/train/run_checkpoints.h"
+#include "phalanx/train/training_data.h"
+
+namespace phalanx::train {
+namespace {
+
+using nlohmann::json;
+
+LayoutTolerance tolerance_for(const TrainConfig& config) {
+  if (config.training.mixed_precision_param == "float32" && config.training.mixed_precision_reduce == "float32") {
+    return {};
+  }
+  return {.loss = 1e-2, .gradient = 2e-2, .weight = 5e-3, .drift = 1};
+}
+
+/// A model with its optimizer and data, laid out somehow.
+struct Side {
+  Side(const TrainConfig& config, const std::shared_ptr<Communicator>& world, at::Device device)
+      : plan(plan_run(config, world->size())),
+        data(open_training_data(config, plan, device, world->rank())),
+        model(config, plan, world, device),
+        options{.plan = plan, .rank = world->rank(), .device = device, .autocast = autocast_dtype(config, plan)} {
+    if (config.checkpoint.initial_load_path.empty()) {
+      model.initialise(static_cast<std::uint64_t>(config.debug.seed));
+    } else {
+      load_initial_weights(config.checkpoint, model.weights(), [](const std::string&) {});
+    }
+    model.values_were_loaded();
+    update = std::make_unique<WeightUpdate>(config, model.parameters(), model.norm_ranks());
+  }
+
+  /// Of the rows of this rank.
+  double find_gradients(std::int64_t step) {
+    return compute_gradients(model, *update, *data.batches, options, step).loss_sum.item<double>() /
+           static_cast<double>(plan.accumulation_steps);
+  }
+
+  RunPlan plan;
+  TrainingData data;
+  ParallelModel model;
+  GradientPassOptions options;
+  std::unique_ptr<WeightUpdate> update;
+};
+
+using ValueOf = std::function<at::Tensor(const NamedTensor&)>;
+
+at::Tensor gradient_of(const NamedTensor& parameter) { return parameter.tensor.grad(); }
+at::Tensor weight_of(const NamedTensor& parameter) { return parameter.tensor.detach(); }
+
+json to_json(const TensorDifference& d) {
+  // Numbers that are not finite have no place in JSON; these are written as text.
+  const auto number = [](double value) { return std::isfinite(value) ? json(value) : json(fmt::format("{}", value)); };
+  return {{"relative", number(d.relative)},
+          {"largest", number(d.largest)},
+          {"found", number(d.found)},
+          {"expected", number(d.expected)},
+          {"ulps", d.ulps},
+          {"index", d.index}};
+}
+
+TensorDifference difference_from(const json& object) {
+  const auto number = [&](const char* key) {
+    const json& value = object.at(key);
+    if (value.is_number()) return value.get<double>();
+    const auto text = value.get<std::string>();
+    return text == "inf"    ? std::numeric_limits<double>::infinity()
+           : text == "-inf" ? -std::numeric_limits<double>::infinity()
+                            : std::numeric_limits<double>::quiet_NaN();
+  };
+  return {.relative = number("relative"),
+          .largest = number("largest"),
+          .found = number("found"),
+          .expected = number("expected"),
+          .ulps = object.at("ulps").get<std::int64_t>(),
+          .index = object.at("index").get<std::vector<std::int64_t>>()};
+}
+
+class Comparison {
+ public:
+  Comparison(const TrainConfig& config, const LayoutCheckContext& context, const LayoutCheckOptions& options)
+      : options_(options),
+        world_(context.world),
+        device_(context.device),
+        laid_out_(config, context.layout_world ? context.layout_world : world_, context.device) {
+    const auto alone = world_->split(world_->rank(), 0);
+    if (world_->rank() == 0) {
+      reference_ = std::make_unique<Side>(reference_config(config), alone, context.device);
+    }
+    result_.layout = laid_out_.model.layout();
+    result_.tolerance = options.tolerance.value_or(tolerance_for(config));
+    share_names();
+  }
+
+  LayoutCheck run() {
+    check_initial_values();
+    for (std::int64_t step = 1; step <= options_.steps && !result_.finding; ++step) one_step(step);
+    return std::move(result_);
+  }
+
+ private:
+  /// Of the reference, in the model's order, with dtypes: what rank 0 is going to send.
+  void share_names() {
+    json told = json::array();
+    if (reference_) {
+      for (const auto& [name, tensor, shard] : reference_->model.parameters()) {
+        told.push_back({{"name", name}, {"shape", tensor.sizes().vec()}});
+      }
+    }
+    told = json::parse(world_->broadcast_bytes(told.dump()));
+    for (const json& one : told) {
+      names_.push_back(one["name"].get<std::string>());
+      shapes_.push_back(one["shape"].get<std::vector<std::int64_t>>());
+    }
+    for (const NamedTensor& mine : laid_out_.model.parameters()) {
+      if (std::ranges::find(names_, mine.name) == names_.end()) {
+        throw Error(
+            fmt::format("verify: the layout has a parameter '{}' that the model on one rank does not have", mine.name));
+      }
+      mine_[mine.name] = mine;
+    }
+  }
+
+  /// Rank 0's whole tensor, on every rank's host. Undefined on all where the reference has none.
+  at::Tensor send_expected(std::size_t index, const ValueOf& value) {
+    at::Tensor whole;
+    bool is_there = true;
+    if (reference_) {
+      whole = value(reference_->model.parameters()[index]);
+      is_there = whole.defined();
+    }
+    if (world_->broadcast_bytes(is_there ? "1" : "") != "1") return {};
+    const auto options = at::TensorOptions(at::kFloat);
+    const at::Tensor sent =
+        reference_ ? whole.detach().to(at::kCPU, at::kFloat).clone() : at::empty(shapes_[index], options);
+    world_->broadcast(sent).wait();
+    return sent;
+  }
+
+  std::vector<ParameterCheck> compare(const ValueOf& value) {
+    json mine = json::array();
+    for (std::size_t i = 0; i < names_.size(); ++i) {
+      const at::Tensor expected = send_expected(i, value);
+      mine.push_back(nullptr);
+      const auto here = mine_.find(names_[i]);
+      if (here == mine_.end()) continue;
+      const NamedTensor& part = here->second;
+      at::Tensor found = value(part);
+      at::Tensor should = expected;
+      std::vector<std::int64_t> offset;
+      const double norm = expected.defined() ? expected.to(at::kDouble).norm().item<double>() : 0;
+      if (!found.defined()) found = at::zeros(part.tensor.sizes(), at::TensorOptions(at::kFloat));
+      if (!should.defined()) should = at::zeros(shapes_[i], at::TensorOptions(at::kFloat));
+      if (part.shard) {
+        const Box box = part.shard->box();
+        offset = box.offsets;
+        for (std::size_t dim = 0; dim < box.shape.size(); ++dim) {
+          should = should.narrow(static_cast<std::int64_t>(dim), box.offsets[dim], box.shape[dim]);
+        }
+      }
+      mine.back() = to_json(difference_of(found, should, norm, offset));
+    }
+    return worst_of_ranks(mine);
+  }
+
+  std::vector<ParameterCheck> worst_of_ranks(const json& mine) {
+    std::vector<ParameterCheck> worst;
+    std::vector<bool> seen(names_.size());
+    for (const std::string& name : names_) worst.push_back({.name = name});
+    int rank = 0;
+    for (const std::string& text : world_->all_gather_bytes(mine.dump())) {
+      const json list = json::parse(text);
+      for (std::size_t i = 0; i < names_.size(); ++i) {
+        if (list[i].is_null()) continue;
+        const TensorDifference difference = difference_from(list[i]);
+        if (!seen[i] || difference.relative > worst[i].difference.relative) {
+          worst[i].rank = rank;
+          worst[i].difference = difference;
+        }
+        seen[i] = true;
+      }
+      ++rank;
+    }
+    for (std::size_t i = 0; i < names_.size(); ++i) {
+      if (!seen[i]) throw Error(fmt::format("verify: no rank of the layout has the parameter '{}'", names_[i]));
+    }
+    return worst;
+  }
+
+  /// The first of the parameters that are further off than `tolerance`; with the likely cause, for which all ranks
+  /// meet.
+  void find_wrong(std::int64_t step, const std::string& what, const std::vector<ParameterCheck>& checks,
+                  double tolerance, const ValueOf& value) {
+    if (result_.finding) return;
+    std::int64_t wrong = 0;
+    std::size_t first = 0;
+    for (std::size_t i = 0; i < checks.size(); ++i) {
+      if (checks[i].difference.relative <= tolerance) continue;
+      if (wrong++ == 0) first = i;
+    }
+    if (wrong == 0) return;
+    const ParameterCheck& worst = checks[first];
+    result_.finding = LayoutFinding{.step = step,
+                                    .what = what,
+                                    .parameter = worst.name,
+                                    .rank = worst.rank,
+                                    .difference = worst.difference,
+                                    .tolerance = tolerance,
+                                    .others = wrong - 1};
+    SuspectValue suspect{.found = {.name = worst.name}};
+    if (const auto here = mine_.find(worst.name); here != mine_.end()) {
+      suspect.found = here->second;
+      suspect.found.tensor = value(here->second);
+      if (!suspect.found.tensor.defined()) {
+        suspect.found.tensor = at::zeros(here->second.tensor.sizes(), at::TensorOptions(at::kFloat));
+      }
+    }
+    suspect.expected = send_expected(first, value);
+    if (!suspect.expected.defined()) suspect.expected = at::zeros(shapes_[first], at::TensorOptions(at::kFloat));
+    suspect.expected = suspect.expected.to(at::kDouble);
+    if (what == "gradient" || what == "weight") suspect.before = send_before(first, what);
+    result_.finding->cause = likely_cause(suspect, laid_out_.model.mesh(), *world_, worst.rank);
+  }
+
+  /// The reference's value at the step before, as `keep` kept it.
+  at::Tensor send_before(std::size_t index, const std::string& what) {
+    const auto& kept = what == "gradient" ? gradients_before_ : weights_before_;
+    at::Tensor value = index < kept.size() ? kept[index] : at::Tensor();
+    if (world_->broadcast_bytes(value.defined() ? "1" : "") != "1") return {};
+    if (!reference_) value = at::empty(shapes_[index], at::TensorOptions(at::kFloat));
+    world_->broadcast(value).wait();
+    return value.to(at::kDouble);
+  }
+
+  void keep(std::vector<at::Tensor>& kept, const ValueOf& value) {
+    kept.clear();
+    for (const NamedTensor& p : reference_->model.parameters()) {
+      const at::Tensor whole = value(p);
+      kept.push_back(whole.defined() ? whole.detach().to(at::kCPU, at::kFloat).clone() : at::Tensor());
+    }
+  }
+
+  void find_wrong_number(std::int64_t step, const std::string& what, double expected, double found, double tolerance,
+                         const std::string& cause) {
+    const double relative = std::abs(found - expected) / std::max(std::abs(expected), 1e-30);
+    if (result_.finding || relative <= tolerance) return;
+    result_.finding = LayoutFinding{
+        .step = step,
+        .what = what,
+        .difference = {.relative = std::isnan(relative) ? std::numeric_limits<double>::infinity() : relative,
+                       .largest = std::abs(found - expected),
+                       .found = found,
+                       .expected = expected},
+        .tolerance = tolerance,
+        .cause = cause};
+  }
+
+  double from_first(double value) {
+    const at::Tensor number = at::zeros({1}, at::TensorOptions(at::kDouble));
+    if (world_->rank() == 0) number.fill_(value);
+    world_->broadcast(number).wait();
+    return number.item<double>();
+  }
+
+  double mean_over_ranks(double value) {
+    const at::Tensor number = at::zeros({1}, at::TensorOptions(at::kDouble)).fill_(value);
+    world_->all_reduce(number, {.op = ReduceOp::avg}).wait();
+    return number.item<double>();
+  }
+
+  void check_initial_values() {
+    const at::NoGradGuard no_grad;
+    find_wrong(0, "initial value", compare(weight_of), 0, weight_of);
+    if (reference_) keep(weights_before_, weight_of);
+  }
+
+  void one_step(std::int64_t step) {
+    const LayoutTolerance& allowed = result_.tolerance;
+    const double grown = 1 + allowed.drift * static_cast<double>(step - 1);
+    StepCheck check{.step = step};
+    if (reference_) check.expected_loss = reference_->find_gradients(step - 1);
+    check.expected_loss = from_first(check.expected_loss);
+    check.loss = mean_over_ranks(laid_out_.find_gradients(step - 1));
+    {
+      const at::NoGradGuard no_grad;
+      check.gradients = compare(gradient_of);
+      find_wrong(step, "gradient", check.gradients, allowed.gradient * grown, gradient_of);
+      if (reference_) keep(gradients_before_, gradient_of);
+    }
+    find_wrong_number(step, "loss", check.expected_loss, check.loss, allowed.loss,
+                      "the gradients are right: the losses of the ranks are not put together as they should be");
+    if (result_.finding) {
+      result_.steps.push_back(std::move(check));
+      return;
+    }
+    if (reference_) check.expected_norm = reference_->update->apply(step - 1).grad_norm;
+    check.expected_norm = from_first(check.expected_norm);
+    check.norm = laid_out_.update->apply(step - 1).grad_norm;
+    {
+      const at::NoGradGuard no_grad;
+      check.weights = compare(weight_of);
+      find_wrong_number(step, "gradient norm", check.expected_norm, check.norm, allowed.gradient * grown,
+                        "the gradients are right: the norm counts some of them twice, or not at all");
+      find_wrong(step, "weight", check.weights, allowed.weight * static_cast<double>(step), weight_of);
+      if (reference_) keep(weights_before_, weight_of);
+    }
+    result_.steps.push_back(std::move(check));
+  }
+
+  LayoutCheckOptions options_;
+  std::shared_ptr<Communicator> world_;
+  at::Device device_;
+  Side laid_out_;
+  std::unique_ptr<Side> reference_;  // on rank 0
+  std::vector<std::string> names_;
+  std::vector<std::vector<std::int64_t>> shapes_;
+  std::map<std::string, NamedTensor> mine_;
+  std::vector<at::Tensor> gradients_before_, weights_before_;  // on rank 0: the reference's
+  LayoutCheck result_;
+};
+
+}  // namespace
+
+std::string LayoutFinding::text() const {
+  std::string text = fmt::format("step {}: the {}", step, what);
+  if (!parameter.empty()) text += fmt::format(" of '{}' is wrong on rank {}", parameter, rank);
+  if (parameter.empty()) text += " is wrong";
+  text += fmt::format(": {:.3g} of its {} off, {:.3g} allowed", difference.relative,
+                      parameter.empty() ? "value" : "norm", tolerance);
+  if (!difference.index.empty()) {
+    text += fmt::format("; most at [{}]: expected {:.9g}, found {:.9g}, {} ulps", fmt::join(difference.index, ", "),
+                        difference.expected, difference.found, difference.ulps);
+  } else if (parameter.empty()) {
+    text += fmt::format("; expected {:.9g}, found {:.9g}", difference.expected, difference.found);
+  }
+  if (others > 0) text += fmt::format("; {} more parameter{} wrong, too", others, others == 1 ? " is" : "s are");
+  if (!cause.empty()) text += fmt::format("\n  likely cause: {}", cause);
+  return text;
+}
+
+TrainConfig reference_config(TrainConfig config) {
+  // What batches a step has is the layout's business; the reference goes through them with the same rows at a time.
+  config.parallelism = {};
+  config.activation_checkpoint = {};
+  config.training.enable_cpu_offload = false;
+  config.training.mixed_precision_reduce = "float32";
+  config.training.mixed_precision_param = "float32";
+  config.validation.enable = false;
+  return config;
+}
+
+LayoutCheck check_layout(const TrainConfig& config, const LayoutCheckContext& context,
+                         const LayoutCheckOptions& options) {
+  TrainConfig laid_out = config;
+  laid_out.validation.enable = false;
+  laid_out.checkpoint.enable = false;
+  // One global batch for both sides, also where the configuration leaves it to the number of ranks.
+  laid_out.training.global_batch_size = plan_run(laid_out, context.world->size()).global_batch_size;
+  return Comparison(laid_out, context, options).run();
+}
+
+}  // namespace phalanx::train

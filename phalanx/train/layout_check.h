@@ -1,0 +1,91 @@
+// Proves a layout: trains the same model on the same data once on one rank and once as the configuration lays it out,
+// side by side, and compares the losses, every gradient and every weight after every step. `phalanx verify`.
+//
+// Rank 0 has the reference: the whole model, no recomputation, gradients accumulated over the whole global batch. What
+// it finds goes to all ranks, and each compares the part that it has, copies included: a wrong value is found wherever
+// it is. Both start from the same values, which must be equal to the bit, and are then left alone.
+//
+// Tolerances (float32). Sums are rounded in another order, so gradients at equal weights may differ by 1e-5 of their
+// 2-norm, losses by 2e-5 relatively, weights by 2e-5 of their norm. From the second step on the weights are not quite
+// equal; what is allowed for gradients grows with each step by `drift` times the tolerance (AdamW moves a weight by the
+// learning rate whatever its gradient's size, so that gradients near zero take different signs). In 16 bits (under
+// mixed precision) rounding is 2^-8: two layouts agree to about 2 % of a gradient's norm, which is what is allowed
+// then.
+//
+//   const LayoutCheck check = check_layout(config, {.world = world}, {.steps = 3});     // collective
+//   if (check.finding) log::error(check.finding->text());
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "phalanx/comm/communicator.h"
+#include "phalanx/train/run_plan.h"
+#include "phalanx/train/tensor_difference.h"
+
+namespace phalanx::train {
+
+struct LayoutTolerance {
+  double loss = 2e-5;
+  double gradient = 1e-5;
+  double weight = 2e-5;
+  double drift = 2;
+};
+
+struct LayoutCheckOptions {
+  std::int64_t steps = 3;
+  std::optional<LayoutTolerance> tolerance;  // unset: by the precision of the configuration
+};
+
+/// What is further off than it may be, of whatever came first.
+struct LayoutFinding {
+  std::int64_t step = 0;  // from 1; 0: before the first
+  std::string what;       // "initial value", "loss", "gradient", "gradient norm" or "weight"
+  std::string parameter;  // empty for a loss or a norm
+  int rank = 0;
+  TensorDifference difference;
+  double tolerance = 0;
+  std::int64_t others = 0;  // parameters that were wrong at the same time
+  std::string cause;        // the likely one, in words
+  std::string text() const;
+};
+
+/// One parameter at one step, on the rank where it is furthest off.
+struct ParameterCheck {
+  std::string name;
+  int rank = 0;
+  TensorDifference difference;
+};
+
+struct StepCheck {
+  std::int64_t step = 0;  // from 1
+  double expected_loss = 0, loss = 0;
+  double expected_norm = 0, norm = 0;              // of the gradients, before clipping
+  std::vector<ParameterCheck> gradients, weights;  // in the model's order
+};
+
+/// The same on every rank.
+struct LayoutCheck {
+  std::string layout;
+  LayoutTolerance tolerance;
+  std::vector<StepCheck> steps;  // up to the first one that is wrong
+  std::optional<LayoutFinding> finding;
+};
+
+struct LayoutCheckContext {
+  std::shared_ptr<Communicator> world;
+  std::shared_ptr<Communicator> layout_world = nullptr;  // what the layout talks over, where that is another one
+  at::Device device = at::kCPU;
+};
+
+/// The layout is the configuration's, over all ranks of the world. Throws what a run of it would.
+LayoutCheck check_layout(const TrainConfig& config, const LayoutCheckContext& context,
+                         const LayoutCheckOptions& options = {});
+
+/// The same run on one rank.
+TrainConfig reference_config(TrainConfig config);
+
+}  // namespace phalanx::train

@@ -1,0 +1,108 @@
+#include "phalanx/train/layout_report.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "phalanx/base/human.h"
+
+namespace phalanx::train {
+namespace {
+
+double relative_loss(const StepCheck& step) {
+  return std::abs(step.loss - step.expected_loss) / std::max(std::abs(step.expected_loss), 1e-30);
+}
+
+std::string element_text(const ParameterCheck& check) {
+  const TensorDifference& d = check.difference;
+  if (d.largest == 0) return "the same bits";
+  return fmt::format("rank {} [{}] {} ulp{}", check.rank, fmt::join(d.index, ", "), with_commas(d.ulps),
+                     d.ulps == 1 ? "" : "s");
+}
+
+struct Worst {
+  double loss = 0, gradient = 0, weight = 0;
+  std::string of_gradient = "-", of_weight = "-";
+};
+
+Worst worst_of(const LayoutCheck& check) {
+  Worst worst;
+  const auto take = [](const std::vector<ParameterCheck>& checks, double& most, std::string& whose) {
+    for (const auto& [name, rank, difference] : checks) {
+      if (difference.relative <= most) continue;
+      most = difference.relative;
+      whose = name;
+    }
+  };
+  for (const StepCheck& step : check.steps) {
+    worst.loss = std::max(worst.loss, relative_loss(step));
+    take(step.gradients, worst.gradient, worst.of_gradient);
+    take(step.weights, worst.weight, worst.of_weight);
+  }
+  return worst;
+}
+
+nlohmann::json to_record(const ParameterCheck& check) {
+  const auto number = [](double value) {
+    return std::isfinite(value) ? nlohmann::json(value) : nlohmann::json(fmt::format("{}", value));
+  };
+  return {{"name", check.name},
+          {"rank", check.rank},
+          {"relative", number(check.difference.relative)},
+          {"largest", number(check.difference.largest)},
+          {"index", check.difference.index},
+          {"ulps", check.difference.ulps}};
+}
+
+}  // namespace
+
+std::string layout_table(const LayoutCheck& check) {
+  std::string text = fmt::format("{} beside one rank\n", check.layout);
+  for (const StepCheck& step : check.steps) {
+    text += fmt::format("step {}: loss {:.7f}, on one rank {:.7f}: {:.2g} off\n", step.step, step.loss,
+                        step.expected_loss, relative_loss(step));
+    text += fmt::format("  {:<38} {:>8}  {:<36} {:>8}  {}\n", "parameter", "gradient", "most at", "weight", "most at");
+    for (std::size_t i = 0; i < step.gradients.size(); ++i) {
+      const ParameterCheck& gradient = step.gradients[i];
+      text +=
+          fmt::format("  {:<38} {:>8.2g}  {:<36}", gradient.name, gradient.difference.relative, element_text(gradient));
+      if (i < step.weights.size()) {
+        text += fmt::format(" {:>8.2g}  {}", step.weights[i].difference.relative, element_text(step.weights[i]));
+      }
+      while (text.ends_with(' ')) text.pop_back();
+      text += "\n";
+    }
+  }
+  return text;
+}
+
+std::string layout_line(const std::string& name, const LayoutCheck& check, double seconds) {
+  const Worst worst = worst_of(check);
+  std::string line = fmt::format("{:<5} {:<40}", check.finding ? "WRONG" : "ok", name);
+  if (check.finding) return fmt::format("{} {}", line, check.finding->text());
+  return fmt::format("{} loss {:.1e}  gradient {:.1e} ({})  weight {:.1e} ({})  {:.1f} s", line, worst.loss,
+                     worst.gradient, worst.of_gradient, worst.weight, worst.of_weight, seconds);
+}
+
+nlohmann::json layout_record(const std::string& name, const LayoutCheck& check) {
+  nlohmann::json record = {{"layout", name}, {"right", !check.finding}, {"steps", nlohmann::json::array()}};
+  if (check.finding) record["finding"] = check.finding->text();
+  for (const StepCheck& step : check.steps) {
+    nlohmann::json one = {{"step", step.step},
+                          {"loss", step.loss},
+                          {"expected_loss", step.expected_loss},
+                          {"grad_norm", step.norm},
+                          {"expected_grad_norm", step.expected_norm},
+                          {"gradients", nlohmann::json::array()},
+                          {"weights", nlohmann::json::array()}};
+    for (const auto& gradient : step.gradients) one["gradients"].push_back(to_record(gradient));
+    for (const auto& weight : step.weights) one["weights"].push_back(to_record(weight));
+    record["steps"].push_back(std::move(one));
+  }
+  return record;
+}
+
+}  // namespace phalanx::train

@@ -1,0 +1,74 @@
+#include "phalanx/train/layouts.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "phalanx/base/error.h"
+
+namespace phalanx::train {
+namespace {
+
+using ::testing::HasSubstr;
+
+TrainConfig small_config(std::int64_t global_batch = -1) {
+  TrainConfig config;
+  config.training.local_batch_size = 3;
+  config.training.global_batch_size = global_batch;
+  config.training.seq_len = 32;
+  return config;
+}
+
+std::string layout_refusal(const std::string& name, std::int64_t ranks = 8) {
+  try {
+    with_layout(small_config(), name, ranks);
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+TEST(Layouts, AreReadFromTheirNames) {
+  const NamedLayout layout = with_layout(small_config(), "dp_replicate=2,dp_shard=2,zero=1,tp=2,sp=off,ac=op", 8);
+  EXPECT_EQ(layout.ranks, 8);
+  EXPECT_EQ(plan_run(layout.config, 8).parallel.text(), "dp_replicate=2 x dp_shard=2 (ZeRO-1) x tp=2");
+  EXPECT_EQ(layout.config.activation_checkpoint.mode, "selective");
+  EXPECT_EQ(with_layout(small_config(), "", 8).name, "one rank");
+}
+
+TEST(Layouts, ShareTheGlobalBatch) {
+  for (const char* name : {"", "dp_shard=2", "dp_replicate=4", "tp=2", "dp_replicate=8"}) {
+    const NamedLayout layout = with_layout(small_config(), name, 8);
+    EXPECT_EQ(plan_run(layout.config, layout.ranks).global_batch_size, 24) << name;
+  }
+  EXPECT_EQ(with_layout(small_config(16), "dp_shard=2", 8).config.training.local_batch_size, 2);
+}
+
+TEST(Layouts, WhatIsNoLayoutIsRefused) {
+  EXPECT_THAT(layout_refusal("dp_shards=2"), HasSubstr("'dp_shards=2' is not known (did you mean 'dp_shard'?): exp"));
+  EXPECT_THAT(layout_refusal("tp"), HasSubstr("expected parts like tp=2"));
+  EXPECT_THAT(layout_refusal("tp=two"), HasSubstr("tp is 'two': expected a number, 1 or more"));
+  EXPECT_THAT(layout_refusal("tp=2,tp=2"), HasSubstr("tp is there twice"));
+  EXPECT_THAT(layout_refusal("zero=4"), HasSubstr("zero is 4: expected 1, 2 or 3"));
+  EXPECT_THAT(layout_refusal("ac=some"), HasSubstr("ac is 'some': expected one of none, full, op"));
+  EXPECT_THAT(layout_refusal("dp_shard=4,tp=4"), HasSubstr("takes 16 ranks, but there are 8"));
+  EXPECT_THAT(layout_refusal("tp=3"), HasSubstr("tensor_parallel_degree = 3 does not fit the model"));
+}
+
+TEST(Layouts, AllOfThemAreThoseThatDivide) {
+  std::vector<std::string> names;
+  for (const NamedLayout& layout : all_layouts(small_config(), 4)) names.push_back(layout.name);
+  EXPECT_THAT(names, ::testing::UnorderedElementsAre(
+                         "one rank", "dp_replicate=2", "dp_shard=2,zero=1", "dp_shard=2,zero=2", "dp_shard=2,zero=3",
+                         "tp=2", "dp_replicate=4", "dp_replicate=2,dp_shard=2,zero=1",
+                         "dp_replicate=2,dp_shard=2,zero=2", "dp_replicate=2,dp_shard=2,zero=3", "dp_shard=4,zero=1",
+                         "dp_shard=4,zero=2", "dp_shard=4,zero=3", "dp_replicate=2,tp=2", "dp_shard=2,tp=2,zero=1",
+                         "dp_shard=2,tp=2,zero=2", "dp_shard=2,tp=2,zero=3", "tp=4"));
+  EXPECT_EQ(names[0], "one rank");
+  // A batch of 2 cannot be shared by 4.
+  for (const NamedLayout& layout : all_layouts(small_config(2), 4)) {
+    EXPECT_LE(plan_run(layout.config, layout.ranks).parallel.data_ranks(), 2) << layout.name;
+  }
+}
+
+}  // namespace
+}  // namespace phalanx::train
