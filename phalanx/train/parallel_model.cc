@@ -6,6 +6,7 @@
 
 #include "phalanx/base/human.h"
 #include "phalanx/mesh/device_mesh.h"
+#include "phalanx/models/llama_parallel.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/parallel/activation_checkpoint.h"
 #include "phalanx/train/model_config.h"
@@ -18,8 +19,13 @@ ParallelModel::ParallelModel(const TrainConfig& config, const RunPlan& plan, std
     : world_(std::move(world)), mesh_(world_, plan.parallel.axes(), device.is_cuda() ? "cuda" : "cpu"), plan_(plan) {
   optimizer_copies_ = config.optimizer.name == "AdamW" ? 2 : config.optimizer.momentum > 0 ? 1 : 0;
   const bool is_sharded = plan.parallel.dp_shard > 1;
-  model_ = std::make_shared<models::Llama>(model_config(config),
-                                           nn::TensorOptionsOfModule{.device = device, .without_memory = is_sharded});
+  const bool is_cut = plan.parallel.tp > 1;
+  model_ = std::make_shared<models::Llama>(
+      model_config(config), nn::TensorOptionsOfModule{.device = device, .without_memory = is_sharded || is_cut});
+  if (is_cut) {
+    models::parallelize_llama(
+        *model_, mesh_, {.sequence_parallel = plan.parallel.sequence_parallel, .seq_len = config.training.seq_len});
+  }
   const std::int64_t every = recompute_every(config);
   const kernels::KeepPolicy keep = keeps_costly(config) ? kernels::KeepPolicy(keep_costly) : nullptr;
   for (std::size_t i = 0; every > 0 && i < model_->layers.size(); ++i) {
