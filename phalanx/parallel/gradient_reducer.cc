@@ -27,11 +27,12 @@ std::int64_t padded_elements(const at::Tensor& tensor) {
   return (bytes + kGradientAlignment - 1) / kGradientAlignment * kGradientAlignment / size;
 }
 
-// FNV-1a over names, shapes and dtypes: whether a bucket order belongs to this model.
+// FNV-1a over names, shapes and dtypes: whether a bucket order belongs to this model. Whole shapes: an order that was
+// saved where matrices were cut otherwise does as well.
 std::int64_t fingerprint_of(const std::vector<NamedTensor>& parameters) {
   std::uint64_t hash = 0xcbf29ce484222325U;
-  for (const auto& [name, tensor, shard] : parameters) {
-    for (const char c : name + ' ' + describe(tensor) + '\n') {
+  for (const NamedTensor& parameter : parameters) {
+    for (const char c : parameter.name + ' ' + describe_whole(parameter) + '\n') {
       hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
     }
   }

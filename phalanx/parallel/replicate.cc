@@ -58,8 +58,11 @@ std::vector<NamedTensor> named_buffers(const torch::nn::Module& module) {
   return result;
 }
 
-std::string describe(const at::Tensor& tensor) {
-  return fmt::format("{} [{}]{}", c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "),
+std::string describe(const at::Tensor& tensor) { return describe_whole({"", tensor}); }
+
+std::string describe_whole(const NamedTensor& parameter) {
+  const at::Tensor& tensor = parameter.tensor;
+  return fmt::format("{} [{}]{}", c10::toString(tensor.scalar_type()), fmt::join(parameter.global_shape(), ", "),
                      tensor.requires_grad() ? " requires_grad" : "");
 }
 

@@ -55,13 +55,22 @@ class LayoutCheckTest : public TrainerTest {
             "--parallelism.data_parallel_shard_degree=" + std::to_string(shards),
             "--parallelism.zero_stage=" + std::to_string(stage)};
   }
+  static std::vector<std::string> tensor(int degree, std::vector<std::string> more = {}) {
+    more.push_back("--parallelism.tensor_parallel_degree=" + std::to_string(degree));
+    return more;
+  }
   static std::vector<Layout> layouts() {
     return {{"ddp_2", 2},
             {"ddp_4", 4},
             {"zero1_2", 2, degrees(1, 2, 1)},
             {"zero2_2", 2, degrees(1, 2, 2)},
             {"zero3_2", 2, degrees(1, 2, 3)},
-            {"hsdp_2x2", 4, degrees(2, 2, 3)}};
+            {"hsdp_2x2", 4, degrees(2, 2, 3)},
+            {"tp_2", 2, tensor(2)},
+            {"tp_2_whole_tokens", 2, tensor(2, {"--parallelism.no-enable_sequence_parallel"})},
+            {"tp_4_tied", 4, tensor(4, {"--model.tie_embeddings"})},
+            {"ddp_2_tp_2", 4, tensor(2)},
+            {"zero3_2_tp_2", 4, tensor(2, degrees(1, 2, 3))}};
   }
 
   TrainConfig config_of(const Layout& layout) const {
@@ -140,6 +149,19 @@ TEST_F(LayoutCheckTest, FindsWhatIsSpoiltOnTheWay) {
        {.kind = halved, .verb = Verb::reduce_scatter, .group = "dp_shard"},
        "gradient",
        "2 times too small"},
+      {"tp_2", {.kind = dropped, .verb = Verb::reduce_scatter}, "gradient", ""},
+      {"tp_2", {.kind = doubled, .verb = Verb::reduce_scatter, .rank = 1}, "gradient", ""},
+      {"tp_2", {.kind = swapped, .verb = Verb::all_gather}, "gradient", ""},
+      {"tp_2", {.kind = stale, .verb = Verb::all_gather, .rank = 0}, "gradient", ""},
+      {"tp_2", {.kind = dropped, .only_elements = 64}, "gradient", "not summed over tp"},  // norms' gradients
+      {"tp_2_whole_tokens", {.kind = dropped}, "gradient", ""},
+      {"tp_4_tied", {.kind = halved, .verb = Verb::reduce_scatter}, "gradient", ""},
+      {"ddp_2_tp_2", {.kind = dropped, .group = "dp_replicate"}, "gradient", "not averaged over dp_replicate"},
+      {"zero3_2_tp_2",
+       {.kind = doubled, .verb = Verb::reduce_scatter, .group = "dp_shard"},
+       "gradient",
+       "2 times too large"},
+      {"zero3_2_tp_2", {.kind = zeroed, .verb = Verb::all_gather, .group = "tp", .rank = 1}, "gradient", ""},
   };
   for (const Spoilt& one : cases) {
     SCOPED_TRACE(fmt::format("{}: kind {}, verb {}, rank {}", one.layout, static_cast<int>(one.mutation.kind),
@@ -152,8 +174,9 @@ TEST_F(LayoutCheckTest, FindsWhatIsSpoiltOnTheWay) {
     EXPECT_EQ(found.finding->what, one.what) << found.finding->text();
     EXPECT_FALSE(found.finding->parameter.empty());
     EXPECT_THAT(found.finding->cause, HasSubstr(one.cause)) << found.finding->text();
-    // Where one rank alone is wrong, it is named; gathered weights that are wrong spoil what others compute, too.
-    if (one.mutation.rank >= 0 && one.mutation.group.empty() && one.mutation.verb != Verb::all_gather) {
+    // Where one rank alone is wrong, it is named; wrong weights or activations spoil what others compute, too.
+    if (one.mutation.rank >= 0 && one.mutation.group.empty() && one.mutation.verb != Verb::all_gather &&
+        !one.layout.starts_with("tp")) {
       EXPECT_EQ(found.finding->rank, one.mutation.rank) << found.finding->text();
     }
   }

@@ -32,6 +32,7 @@ ParallelModel::ParallelModel(const TrainConfig& config, const RunPlan& plan, std
     if (i % static_cast<std::size_t>(every) == 0) checkpoint_activations(*model_->layers[i], keep);
   }
   if (!is_sharded) {
+    nn::give_memory(*model_);
     replicas_ = replicating_ranks();
     return;
   }

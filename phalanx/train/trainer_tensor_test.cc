@@ -1,0 +1,129 @@
+// Training with cut matrices: the run of one rank, and checkpoints that go from one layout to another.
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+
+#include <atomic>
+
+#include "phalanx/base/error.h"
+#include "phalanx/train/trainer_test_support.h"
+
+namespace phalanx::train {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Losses of two layouts differ by rounding in another order: the design's bound for ten steps and a bit.
+constexpr double kLossTolerance = 2e-5;
+
+class TrainerTensorTest : public TrainerTest {
+ protected:
+  struct Layout {
+    std::string name;
+    int ranks = 1;
+    int tp = 1;
+    std::vector<std::string> keys = {};
+  };
+  TrainConfig config_of(const Layout& layout, const std::string& run, std::vector<std::string> more = {}) const {
+    std::vector<std::string> keys = {"--training.global_batch_size=8",
+                                     "--training.local_batch_size=" + std::to_string(8 * layout.tp / layout.ranks),
+                                     "--parallelism.tensor_parallel_degree=" + std::to_string(layout.tp)};
+    keys.insert(keys.end(), layout.keys.begin(), layout.keys.end());
+    keys.insert(keys.end(), more.begin(), more.end());
+    return config(run, keys);
+  }
+  void expect_same_run(const std::string& run, const std::string& other) const {
+    const std::vector<double> found = losses(run), expected = losses(other);
+    ASSERT_EQ(found.size(), expected.size()) << run;
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      EXPECT_NEAR(found[i], expected[i], kLossTolerance * expected[i]) << run << ", step " << i + 1;
+    }
+  }
+  static std::vector<std::string> sharded(int shards) {
+    return {"--parallelism.data_parallel_shard_degree=" + std::to_string(shards)};
+  }
+};
+
+TEST_F(TrainerTensorTest, TrainsAsOneRankDoes) {
+  train(config_of({.name = "one"}, "one"), 1);
+  const double validation = result_.validation_loss.value();
+  const std::vector<Layout> layouts = {
+      {.name = "tp2", .ranks = 2, .tp = 2},
+      {.name = "tp2_whole_tokens", .ranks = 2, .tp = 2, .keys = {"--parallelism.no-enable_sequence_parallel"}},
+      {.name = "tp4", .ranks = 4, .tp = 4},
+      {.name = "ddp2_tp2", .ranks = 4, .tp = 2},
+      {.name = "zero3_tp2", .ranks = 4, .tp = 2, .keys = sharded(2)},
+      {.name = "zero3_tp2_recomputed",
+       .ranks = 4,
+       .tp = 2,
+       .keys = {"--parallelism.data_parallel_shard_degree=2", "--activation_checkpoint.mode=full"}},
+      {.name = "tp2_tied", .ranks = 2, .tp = 2, .keys = {"--model.tie_embeddings"}}};
+  train(config_of({.name = "tied", .keys = {"--model.tie_embeddings"}}, "tied"), 1);
+  const double validation_tied = result_.validation_loss.value();
+  for (const Layout& layout : layouts) {
+    SCOPED_TRACE(layout.name);
+    train(config_of(layout, layout.name), layout.ranks);
+    const bool tied = layout.name.ends_with("tied");
+    expect_same_run(layout.name, tied ? "tied" : "one");
+    EXPECT_NEAR(result_.validation_loss.value(), tied ? validation_tied : validation, kLossTolerance * validation);
+    const std::vector<double> norms = values_of(layout.name, "grad_norm"),
+                              one = values_of(tied ? "tied" : "one", "grad_norm");
+    ASSERT_EQ(norms.size(), one.size());
+    for (std::size_t i = 0; i < norms.size(); ++i) EXPECT_NEAR(norms[i], one[i], 1e-3 * one[i]) << i;
+  }
+}
+
+TEST_F(TrainerTensorTest, ACheckpointGoesOnInAnotherLayout) {
+  train(config_of({.name = "one"}, "whole"), 1);
+  const std::vector<Layout> layouts = {{.name = "one"},
+                                       {.name = "tp2", .ranks = 2, .tp = 2},
+                                       {.name = "zero3_tp2", .ranks = 4, .tp = 2, .keys = sharded(2)},
+                                       {.name = "ddp", .ranks = 2}};
+  for (std::size_t i = 0; i < layouts.size(); ++i) {
+    const Layout &from = layouts[i], &to = layouts[(i + 1) % layouts.size()];
+    const std::string run = from.name + "_to_" + to.name;
+    SCOPED_TRACE(run);
+    train(
+        config_of(from, run, {"--checkpoint.interval=5"}), from.ranks,
+        [asked = std::make_shared<std::atomic<int>>(0), &from](int) { return asked->fetch_add(1) / from.ranks >= 4; });
+    EXPECT_EQ(result_.step, 5);
+    train(config_of(to, run), to.ranks);
+    EXPECT_EQ(result_.step, 12);
+    expect_same_run(run, "whole");
+  }
+}
+
+TEST_F(TrainerTensorTest, TheWholeModelIsThatOfOneRank) {
+  train(config_of({.name = "one"}, "one"), 1);
+  const Layout layout{.name = "zero3_tp2", .ranks = 4, .tp = 2, .keys = sharded(2)};
+  double loss = 0;
+  run_local_ranks(layout.ranks, [&](const std::shared_ptr<Communicator>& world) {
+    Trainer trainer(config_of(layout, "cut"), {.world = world, .quiet = true});
+    trainer.run();
+    const auto whole = trainer.whole_model();
+    EXPECT_EQ(whole != nullptr, world->rank() == 0);
+    if (!whole) return;
+    EXPECT_EQ(whole->tok_embeddings->weight.size(0), whole->config().vocab_size);
+    const at::Tensor tokens = at::arange(32, at::TensorOptions(at::kLong)).view({1, 32});
+    const at::NoGradGuard no_grad;
+    loss = whole->loss(tokens, tokens).item<double>();
+  });
+  double expected = 0;
+  run_local_ranks(1, [&](const std::shared_ptr<Communicator>& world) {
+    Trainer trainer(config_of({.name = "one"}, "one"), {.world = world, .quiet = true});
+    const at::Tensor tokens = at::arange(32, at::TensorOptions(at::kLong)).view({1, 32});
+    const at::NoGradGuard no_grad;
+    expected = trainer.model().loss(tokens, tokens).item<double>();
+  });
+  EXPECT_NEAR(loss, expected, 1e-4 * expected);
+}
+
+TEST_F(TrainerTensorTest, WhatDoesNotDivideIsRefusedBeforeAnythingIsRead) {
+  EXPECT_THAT(
+      refusal<ConfigError>(config_of({.name = "tp4", .ranks = 4, .tp = 4}, "bad", {"--training.seq_len=30"}), 4),
+      HasSubstr("seq_len 30 / 4 leaves 2"));
+  EXPECT_THAT(refusal<ConfigError>(config_of({.name = "tp2", .ranks = 2, .tp = 2}, "bad"), 3),
+              HasSubstr("tensor_parallel_degree 2 does not divide the 3 ranks; degrees that do: 1, 3"));
+}
+
+}  // namespace
+}  // namespace phalanx::train
