@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <cstdlib>
 
 #include "phalanx/base/error.h"
 
@@ -15,6 +16,13 @@ VerifyArguments parse_verify_arguments(Arguments arguments) {
     const auto [stopped, error] = std::from_chars(text.data(), text.data() + text.size(), parsed.steps);
     if (error != std::errc() || stopped != text.data() + text.size() || parsed.steps < 1) {
       throw UsageError(fmt::format("--steps is '{}': expected a number of training steps, 1 or more", text));
+    }
+  }
+  if (take_option(arguments, "--tolerance", text)) {
+    char* end = nullptr;
+    parsed.tolerance = std::strtod(text.c_str(), &end);
+    if (end == text.c_str() || *end != '\0' || !(*parsed.tolerance > 0)) {
+      throw UsageError(fmt::format("--tolerance is '{}': expected a number above 0, such as 1e-5", text));
     }
   }
   while (take_option(arguments, "--layout", text)) parsed.layouts.push_back(text);

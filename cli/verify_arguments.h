@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@ struct VerifyArguments {
   std::string config;
   std::vector<std::string> overrides;
   std::int64_t steps = 3;
+  std::optional<double> tolerance;  // of gradients at equal weights, relative to their norm
   bool all = false;
   bool table = false;
   std::vector<std::string> layouts;

@@ -20,6 +20,12 @@ struct Verdict {
   std::string first;
 };
 
+std::optional<train::LayoutTolerance> tolerance_of(const VerifyArguments& arguments) {
+  if (!arguments.tolerance) return std::nullopt;
+  return train::LayoutTolerance{
+      .loss = 2 * *arguments.tolerance, .gradient = *arguments.tolerance, .weight = 2 * *arguments.tolerance};
+}
+
 /// Collective over the world; ranks that the layout does not need pass. Prints on rank 0.
 void verify(const train::NamedLayout& layout, const VerifyArguments& arguments, bool in_detail,
             const ProcessContext& process, Verdict& verdict, nlohmann::json& record) {
@@ -29,7 +35,8 @@ void verify(const train::NamedLayout& layout, const VerifyArguments& arguments, 
   std::string finding;
   if (group) {
     const train::LayoutCheck check =
-        train::check_layout(layout.config, {.world = group, .device = process.device}, {.steps = arguments.steps});
+        train::check_layout(layout.config, {.world = group, .device = process.device},
+                            {.steps = arguments.steps, .tolerance = tolerance_of(arguments)});
     if (check.finding) finding = check.finding->text();
     if (rank == 0) {
       const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

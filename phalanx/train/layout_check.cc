@@ -298,6 +298,12 @@ class Comparison {
     StepCheck check{.step = step};
     if (reference_) check.expected_loss = reference_->find_gradients(step - 1);
     check.expected_loss = from_first(check.expected_loss);
+    if (!std::isfinite(check.expected_loss)) {
+      throw Error(
+          fmt::format("verify: on one rank the loss of step {} is {}: there is nothing to compare a layout with; "
+                      "try a lower [optimizer] lr or fewer steps",
+                      step, check.expected_loss));
+    }
     check.loss = mean_over_ranks(laid_out_.find_gradients(step - 1));
     {
       const at::NoGradGuard no_grad;
