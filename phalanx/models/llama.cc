@@ -96,7 +96,7 @@ void Llama::check_whole(const char* what) const {
 
 at::Tensor Llama::hidden(const at::Tensor& input) {
   part_.embedding ? check_tokens(input) : check_hidden(input);
-  const std::int64_t seq = input.size(1) * (part_.embedding ? 1 : head_.parts);
+  const std::int64_t seq = input.size(1) * (part_.embedding || head_.parts_dim == 0 ? 1 : head_.parts);
   if (seq > config_.max_seq_len) {
     throw Error(fmt::format("Llama: sequences of {} tokens, but max_seq_len is {}", seq, config_.max_seq_len));
   }
@@ -130,7 +130,7 @@ std::vector<std::vector<nn::Module*>> Llama::shard_units() {
 at::Tensor Llama::loss(const at::Tensor& input, const at::Tensor& labels) {
   if (!part_.head) throw Error("Llama: a part without the output has no loss: " + part_.text());
   std::vector<std::int64_t> positions = input.sizes().slice(0, std::min<std::int64_t>(input.dim(), 2)).vec();
-  if (!part_.embedding && positions.size() == 2) positions[1] *= head_.parts;
+  if (!part_.embedding && positions.size() == 2) positions[head_.parts_dim] *= head_.parts;
   if (positions.size() != 2 || labels.sizes() != at::IntArrayRef(positions) || labels.scalar_type() != at::kLong) {
     throw Error("Llama: labels must be int64 and of the tokens' shape: one next token for each token");
   }

@@ -41,7 +41,10 @@ namespace phalanx::models {
 struct LlamaHead {
   std::function<at::Tensor(const at::Tensor& hidden, const at::Tensor& weight)> logits;
   std::function<at::Tensor(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels)> loss;
-  std::int64_t parts = 1;  // of the positions, one of which is in what goes from layer to layer; labels are of all
+  // What goes from layer to layer is one of so many parts along a dimension, 0 (sequences) or 1 (positions); labels are
+  // of all.
+  std::int64_t parts = 1;
+  std::size_t parts_dim = 1;
 };
 
 class Llama : public nn::Module {

@@ -2,17 +2,19 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <memory>
 
+#include "phalanx/base/error.h"
 #include "phalanx/kernels/linear.h"
 #include "phalanx/parallel/tensor/collective_functions.h"
 #include "phalanx/parallel/tensor/vocabulary_parallel.h"
 
 namespace phalanx::models {
 
-std::vector<StyleOf> llama_tensor_plan(const Llama& model, int ranks, bool sequence_parallel) {
-  const Layout between = sequence_parallel ? Layout::split(1) : Layout::replicated();
+std::vector<StyleOf> llama_tensor_plan(const Llama& model, int ranks, const Layout& between) {
   const Colwise inner{.input = Layout::shared()};
   const auto kv_heads = static_cast<int>(model.config().n_kv_heads);
   Colwise key_value = inner;
@@ -34,7 +36,7 @@ std::vector<StyleOf> llama_tensor_plan(const Llama& model, int ranks, bool seque
     plan.push_back({"layers.*.feed_forward.w2", Rowwise{.output = between}});
   }
   if (model.output) plan.push_back({"output", inner});
-  if (sequence_parallel) plan.push_back({"*norm", SequenceParallel{}});
+  if (between.kind == Layout::Kind::split) plan.push_back({"*norm", SequenceParallel{}});
   return plan;
 }
 
@@ -42,11 +44,16 @@ void parallelize_llama(Llama& model, const DeviceMesh& mesh, const LlamaParallel
   const LlamaConfig& config = model.config();
   const bool has_axis = mesh.has("tp");
   const int ranks = has_axis ? mesh.size("tp") : 1;
-  config.validate_tensor_parallel(ranks, options.sequence_parallel ? options.seq_len : 0);
-  parallelize_module(model, mesh, llama_tensor_plan(model, ranks, options.sequence_parallel));
+  if (options.split_dim != 0 && options.split_dim != 1) {
+    throw ConfigError(
+        fmt::format("tensor parallel: split_dim = {}: expected 0 (sequences) or 1 (positions)", options.split_dim));
+  }
+  const bool by_positions = options.sequence_parallel && options.split_dim == 1;
+  const Layout between = options.sequence_parallel ? Layout::split(options.split_dim) : Layout::replicated();
+  config.validate_tensor_parallel(ranks, by_positions ? options.seq_len : 0);
+  parallelize_module(model, mesh, llama_tensor_plan(model, ranks, between));
   if (ranks == 1) return;
   const std::shared_ptr<Communicator> group = mesh.communicator("tp");
-  const Layout between = options.sequence_parallel ? Layout::split(1) : Layout::replicated();
   const std::int64_t vocab = config.vocab_size;
   const VocabularyPart part{.first = vocab / ranks * mesh.coordinate("tp"), .count = vocab};
   model.set_head({.logits =
@@ -59,7 +66,8 @@ void parallelize_llama(Llama& model, const DeviceMesh& mesh, const LlamaParallel
                         const at::Tensor shared = convert(h, between, Layout::shared(), group);
                         return vocabulary_parallel_cross_entropy(shared, weight, labels, part, group);
                       },
-                  .parts = options.sequence_parallel ? ranks : 1});
+                  .parts = options.sequence_parallel ? ranks : 1,
+                  .parts_dim = static_cast<std::size_t>(options.split_dim)});
 }
 
 }  // namespace phalanx::models

@@ -42,11 +42,12 @@ struct Mix {
   int stage = 0;           // of ZeRO; 0: DistributedDataParallel if dp > 1
   bool recompute = false;  // blocks are checkpointed
   std::int64_t kv_heads = 2;
+  int split_dim = 1;
 };
 
 std::string label(const Mix& mix) {
-  return fmt::format("tp {} sequence {} tied {} dp {} stage {} recompute {} kv heads {}", mix.tp, mix.sequence,
-                     mix.tied, mix.dp, mix.stage, mix.recompute, mix.kv_heads);
+  return fmt::format("tp {} sequence {} tied {} dp {} stage {} recompute {} kv heads {} split {}", mix.tp, mix.sequence,
+                     mix.tied, mix.dp, mix.stage, mix.recompute, mix.kv_heads, mix.split_dim);
 }
 
 models::LlamaConfig small_llama(const Mix& mix) {
@@ -95,7 +96,8 @@ struct MixOutcome {
 MixOutcome train_mix(const World& world, const Mix& mix, int steps) {
   const DeviceMesh mesh(world, {{"dp_shard", mix.dp}, {"tp", mix.tp}});
   models::Llama model(small_llama(mix), {.without_memory = mix.stage > 0});
-  parallelize_llama(model, mesh, {.sequence_parallel = mix.sequence, .seq_len = kPositions});
+  parallelize_llama(model, mesh,
+                    {.sequence_parallel = mix.sequence, .split_dim = mix.split_dim, .seq_len = kPositions});
   for (const auto& layer : model.layers) {
     if (mix.recompute) checkpoint_activations(*layer, keep_costly);
   }
@@ -180,6 +182,7 @@ TEST(LlamaTensorParallel, EqualsOneRank) {
       for (const bool tied : {true, false}) mixes.push_back({.tp = tp, .sequence = sequence, .tied = tied});
     }
   }
+  for (const int tp : {2, 4}) mixes.push_back({.tp = tp, .split_dim = 0});
   mixes.push_back({.tp = 4, .kv_heads = 1});
   mixes.push_back({.tp = 4, .kv_heads = 4});
   expect_mixes(mixes);
@@ -200,6 +203,7 @@ TEST(LlamaTensorParallel, UnderShardedDataParallelismEqualsOneRank) {
                 {.tp = 2, .sequence = false, .dp = 2, .stage = 3},
                 {.tp = 2, .tied = true, .dp = 2, .stage = 3},
                 {.tp = 4, .dp = 2, .stage = 3, .recompute = true},
+                {.tp = 2, .dp = 2, .stage = 3, .split_dim = 0},
                 {.tp = 2, .dp = 1, .stage = 3}});
 }
 
@@ -248,13 +252,15 @@ TEST(LlamaTensorParallel, LogitsWithACacheAreThoseOfOneRank) {
 TEST(LlamaTensorParallel, PartsOfAModelMakeTheSameLossAndGradients) {
   const auto config = small_llama({});
   const at::Tensor tokens = tokens_of(0).narrow(1, 0, kPositions), labels = tokens_of(0).narrow(1, 1, kPositions);
-  for (const bool sequence : {true, false}) {
-    SCOPED_TRACE(sequence);
+  for (const models::LlamaParallelOptions& options :
+       {models::LlamaParallelOptions{}, {.split_dim = 0}, {.sequence_parallel = false}}) {
+    const bool sequence = options.sequence_parallel;
+    SCOPED_TRACE(::testing::Message() << sequence << " split " << options.split_dim);
     run_local_ranks(2, [&](const World& world) {
       const DeviceMesh mesh(world, {{"tp", 2}});
       const auto made = [&](const models::LlamaPart& part) {
         auto model = std::make_shared<models::Llama>(config, part);
-        parallelize_llama(*model, mesh, {.sequence_parallel = sequence});
+        parallelize_llama(*model, mesh, options);
         nn::initialise(*model, 1);
         return model;
       };
@@ -266,7 +272,8 @@ TEST(LlamaTensorParallel, PartsOfAModelMakeTheSameLossAndGradients) {
       const auto middle = made({.begin = 3, .end = 4, .embedding = false, .head = false});
       const auto last = made({.begin = 4, .end = 8, .embedding = false, .head = true});
       const at::Tensor sent = first->forward(tokens);
-      EXPECT_EQ(sent.size(1), sequence ? kPositions / 2 : kPositions);
+      EXPECT_EQ(sent.numel(), kRows * kPositions * config.dim / (sequence ? 2 : 1));
+      if (sequence) EXPECT_EQ(sent.size(options.split_dim), tokens.size(options.split_dim) / 2);
       const at::Tensor loss = last->loss(middle->forward(sent), labels);
       EXPECT_TRUE(at::equal(loss, expected));
       loss.backward();
@@ -310,6 +317,7 @@ TEST(LlamaTensorParallelErrors, WhatTheRanksDoNotDivideIsRefusedWithTheNumbers) 
   EXPECT_THAT(refusal_of(config, 4), HasSubstr("vocab_size % ranks = 63 % 4 = 3"));
   config.vocab_size = 64;
   EXPECT_THAT(refusal_of(config, 4, {.seq_len = 10}), HasSubstr("seq_len % ranks = 10 % 4 = 2"));
+  EXPECT_THAT(refusal_of(config, 4, {.split_dim = 2}), HasSubstr("split_dim = 2: expected 0 (sequences) or 1"));
   config.dim = 48;
   config.n_heads = 12;
   config.n_kv_heads = 6;

@@ -11,6 +11,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/comm/communicator.h"
+#include "phalanx/tensor/weight_gradient_queue.h"
 
 namespace phalanx {
 namespace {
@@ -36,11 +37,12 @@ Move mirrored(Move move) {
 }
 
 struct Group : torch::CustomClassHolder {
-  Group(Move move, std::int64_t dim, std::shared_ptr<Communicator> comm)
-      : move(move), dim(dim), comm(std::move(comm)) {}
+  Group(Move move, std::int64_t dim, std::shared_ptr<Communicator> comm, Meanwhile meanwhile)
+      : move(move), dim(dim), comm(std::move(comm)), meanwhile(std::move(meanwhile)) {}
   Move move;
   std::int64_t dim;  // not negative
   std::shared_ptr<Communicator> comm;
+  Meanwhile meanwhile;
 };
 
 std::vector<std::int64_t> with_extent(const at::Tensor& x, std::int64_t dim, std::int64_t extent) {
@@ -59,15 +61,24 @@ at::Tensor gathered(const at::Tensor& x, std::int64_t dim, Communicator& comm) {
   return parts.movedim(0, dim).reshape(with_extent(x, dim, comm.size() * x.size(dim)));
 }
 
+struct UnderWay {
+  at::Tensor result;
+  Work work;
+};
+
+UnderWay start_sum(const at::Tensor& x, Communicator& comm, bool async) {
+  const at::Tensor sum = x.clone(at::MemoryFormat::Contiguous);
+  return {sum, comm.all_reduce(sum, {.async = async})};
+}
+
 // This rank's part of the sum.
-at::Tensor reduced_part(const at::Tensor& x, std::int64_t dim, Communicator& comm) {
+UnderWay start_reduced_part(const at::Tensor& x, std::int64_t dim, Communicator& comm, bool async) {
   const std::int64_t extent = x.size(dim) / comm.size();
   std::vector<std::int64_t> sizes = x.sizes().vec();
   sizes[static_cast<std::size_t>(dim)] = extent;
   const at::Tensor part = at::empty(sizes, x.options());
   sizes.insert(sizes.begin() + dim, comm.size());
-  comm.reduce_scatter(part, x.contiguous().view(sizes).movedim(dim, 0).contiguous());
-  return part;
+  return {part, comm.reduce_scatter(part, x.contiguous().view(sizes).movedim(dim, 0).contiguous(), {.async = async})};
 }
 
 at::Tensor moved(const at::Tensor& x, const Group& group) {
@@ -75,11 +86,8 @@ at::Tensor moved(const at::Tensor& x, const Group& group) {
   switch (group.move) {
     case Move::copy:
       return x;
-    case Move::sum: {
-      const at::Tensor sum = x.clone(at::MemoryFormat::Contiguous);
-      comm.all_reduce(sum);
-      return sum;
-    }
+    case Move::sum:
+      return start_sum(x, comm, false).result;
     case Move::gather:
     case Move::all_gather:
       return gathered(x, group.dim, comm);
@@ -88,12 +96,13 @@ at::Tensor moved(const at::Tensor& x, const Group& group) {
       return x.narrow(group.dim, comm.rank() * extent, extent).clone(at::MemoryFormat::Contiguous);
     }
     case Move::reduce_scatter:
-      return reduced_part(x, group.dim, comm);
+      return start_reduced_part(x, group.dim, comm, false).result;
   }
   throw Error("collective functions: unknown function");
 }
 
-at::Tensor run(const at::Tensor& x, Move move, std::int64_t dim, const std::shared_ptr<Communicator>& comm);
+at::Tensor run(const at::Tensor& x, Move move, std::int64_t dim, const std::shared_ptr<Communicator>& comm,
+               const Meanwhile& meanwhile = nullptr);
 
 struct MoveFunction : torch::autograd::Function<MoveFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
@@ -105,11 +114,20 @@ struct MoveFunction : torch::autograd::Function<MoveFunction> {
                                                const torch::autograd::tensor_list& grads) {
     const auto capsule = ctx->saved_data["group"].toCapsule();
     const auto& group = static_cast<const Group&>(*capsule);
+    if (group.meanwhile && !at::GradMode::is_enabled()) {
+      const bool sums = group.move == Move::copy;
+      UnderWay under_way =
+          sums ? start_sum(grads[0], *group.comm, true) : start_reduced_part(grads[0], group.dim, *group.comm, true);
+      group.meanwhile->flush({});
+      under_way.work.wait();
+      return {under_way.result, at::Tensor()};
+    }
     return {run(grads[0], mirrored(group.move), group.dim, group.comm), at::Tensor()};
   }
 };
 
-at::Tensor run(const at::Tensor& x, Move move, std::int64_t dim, const std::shared_ptr<Communicator>& comm) {
+at::Tensor run(const at::Tensor& x, Move move, std::int64_t dim, const std::shared_ptr<Communicator>& comm,
+               const Meanwhile& meanwhile) {
   if (comm->size() == 1) return x;
   const bool has_dim = move != Move::copy && move != Move::sum;
   if (has_dim && dim < 0) dim += x.dim();
@@ -124,15 +142,15 @@ at::Tensor run(const at::Tensor& x, Move move, std::int64_t dim, const std::shar
                     x.size(dim) % comm->size(), comm->size(), x.size(dim) / comm->size() * comm->size(),
                     (x.size(dim) / comm->size() + 1) * comm->size()));
   }
-  auto group = c10::make_intrusive<Group>(move, dim, comm);
+  auto group = c10::make_intrusive<Group>(move, dim, comm, meanwhile);
   if (!at::GradMode::is_enabled() || !x.requires_grad()) return moved(x, *group);
   return MoveFunction::apply(x, group);
 }
 
 }  // namespace
 
-at::Tensor copy_to_group(const at::Tensor& x, const std::shared_ptr<Communicator>& group) {
-  return run(x, Move::copy, 0, group);
+at::Tensor copy_to_group(const at::Tensor& x, const std::shared_ptr<Communicator>& group, const Meanwhile& meanwhile) {
+  return run(x, Move::copy, 0, group, meanwhile);
 }
 at::Tensor sum_over_group(const at::Tensor& x, const std::shared_ptr<Communicator>& group) {
   return run(x, Move::sum, 0, group);
@@ -143,8 +161,9 @@ at::Tensor gather_along(const at::Tensor& x, std::int64_t dim, const std::shared
 at::Tensor part_along(const at::Tensor& x, std::int64_t dim, const std::shared_ptr<Communicator>& group) {
   return run(x, Move::part, dim, group);
 }
-at::Tensor all_gather_along(const at::Tensor& x, std::int64_t dim, const std::shared_ptr<Communicator>& group) {
-  return run(x, Move::all_gather, dim, group);
+at::Tensor all_gather_along(const at::Tensor& x, std::int64_t dim, const std::shared_ptr<Communicator>& group,
+                            const Meanwhile& meanwhile) {
+  return run(x, Move::all_gather, dim, group, meanwhile);
 }
 at::Tensor reduce_scatter_along(const at::Tensor& x, std::int64_t dim, const std::shared_ptr<Communicator>& group) {
   return run(x, Move::reduce_scatter, dim, group);

@@ -30,12 +30,18 @@
 namespace phalanx {
 
 class Communicator;
+class WeightGradientQueue;
 
-at::Tensor copy_to_group(const at::Tensor& x, const std::shared_ptr<Communicator>& group);
+/// `meanwhile`: what the backward passes between here and the result left in that queue (key {}) is computed while the
+/// gradient's collective is under way, so that weight gradients cost no time there.
+using Meanwhile = std::shared_ptr<WeightGradientQueue>;
+at::Tensor copy_to_group(const at::Tensor& x, const std::shared_ptr<Communicator>& group,
+                         const Meanwhile& meanwhile = nullptr);
 at::Tensor sum_over_group(const at::Tensor& x, const std::shared_ptr<Communicator>& group);
 at::Tensor gather_along(const at::Tensor& x, std::int64_t dim, const std::shared_ptr<Communicator>& group);
 at::Tensor part_along(const at::Tensor& x, std::int64_t dim, const std::shared_ptr<Communicator>& group);
-at::Tensor all_gather_along(const at::Tensor& x, std::int64_t dim, const std::shared_ptr<Communicator>& group);
+at::Tensor all_gather_along(const at::Tensor& x, std::int64_t dim, const std::shared_ptr<Communicator>& group,
+                            const Meanwhile& meanwhile = nullptr);
 at::Tensor reduce_scatter_along(const at::Tensor& x, std::int64_t dim, const std::shared_ptr<Communicator>& group);
 
 }  // namespace phalanx

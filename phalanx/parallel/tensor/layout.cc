@@ -50,17 +50,19 @@ void check_conversion(const std::string& what, const Layout& from, const Layout&
 }
 
 at::Tensor convert(const at::Tensor& x, const Layout& from, const Layout& to,
-                   const std::shared_ptr<Communicator>& group) {
+                   const std::shared_ptr<Communicator>& group, const std::shared_ptr<WeightGradientQueue>& meanwhile) {
   if (from == to) return x;
   check_conversion("convert", from, to);
   switch (from.kind) {
     case Kind::replicated:
-      return to.kind == Kind::shared ? copy_to_group(x, group) : part_along(x, to.dim, group);
+      return to.kind == Kind::shared ? copy_to_group(x, group, meanwhile) : part_along(x, to.dim, group);
     case Kind::split:
-      return to.kind == Kind::shared ? all_gather_along(x, from.dim, group) : gather_along(x, from.dim, group);
+      return to.kind == Kind::shared ? all_gather_along(x, from.dim, group, meanwhile)
+                                     : gather_along(x, from.dim, group);
     default:  // partial
       if (to.kind == Kind::split) return reduce_scatter_along(x, to.dim, group);
-      return to.kind == Kind::shared ? copy_to_group(sum_over_group(x, group), group) : sum_over_group(x, group);
+      return to.kind == Kind::shared ? copy_to_group(sum_over_group(x, group), group, meanwhile)
+                                     : sum_over_group(x, group);
   }
 }
 

@@ -30,6 +30,7 @@
 namespace phalanx {
 
 class Communicator;
+class WeightGradientQueue;
 
 struct Layout {
   enum class Kind : std::uint8_t { replicated, shared, partial, split };
@@ -48,7 +49,9 @@ struct Layout {
 void check_conversion(const std::string& what, const Layout& from, const Layout& to);
 
 /// Collective unless both are the same or the group is one rank. Error where the ranks do not divide the dimension.
+/// `meanwhile` (to shared): as in collective_functions.h.
 at::Tensor convert(const at::Tensor& x, const Layout& from, const Layout& to,
-                   const std::shared_ptr<Communicator>& group);
+                   const std::shared_ptr<Communicator>& group,
+                   const std::shared_ptr<WeightGradientQueue>& meanwhile = nullptr);
 
 }  // namespace phalanx

@@ -15,6 +15,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/comm/data_type.h"
+#include "phalanx/nn/dropout.h"
 #include "phalanx/nn/embedding.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/nn/linear.h"
@@ -22,6 +23,7 @@
 #include "phalanx/optim/name_patterns.h"
 #include "phalanx/parallel/tensor/collective_functions.h"
 #include "phalanx/tensor/grad_ready.h"
+#include "phalanx/tensor/weight_gradient_queue.h"
 
 namespace phalanx {
 namespace {
@@ -123,7 +125,25 @@ class Parallelizer {
   static Attach convert_input(nn::Module& module, const Layout& from, const Layout& to) {
     return [&module, from, to](const std::shared_ptr<Communicator>& group) {
       if (from == to) return;
-      module.add_input_hook([=](const at::Tensor& input) { return convert(input, from, to, group); });
+      if (to != Layout::shared() || module.has_runner()) {
+        module.add_input_hook([=](const at::Tensor& input) { return convert(input, from, to, group); });
+        return;
+      }
+      // The layers inside leave their weight gradients in a queue of this one pass, which the input's gradient takes
+      // along while it is on its way. Not where somebody else defers them: a pipeline schedule has plans of its own.
+      const auto of_this_pass = std::make_shared<std::shared_ptr<WeightGradientQueue>>();
+      module.add_input_hook([=](const at::Tensor& input) {
+        const bool defers =
+            at::GradMode::is_enabled() && input.requires_grad() && !WeightGradientQueue::current().queue;
+        *of_this_pass = defers ? std::make_shared<WeightGradientQueue>() : nullptr;
+        return convert(input, from, to, group, *of_this_pass);
+      });
+      module.set_runner([=](const nn::Module::Forward& forward, const at::Tensor& input) {
+        const auto queue = std::exchange(*of_this_pass, nullptr);
+        if (!queue) return forward(input);
+        const WeightGradientQueue::Scope scope(queue, {});
+        return forward(input);
+      });
     };
   }
 
@@ -221,12 +241,18 @@ class Parallelizer {
     });
   }
 
-  void take(const std::string& name, nn::Module& module, const SequenceParallel& /*style*/) {
+  void take(const std::string& name, nn::Module& module, const SequenceParallel& style) {
     const std::string what = described(name, "SequenceParallel");
     once(what, module);
+    if (auto* dropout = dynamic_cast<nn::Dropout*>(&module)) {
+      styles_.push_back([dropout, dim = style.dim](const std::shared_ptr<Communicator>& group) {
+        dropout->set_split({.dim = dim, .part = group->rank(), .parts = group->size()});
+      });
+      return;
+    }
     const bool reads_by_used =
         dynamic_cast<nn::RMSNorm*>(&module) != nullptr || dynamic_cast<nn::Linear*>(&module) != nullptr;
-    if (!reads_by_used) refuse(what, module, "an RMSNorm or a Linear");
+    if (!reads_by_used) refuse(what, module, "an RMSNorm, a Linear or a Dropout");
     for (const auto& p : module.named_parameters(/*recurse=*/false)) {
       own(what, p.value(), {});
       styles_.push_back([&module, parameter = p.key()](const std::shared_ptr<Communicator>& group) {

@@ -10,8 +10,9 @@
 //                    input: any -> shared. output: split(-1) -> any
 //   Rowwise          L: columns of the weight, and the whole bias, added once. E: rows, that is ids ("vocabulary").
 //                    input (L): any -> split(-1); E: none, ids are replicated. output: partial -> any
-//   SequenceParallel the module works on parts of the activations (a norm): its parameters stay whole, and their
-//                    gradients are summed over the group
+//   SequenceParallel the module works on parts of the activations: parameters of a norm or a Linear stay whole, and
+//   their
+//                    gradients are summed over the group; a Dropout drops its part of what one rank would drop
 //   PrepareInput     the first input of a module of any kind is converted; PrepareOutput: its output
 // "any -> shared" is what convert() of layout.h does, in the module's forward pass and, mirrored, in its backward pass.
 // A module that prepares the input for the Colwise layers inside gathers once for all of them, which then say
@@ -30,9 +31,13 @@
 //   FullyShardedDataParallel, is constructed afterwards and sees nothing of this.
 // - Names are those of nn::Module's children, patterns as in base: "layers.*.attention.wq". An entry may match many
 //   modules, a module may be in several entries of which one at most concerns its parameters.
+// - What makes an input shared computes the weight gradients of the layers inside while the gradient of that input is
+//   under way (all-reduce or reduce-scatter), in the backward pass. It takes the module's runner (nn/module.h), unless
+//   it has one; where a checkpoint or a pipeline's queue takes its place, gradients are computed as they come.
 // - The group's communicator belongs to the model while a forward or backward pass runs.
-// - Values are made by (seed, name, index) and so do not depend on the layout. Dropout in between: nn::Dropout's
-//   set_split() where ranks hold different parts of its input; nothing where they hold the same.
+// - Values are made by (seed, name, index) and so do not depend on the layout. So are dropout's masks where all ranks
+// hold
+//   the same; where they hold columns, nn::Dropout::set_split() says which.
 #pragma once
 
 #include <string>
@@ -59,7 +64,9 @@ struct Rowwise {
   Layout input = Layout::split(-1);
   Layout output = Layout::replicated();
 };
-struct SequenceParallel {};
+struct SequenceParallel {
+  int dim = 1;  // along which activations are split, for a Dropout
+};
 struct PrepareInput {
   Layout from = Layout::split(1);
   Layout to = Layout::shared();

@@ -174,6 +174,42 @@ TEST_P(Styles, EachFormEqualsOneRank) {
 }
 INSTANTIATE_TEST_SUITE_P(Worlds, Styles, ::testing::Values(1, 2, 4));
 
+// Rank 1 enters the collective of the input's gradient only when rank 0 has told it that a weight's gradient is there,
+// which rank 0 does while it waits in that collective.
+TEST(StylesOverlap, WeightGradientsAreComputedWhileTheInputsIsUnderWay) {
+  for (const bool sequence : {false, true}) {
+    run_local_ranks(2, [&](const Comm& comm) {
+      const auto aside = comm->split(0, comm->rank(), "aside");
+      struct Net : nn::Module {
+        Net() : nn::Module("Net") { fc = register_module("fc", std::make_shared<nn::Linear>(nn::LinearOptions{4, 6})); }
+        std::shared_ptr<nn::Linear> fc;
+      } net, one;
+      const Layout between = sequence ? Layout::split(0) : Layout::replicated();
+      parallelize_module(net, DeviceMesh(comm, {{"tp", 2}}), {{"fc", Colwise{.input = between}}});
+      nn::initialise(net, 1);
+      nn::initialise(one, 1);
+      const at::Tensor all = at::sin(at::arange(32, at::kFloat)).view({8, 4});
+      const at::Tensor x = (sequence ? part_along(all, 0, comm) : all.clone()).requires_grad_();
+      const at::Tensor flag = at::zeros({1});
+      const auto subscription = on_grad_ready(net.fc->weight, [&](const at::Tensor&) {
+        if (comm->rank() == 0) aside->send(flag, 1);
+      });
+      const at::Tensor y = nn::call(net.fc, x);
+      const at::Tensor waiting = y * 1.0;
+      if (comm->rank() == 1)
+        waiting.register_hook([&](const at::Tensor& grad) {
+          aside->recv(flag, 0);
+          return grad;
+        });
+      waiting.square().sum().backward();
+      const at::Tensor whole = all.clone().requires_grad_();
+      nn::call(one.fc, whole).square().sum().backward();
+      EXPECT_TRUE(at::allclose(x.grad(), sequence ? part_along(whole.grad(), 0, comm) : whole.grad(), 1e-5, 1e-6));
+      EXPECT_TRUE(at::allclose(net.fc->weight.grad(), one.fc->weight.grad().narrow(0, comm->rank() * 3, 3)));
+    });
+  }
+}
+
 TEST(StylesWithCopies, NeighboursHoldTheSameRowsAndTheirGradientsAreSummed) {
   run_local_ranks(4, [](const Comm& comm) {
     const DeviceMesh mesh(comm, {{"tp", 4}});
@@ -221,6 +257,15 @@ TEST(StylesOfDropout, PartsDropTheirPartOfTheWholeMask) {
     nn::Dropout whole(0.4);
     whole.place("layer", {.seed = 1, .step = 2, .first_row = 3});
     const at::Tensor expected = nn::call(whole, x);
+    for (const int dim : {0, 1}) {
+      struct Net : nn::Module {
+        Net() : nn::Module("Net") { drop = register_module("drop", std::make_shared<nn::Dropout>(0.4)); }
+        std::shared_ptr<nn::Dropout> drop;
+      } net;
+      parallelize_module(net, DeviceMesh(comm, {{"tp", 2}}), {{"drop", SequenceParallel{.dim = dim}}});
+      net.drop->place("layer", {.seed = 1, .step = 2, .first_row = 3});
+      EXPECT_TRUE(at::equal(nn::call(net.drop, part_along(x, dim, comm)), part_along(expected, dim, comm))) << dim;
+    }
     for (const int dim : {0, 1, -1}) {
       nn::Dropout part(0.4);
       part.place("layer", {.seed = 1, .step = 2, .first_row = 3});
