@@ -13,6 +13,7 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 
+#include "phalanx/base/error.h"
 #include "phalanx/base/human.h"
 #include "phalanx/launch/process_context.h"
 #include "phalanx/launch/worker_report.h"

@@ -15,6 +15,7 @@
 #include <memory>
 #include <vector>
 
+#include "phalanx/base/error.h"
 #include "phalanx/launch/process_context.h"
 #include "phalanx/launch/worker_report.h"
 #include "phalanx/nn/init.h"

@@ -273,7 +273,8 @@ TEST(LlamaTensorParallel, PartsOfAModelMakeTheSameLossAndGradients) {
       const auto last = made({.begin = 4, .end = 8, .embedding = false, .head = true});
       const at::Tensor sent = first->forward(tokens);
       EXPECT_EQ(sent.numel(), kRows * kPositions * config.dim / (sequence ? 2 : 1));
-      if (sequence) EXPECT_EQ(sent.size(options.split_dim), tokens.size(options.split_dim) / 2);
+      const std::int64_t ranks = sequence ? 2 : 1;
+      EXPECT_EQ(sent.size(options.split_dim), tokens.size(options.split_dim) / ranks);
       const at::Tensor loss = last->loss(middle->forward(sent), labels);
       EXPECT_TRUE(at::equal(loss, expected));
       loss.backward();

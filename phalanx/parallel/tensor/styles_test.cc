@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
 
+#include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
@@ -178,35 +179,40 @@ INSTANTIATE_TEST_SUITE_P(Worlds, Styles, ::testing::Values(1, 2, 4));
 // which rank 0 does while it waits in that collective.
 TEST(StylesOverlap, WeightGradientsAreComputedWhileTheInputsIsUnderWay) {
   for (const bool sequence : {false, true}) {
-    run_local_ranks(2, [&](const Comm& comm) {
-      const auto aside = comm->split(0, comm->rank(), "aside");
-      struct Net : nn::Module {
-        Net() : nn::Module("Net") { fc = register_module("fc", std::make_shared<nn::Linear>(nn::LinearOptions{4, 6})); }
-        std::shared_ptr<nn::Linear> fc;
-      } net, one;
-      const Layout between = sequence ? Layout::split(0) : Layout::replicated();
-      parallelize_module(net, DeviceMesh(comm, {{"tp", 2}}), {{"fc", Colwise{.input = between}}});
-      nn::initialise(net, 1);
-      nn::initialise(one, 1);
-      const at::Tensor all = at::sin(at::arange(32, at::kFloat)).view({8, 4});
-      const at::Tensor x = (sequence ? part_along(all, 0, comm) : all.clone()).requires_grad_();
-      const at::Tensor flag = at::zeros({1});
-      const auto subscription = on_grad_ready(net.fc->weight, [&](const at::Tensor&) {
-        if (comm->rank() == 0) aside->send(flag, 1);
-      });
-      const at::Tensor y = nn::call(net.fc, x);
-      const at::Tensor waiting = y * 1.0;
-      if (comm->rank() == 1)
-        waiting.register_hook([&](const at::Tensor& grad) {
-          aside->recv(flag, 0);
-          return grad;
-        });
-      waiting.square().sum().backward();
-      const at::Tensor whole = all.clone().requires_grad_();
-      nn::call(one.fc, whole).square().sum().backward();
-      EXPECT_TRUE(at::allclose(x.grad(), sequence ? part_along(whole.grad(), 0, comm) : whole.grad(), 1e-5, 1e-6));
-      EXPECT_TRUE(at::allclose(net.fc->weight.grad(), one.fc->weight.grad().narrow(0, comm->rank() * 3, 3)));
-    });
+    run_local_ranks(
+        2,
+        [&](const Comm& comm) {
+          const auto aside = comm->split(0, comm->rank(), "aside");
+          struct Net : nn::Module {
+            Net() : nn::Module("Net") {
+              fc = register_module("fc", std::make_shared<nn::Linear>(nn::LinearOptions{4, 6}));
+            }
+            std::shared_ptr<nn::Linear> fc;
+          } net, one;
+          const Layout between = sequence ? Layout::split(0) : Layout::replicated();
+          parallelize_module(net, DeviceMesh(comm, {{"tp", 2}}), {{"fc", Colwise{.input = between}}});
+          nn::initialise(net, 1);
+          nn::initialise(one, 1);
+          const at::Tensor all = at::sin(at::arange(32, at::kFloat)).view({8, 4});
+          const at::Tensor x = (sequence ? part_along(all, 0, comm) : all.clone()).requires_grad_();
+          const at::Tensor flag = at::zeros({1});
+          const auto subscription = on_grad_ready(net.fc->weight, [&](const at::Tensor&) {
+            if (comm->rank() == 0) aside->send(flag, 1);
+          });
+          const at::Tensor y = nn::call(net.fc, x);
+          const at::Tensor waiting = y * 1.0;
+          if (comm->rank() == 1)
+            waiting.register_hook([&](const at::Tensor& grad) {
+              aside->recv(flag, 0);
+              return grad;
+            });
+          waiting.square().sum().backward();
+          const at::Tensor whole = all.clone().requires_grad_();
+          nn::call(one.fc, whole).square().sum().backward();
+          EXPECT_TRUE(at::allclose(x.grad(), sequence ? part_along(whole.grad(), 0, comm) : whole.grad(), 1e-5, 1e-6));
+          EXPECT_TRUE(at::allclose(net.fc->weight.grad(), one.fc->weight.grad().narrow(0, comm->rank() * 3, 3)));
+        },
+        {.first_timeout = std::chrono::seconds(60)});
   }
 }
 
