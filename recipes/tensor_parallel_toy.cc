@@ -77,15 +77,15 @@ double largest_difference(const std::vector<double>& a, const std::vector<double
 }  // namespace
 
 int main() try {
-  using phalanx::Colwise, phalanx::Rowwise, phalanx::Layout;
+  using phalanx::Colwise, phalanx::Rowwise, phalanx::ActivationLayout;
   const phalanx::ProcessContext context = phalanx::init_from_environment({.device = "cpu"});
   const int ranks = context.world_size;
   const phalanx::DeviceMesh mesh(context.world, {{"tp", ranks}});
 
   const auto tensor = train(&mesh, {{"in_proj", Colwise{}}, {"out_proj", Rowwise{}}}, 0, kRowsOfARank, false);
   const auto one = train(nullptr, {}, 0, kRowsOfARank, false);
-  const std::vector<phalanx::StyleOf> by_rows = {{"in_proj", Colwise{.input = Layout::split(0)}},
-                                                 {"out_proj", Rowwise{.output = Layout::split(0)}}};
+  const std::vector<phalanx::StyleOf> by_rows = {{"in_proj", Colwise{.input = ActivationLayout::split(0)}},
+                                                 {"out_proj", Rowwise{.output = ActivationLayout::split(0)}}};
   const auto sequence = train(&mesh, by_rows, context.rank * kRowsOfARank, kRowsOfARank, true);
   const auto one_of_all = train(nullptr, {}, 0, ranks * kRowsOfARank, false);
 

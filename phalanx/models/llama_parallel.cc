@@ -14,8 +14,8 @@
 
 namespace phalanx::models {
 
-std::vector<StyleOf> llama_tensor_plan(const Llama& model, int ranks, const Layout& between) {
-  const Colwise inner{.input = Layout::shared()};
+std::vector<StyleOf> llama_tensor_plan(const Llama& model, int ranks, const ActivationLayout& between) {
+  const Colwise inner{.input = ActivationLayout::shared()};
   const auto kv_heads = static_cast<int>(model.config().n_kv_heads);
   Colwise key_value = inner;
   if (ranks > kv_heads) key_value.copies = ranks / kv_heads;
@@ -25,18 +25,18 @@ std::vector<StyleOf> llama_tensor_plan(const Llama& model, int ranks, const Layo
   std::vector<StyleOf> plan;
   if (model.tok_embeddings) plan.push_back({"tok_embeddings", Rowwise{.output = between}});
   if (any_layer(&nn::TransformerBlock::attention)) {
-    plan.push_back({"layers.*.attention", PrepareInput{.from = between, .to = Layout::shared()}});
+    plan.push_back({"layers.*.attention", PrepareInput{.from = between, .to = ActivationLayout::shared()}});
     plan.push_back({"layers.*.attention.wq", inner});
     plan.push_back({"layers.*.attention.w[kv]", key_value});
     plan.push_back({"layers.*.attention.wo", Rowwise{.output = between}});
   }
   if (any_layer(&nn::TransformerBlock::feed_forward)) {
-    plan.push_back({"layers.*.feed_forward", PrepareInput{.from = between, .to = Layout::shared()}});
+    plan.push_back({"layers.*.feed_forward", PrepareInput{.from = between, .to = ActivationLayout::shared()}});
     plan.push_back({"layers.*.feed_forward.w[13]", inner});
     plan.push_back({"layers.*.feed_forward.w2", Rowwise{.output = between}});
   }
   if (model.output) plan.push_back({"output", inner});
-  if (between.kind == Layout::Kind::split) plan.push_back({"*norm", SequenceParallel{}});
+  if (between.kind == ActivationLayout::Kind::split) plan.push_back({"*norm", SequenceParallel{}});
   return plan;
 }
 
@@ -49,7 +49,8 @@ void parallelize_llama(Llama& model, const DeviceMesh& mesh, const LlamaParallel
         fmt::format("tensor parallel: split_dim = {}: expected 0 (sequences) or 1 (positions)", options.split_dim));
   }
   const bool by_positions = options.sequence_parallel && options.split_dim == 1;
-  const Layout between = options.sequence_parallel ? Layout::split(options.split_dim) : Layout::replicated();
+  const ActivationLayout between =
+      options.sequence_parallel ? ActivationLayout::split(options.split_dim) : ActivationLayout::replicated();
   config.validate_tensor_parallel(ranks, by_positions ? options.seq_len : 0);
   parallelize_module(model, mesh, llama_tensor_plan(model, ranks, between));
   if (ranks == 1) return;
@@ -58,12 +59,12 @@ void parallelize_llama(Llama& model, const DeviceMesh& mesh, const LlamaParallel
   const VocabularyPart part{.first = vocab / ranks * mesh.coordinate("tp"), .count = vocab};
   model.set_head({.logits =
                       [=](const at::Tensor& h, const at::Tensor& weight) {
-                        const at::Tensor shared = convert(h, between, Layout::shared(), group);
+                        const at::Tensor shared = convert(h, between, ActivationLayout::shared(), group);
                         return gather_along(kernels::linear(shared, weight), -1, group);
                       },
                   .loss =
                       [=](const at::Tensor& h, const at::Tensor& weight, const at::Tensor& labels) {
-                        const at::Tensor shared = convert(h, between, Layout::shared(), group);
+                        const at::Tensor shared = convert(h, between, ActivationLayout::shared(), group);
                         return vocabulary_parallel_cross_entropy(shared, weight, labels, part, group);
                       },
                   .parts = options.sequence_parallel ? ranks : 1,

@@ -40,6 +40,6 @@ void parallelize_llama(Llama& model, const DeviceMesh& mesh, const LlamaParallel
 
 /// The plan itself, for parallelize_module(): all but the output layer's collectives.
 /// `between`: how activations lie between the layers, replicated or split.
-std::vector<StyleOf> llama_tensor_plan(const Llama& model, int ranks, const Layout& between);
+std::vector<StyleOf> llama_tensor_plan(const Llama& model, int ranks, const ActivationLayout& between);
 
 }  // namespace phalanx::models

@@ -62,7 +62,7 @@ models::LlamaConfig small_llama(const Mix& mix) {
 }
 
 // [rows, positions + 1]: arithmetic progressions modulo a small number, so that there is something to learn.
-at::Tensor tokens_of(int step) {
+at::Tensor mix_tokens(int step) {
   const at::Tensor row = at::arange(kRows, at::kLong).add(kRows * step).unsqueeze(1);
   const at::Tensor column = at::arange(kPositions + 1, at::kLong).unsqueeze(0);
   return at::remainder(row.mul(7).add(column.mul(row.remainder(3).add(1))), 61);
@@ -116,7 +116,7 @@ MixOutcome train_mix(const World& world, const Mix& mix, int steps) {
   outcome.start = gathered(parameters, false, *world);
   const std::int64_t share = kRows / mix.dp;
   for (int step = 0; step < steps; ++step) {
-    const at::Tensor mine = tokens_of(step).narrow(0, mesh.coordinate("dp_shard") * share, share);
+    const at::Tensor mine = mix_tokens(step).narrow(0, mesh.coordinate("dp_shard") * share, share);
     const at::Tensor loss = model.loss(mine.narrow(1, 0, kPositions), mine.narrow(1, 1, kPositions));
     loss.backward();
     const at::Tensor mean = loss.detach().to(at::kDouble);
@@ -229,7 +229,7 @@ TEST(LlamaTensorParallel, LogitsWithACacheAreThoseOfOneRank) {
     const auto config = small_llama({.tied = tied});
     models::Llama one(config);
     nn::initialise(one, 4);
-    const at::Tensor prompt = tokens_of(0), next = tokens_of(1).narrow(1, 0, 1);
+    const at::Tensor prompt = mix_tokens(0), next = mix_tokens(1).narrow(1, 0, 1);
     const std::vector<std::int64_t> counts = {9, 3, 5, 1};
     nn::KvCache whole = one.make_cache(kRows, 16);
     const at::Tensor first = one.forward(prompt, whole, counts), second = one.forward(next, whole);
@@ -251,7 +251,7 @@ TEST(LlamaTensorParallel, LogitsWithACacheAreThoseOfOneRank) {
 // What goes from part to part are some of the positions, or all of them.
 TEST(LlamaTensorParallel, PartsOfAModelMakeTheSameLossAndGradients) {
   const auto config = small_llama({});
-  const at::Tensor tokens = tokens_of(0).narrow(1, 0, kPositions), labels = tokens_of(0).narrow(1, 1, kPositions);
+  const at::Tensor tokens = mix_tokens(0).narrow(1, 0, kPositions), labels = mix_tokens(0).narrow(1, 1, kPositions);
   for (const models::LlamaParallelOptions& options :
        {models::LlamaParallelOptions{}, {.split_dim = 0}, {.sequence_parallel = false}}) {
     const bool sequence = options.sequence_parallel;
@@ -346,7 +346,7 @@ TEST(LlamaTensorParallelErrors, PartsOfPositionsNeedMultiplesAndNoCache) {
     models::Llama model(small_llama({}));
     parallelize_llama(model, mesh);
     nn::initialise(model, 1);
-    const at::Tensor tokens = tokens_of(0);  // 9 positions
+    const at::Tensor tokens = mix_tokens(0);  // 9 positions
     try {
       model.loss(tokens, tokens);
       ADD_FAILURE() << "no error";

@@ -10,7 +10,7 @@
 //
 // Which one is right follows from what the ranks do with the result. Where each computes something else with it, its
 // gradients are addends (copy_to_group, all_gather_along); where all compute the same, the gradients are equal already
-// (sum_over_group, gather_along). Layout (layout.h) says that in words and picks the function.
+// (sum_over_group, gather_along). ActivationLayout (layout.h) says that in words and picks the function.
 //
 //   x = all_gather_along(x, /*dim=*/1, tp);        // [batch, seq / ranks, dim] -> [batch, seq, dim]
 //   y = reduce_scatter_along(matmul(x, w), 1, tp); // back again

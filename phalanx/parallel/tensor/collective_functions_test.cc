@@ -153,7 +153,8 @@ TEST(CollectiveFunctionErrors, ADimensionThatTheRanksDoNotDivide) {
 }
 
 TEST(Layouts, EveryConversionOfTheTableAndNoOther) {
-  const std::vector<Layout> all = {Layout::replicated(), Layout::shared(), Layout::partial(), Layout::split(1)};
+  const std::vector<ActivationLayout> all = {ActivationLayout::replicated(), ActivationLayout::shared(),
+                                             ActivationLayout::partial(), ActivationLayout::split(1)};
   int allowed = 0;
   for (const auto& from : all) {
     for (const auto& to : all) {
@@ -166,10 +167,10 @@ TEST(Layouts, EveryConversionOfTheTableAndNoOther) {
     }
   }
   EXPECT_EQ(allowed, 4 + 7);
-  EXPECT_THROW(check_conversion("here", Layout::split(0), Layout::split(1)), ConfigError);
+  EXPECT_THROW(check_conversion("here", ActivationLayout::split(0), ActivationLayout::split(1)), ConfigError);
   run_local_ranks(2, [](const Group& comm) {
     const at::Tensor x = at::ones({2, 2}).requires_grad_();
-    const at::Tensor y = convert(x, Layout::partial(), Layout::shared(), comm);
+    const at::Tensor y = convert(x, ActivationLayout::partial(), ActivationLayout::shared(), comm);
     EXPECT_TRUE(at::equal(y, at::ones({2, 2}) * 2));
     y.backward(at::ones({2, 2}) * (comm->rank() + 1));
     EXPECT_TRUE(at::equal(x.grad(), at::ones({2, 2}) * 3));

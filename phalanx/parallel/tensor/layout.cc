@@ -8,9 +8,9 @@
 namespace phalanx {
 namespace {
 
-using Kind = Layout::Kind;
+using Kind = ActivationLayout::Kind;
 
-bool is_convertible(const Layout& from, const Layout& to) {
+bool is_convertible(const ActivationLayout& from, const ActivationLayout& to) {
   if (from == to) return true;
   switch (from.kind) {
     case Kind::replicated:
@@ -27,7 +27,7 @@ bool is_convertible(const Layout& from, const Layout& to) {
 
 }  // namespace
 
-std::string Layout::text() const {
+std::string ActivationLayout::text() const {
   switch (kind) {
     case Kind::replicated:
       return "replicated";
@@ -41,7 +41,7 @@ std::string Layout::text() const {
   return "?";
 }
 
-void check_conversion(const std::string& what, const Layout& from, const Layout& to) {
+void check_conversion(const std::string& what, const ActivationLayout& from, const ActivationLayout& to) {
   if (is_convertible(from, to)) return;
   throw ConfigError(
       fmt::format("{}: nothing turns {} into {}: expected partial to any other, replicated to shared or split, or "
@@ -49,7 +49,7 @@ void check_conversion(const std::string& what, const Layout& from, const Layout&
                   what, from.text(), to.text()));
 }
 
-at::Tensor convert(const at::Tensor& x, const Layout& from, const Layout& to,
+at::Tensor convert(const at::Tensor& x, const ActivationLayout& from, const ActivationLayout& to,
                    const std::shared_ptr<Communicator>& group, const std::shared_ptr<WeightGradientQueue>& meanwhile) {
   if (from == to) return x;
   check_conversion("convert", from, to);

@@ -1,5 +1,5 @@
-// Layout: how an activation lies over the ranks of a tensor-parallel group, in the forward pass and, by its nature, in
-// the backward pass. convert() goes from one to the other.
+// ActivationLayout: how an activation lies over the ranks of a tensor-parallel group, in the forward pass and, by its
+// nature, in the backward pass. convert() goes from one to the other.
 //
 //   layout        values                             gradients
 //   replicated()  every rank has the same            every rank has the same
@@ -32,25 +32,25 @@ namespace phalanx {
 class Communicator;
 class WeightGradientQueue;
 
-struct Layout {
+struct ActivationLayout {
   enum class Kind : std::uint8_t { replicated, shared, partial, split };
   Kind kind = Kind::replicated;
   int dim = 0;  // of split; negative: from the last
 
-  static Layout replicated() { return {Kind::replicated, 0}; }
-  static Layout shared() { return {Kind::shared, 0}; }
-  static Layout partial() { return {Kind::partial, 0}; }
-  static Layout split(int dim) { return {Kind::split, dim}; }
+  static ActivationLayout replicated() { return {Kind::replicated, 0}; }
+  static ActivationLayout shared() { return {Kind::shared, 0}; }
+  static ActivationLayout partial() { return {Kind::partial, 0}; }
+  static ActivationLayout split(int dim) { return {Kind::split, dim}; }
   std::string text() const;  // replicated, shared, partial, split(1)
-  bool operator==(const Layout&) const = default;
+  bool operator==(const ActivationLayout&) const = default;
 };
 
 /// ConfigError that begins with `what` unless there is such a conversion.
-void check_conversion(const std::string& what, const Layout& from, const Layout& to);
+void check_conversion(const std::string& what, const ActivationLayout& from, const ActivationLayout& to);
 
 /// Collective unless both are the same or the group is one rank. Error where the ranks do not divide the dimension.
 /// `meanwhile` (to shared): as in collective_functions.h.
-at::Tensor convert(const at::Tensor& x, const Layout& from, const Layout& to,
+at::Tensor convert(const at::Tensor& x, const ActivationLayout& from, const ActivationLayout& to,
                    const std::shared_ptr<Communicator>& group,
                    const std::shared_ptr<WeightGradientQueue>& meanwhile = nullptr);
 

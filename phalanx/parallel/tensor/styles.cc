@@ -122,10 +122,10 @@ class Parallelizer {
     throw ConfigError(fmt::format("{}: it is a {}; expected {}", what, module.name(), expected));
   }
 
-  static Attach convert_input(nn::Module& module, const Layout& from, const Layout& to) {
+  static Attach convert_input(nn::Module& module, const ActivationLayout& from, const ActivationLayout& to) {
     return [&module, from, to](const std::shared_ptr<Communicator>& group) {
       if (from == to) return;
-      if (to != Layout::shared() || module.has_runner()) {
+      if (to != ActivationLayout::shared() || module.has_runner()) {
         module.add_input_hook([=](const at::Tensor& input) { return convert(input, from, to, group); });
         return;
       }
@@ -153,7 +153,7 @@ class Parallelizer {
         [change = std::move(change)](nn::Module&, const at::Tensor& output) { return change(output); });
   }
 
-  static Attach convert_output(nn::Module& module, const Layout& from, const Layout& to) {
+  static Attach convert_output(nn::Module& module, const ActivationLayout& from, const ActivationLayout& to) {
     return [&module, from, to](const std::shared_ptr<Communicator>& group) {
       if (from == to) return;
       on_output(module, [=](const at::Tensor& output) { return convert(output, from, to, group); });
@@ -183,22 +183,22 @@ class Parallelizer {
       throw ConfigError(fmt::format("{}: copies = {}: expected a divisor of the {} ranks along '{}'", what,
                                     style.copies, ranks, kTensorAxis));
     }
-    if (style.copies > 1 && style.output != Layout::split(-1)) {
+    if (style.copies > 1 && style.output != ActivationLayout::split(-1)) {
       throw ConfigError(fmt::format("{}: with copies = {} the output stays split(-1), found {}", what, style.copies,
                                     style.output.text()));
     }
-    check_conversion(what + ", output", Layout::split(-1), style.output);
+    check_conversion(what + ", output", ActivationLayout::split(-1), style.output);
     if (auto* linear = dynamic_cast<nn::Linear*>(&module)) {
-      check_conversion(what + ", input", style.input, Layout::shared());
+      check_conversion(what + ", input", style.input, ActivationLayout::shared());
       own(what, linear->weight, {0, style.copies});
       own(what, linear->bias, {0, style.copies});
-      styles_.push_back(convert_input(module, style.input, Layout::shared()));
+      styles_.push_back(convert_input(module, style.input, ActivationLayout::shared()));
     } else if (auto* embedding = dynamic_cast<nn::Embedding*>(&module)) {
       own(what, embedding->weight, {1, style.copies});
     } else {
       refuse(what, module, "a Linear or an Embedding");
     }
-    styles_.push_back(convert_output(module, Layout::split(-1), style.output));
+    styles_.push_back(convert_output(module, ActivationLayout::split(-1), style.output));
     if (style.copies == 1) return;
     copies_.insert(style.copies);
     for (const auto& p : module.named_parameters(/*recurse=*/false)) {
@@ -212,31 +212,32 @@ class Parallelizer {
   void take(const std::string& name, nn::Module& module, const Rowwise& style) {
     const std::string what = described(name, "Rowwise");
     once(what, module);
-    check_conversion(what + ", output", Layout::partial(), style.output);
+    check_conversion(what + ", output", ActivationLayout::partial(), style.output);
     if (auto* embedding = dynamic_cast<nn::Embedding*>(&module)) {
       own(what, embedding->weight, {0});
-      styles_.push_back(convert_output(module, Layout::partial(), style.output));
+      styles_.push_back(convert_output(module, ActivationLayout::partial(), style.output));
       return;
     }
     auto* linear = dynamic_cast<nn::Linear*>(&module);
     if (linear == nullptr) refuse(what, module, "a Linear or an Embedding");
-    if (style.input != Layout::split(-1)) check_conversion(what + ", input", style.input, Layout::split(-1));
+    if (style.input != ActivationLayout::split(-1))
+      check_conversion(what + ", input", style.input, ActivationLayout::split(-1));
     own(what, linear->weight, {1});
     own(what, linear->bias, {});
-    styles_.push_back(convert_input(module, style.input, Layout::split(-1)));
+    styles_.push_back(convert_input(module, style.input, ActivationLayout::split(-1)));
     if (!linear->bias.defined()) {
-      styles_.push_back(convert_output(module, Layout::partial(), style.output));
+      styles_.push_back(convert_output(module, ActivationLayout::partial(), style.output));
       return;
     }
-    if (style.output == Layout::partial()) {
+    if (style.output == ActivationLayout::partial()) {
       throw ConfigError(what + ": the bias would be added by every rank; expected another output than partial");
     }
     styles_.push_back([linear, output = style.output](const std::shared_ptr<Communicator>& group) {
       // The sum over the ranks first, then the bias, once.
       linear->set_parameter_use("bias", [](const at::Tensor&) { return at::Tensor(); });
       on_output(*linear, [=, bias = linear->bias](const at::Tensor& y) {
-        const bool has_all = output == Layout::replicated();
-        return convert(y, Layout::partial(), output, group).add(has_all ? bias : copy_to_group(bias, group));
+        const bool has_all = output == ActivationLayout::replicated();
+        return convert(y, ActivationLayout::partial(), output, group).add(has_all ? bias : copy_to_group(bias, group));
       });
     });
   }

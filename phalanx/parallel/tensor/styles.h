@@ -16,7 +16,7 @@
 //   PrepareInput     the first input of a module of any kind is converted; PrepareOutput: its output
 // "any -> shared" is what convert() of layout.h does, in the module's forward pass and, mirrored, in its backward pass.
 // A module that prepares the input for the Colwise layers inside gathers once for all of them, which then say
-// Colwise{.input = Layout::shared()}.
+// Colwise{.input = ActivationLayout::shared()}.
 //
 // Contract
 // - Every rank of the mesh calls with the same model and plan. Everything is checked before anything changes, is
@@ -54,26 +54,26 @@ class Module;
 namespace phalanx {
 
 struct Colwise {
-  Layout input = Layout::replicated();
-  Layout output = Layout::split(-1);
+  ActivationLayout input = ActivationLayout::replicated();
+  ActivationLayout output = ActivationLayout::split(-1);
   /// So many neighbours hold the same part, and their gradients are summed: key and value heads that are fewer than the
   /// ranks. The output is split over groups of them then, and can only be left so.
   int copies = 1;
 };
 struct Rowwise {
-  Layout input = Layout::split(-1);
-  Layout output = Layout::replicated();
+  ActivationLayout input = ActivationLayout::split(-1);
+  ActivationLayout output = ActivationLayout::replicated();
 };
 struct SequenceParallel {
   int dim = 1;  // along which activations are split, for a Dropout
 };
 struct PrepareInput {
-  Layout from = Layout::split(1);
-  Layout to = Layout::shared();
+  ActivationLayout from = ActivationLayout::split(1);
+  ActivationLayout to = ActivationLayout::shared();
 };
 struct PrepareOutput {
-  Layout from = Layout::split(1);
-  Layout to = Layout::replicated();
+  ActivationLayout from = ActivationLayout::split(1);
+  ActivationLayout to = ActivationLayout::replicated();
 };
 
 struct StyleOf {

@@ -62,7 +62,7 @@ struct StyledNet : nn::Module {
   std::shared_ptr<nn::Linear> in_proj, out_proj;
 };
 
-at::Tensor ids() { return at::arange(kRows * kSeq, at::kLong).mul(7).remainder(kVocab).view({kRows, kSeq}); }
+at::Tensor styled_ids() { return at::arange(kRows * kSeq, at::kLong).mul(7).remainder(kVocab).view({kRows, kSeq}); }
 at::Tensor weights_of_outputs(at::IntArrayRef shape) {
   return at::sin(at::arange(kRows * kSeq * kDim, at::kFloat).mul(0.61)).view({kRows, kSeq, kDim}).view(shape);
 }
@@ -76,7 +76,7 @@ Expected on_one_rank() {
   StyledNet net;
   nn::initialise(net, 3);
   Expected result;
-  result.output = nn::call(net, ids());
+  result.output = nn::call(net, styled_ids());
   (result.output * weights_of_outputs({kRows, kSeq, kDim})).sum().backward();
   for (const auto& p : net.named_parameters()) {
     result.values[p.key()] = p.value().detach();
@@ -104,8 +104,8 @@ void expect_parts(const StyledNet& net, const Expected& one) {
 }
 
 // The output as `layout` says, and each rank's share of the loss.
-void expect_same_net(const Comm& comm, const Expected& one, const std::vector<StyleOf>& plan, const Layout& output,
-                     bool without_memory = false) {
+void expect_same_net(const Comm& comm, const Expected& one, const std::vector<StyleOf>& plan,
+                     const ActivationLayout& output, bool without_memory = false) {
   const DeviceMesh mesh(comm, {{"tp", comm->size()}});
   StyledNet net({.without_memory = without_memory});
   if (!without_memory) nn::initialise(net, 3);
@@ -120,9 +120,9 @@ void expect_same_net(const Comm& comm, const Expected& one, const std::vector<St
       at_event[name] = w.grad().clone();
     }));
   }
-  const at::Tensor y = nn::call(net, ids());
+  const at::Tensor y = nn::call(net, styled_ids());
   const at::Tensor w = weights_of_outputs({kRows, kSeq, kDim});
-  const bool is_split = output.kind == Layout::Kind::split;
+  const bool is_split = output.kind == ActivationLayout::Kind::split;
   const at::Tensor expected = is_split ? part_along(one.output.detach(), output.dim, comm) : one.output;
   EXPECT_TRUE(at::allclose(y, expected, 1e-5, 1e-5));
   (y * (is_split ? part_along(w, output.dim, comm) : w)).sum().backward();
@@ -137,7 +137,7 @@ class Styles : public ::testing::TestWithParam<int> {};
 
 TEST_P(Styles, EachFormEqualsOneRank) {
   const Expected one = on_one_rank();
-  const Layout whole = Layout::replicated(), parts = Layout::split(1);
+  const ActivationLayout whole = ActivationLayout::replicated(), parts = ActivationLayout::split(1);
   run_local_ranks(GetParam(), [&](const Comm& comm) {
     expect_same_net(comm, one, {}, whole);
     expect_same_net(comm, one, {{"in_proj", Colwise{}}, {"out_proj", Rowwise{}}}, whole);
@@ -159,12 +159,12 @@ TEST_P(Styles, EachFormEqualsOneRank) {
                      {"embedding", PrepareOutput{.from = whole, .to = parts}},
                      {"norm", SequenceParallel{}},
                      {"in_proj", PrepareInput{}},
-                     {"in_proj", Colwise{.input = Layout::shared()}},
+                     {"in_proj", Colwise{.input = ActivationLayout::shared()}},
                      {"out_proj", Rowwise{.output = parts}},
                      {"out_proj", PrepareOutput{}}},
                     whole);
     // Parts of the batch do as well.
-    const Layout rows = Layout::split(0);
+    const ActivationLayout rows = ActivationLayout::split(0);
     expect_same_net(comm, one,
                     {{"embedding", Rowwise{.output = rows}},
                      {"norm", SequenceParallel{}},
@@ -189,7 +189,7 @@ TEST(StylesOverlap, WeightGradientsAreComputedWhileTheInputsIsUnderWay) {
             }
             std::shared_ptr<nn::Linear> fc;
           } net, one;
-          const Layout between = sequence ? Layout::split(0) : Layout::replicated();
+          const ActivationLayout between = sequence ? ActivationLayout::split(0) : ActivationLayout::replicated();
           parallelize_module(net, DeviceMesh(comm, {{"tp", 2}}), {{"fc", Colwise{.input = between}}});
           nn::initialise(net, 1);
           nn::initialise(one, 1);
@@ -285,7 +285,7 @@ TEST(StylesOfDropout, PartsDropTheirPartOfTheWholeMask) {
   });
 }
 
-std::string refusal(const std::vector<StyleOf>& plan, int ranks = 2, const std::string& axis = "tp") {
+std::string styles_refusal(const std::vector<StyleOf>& plan, int ranks = 2, const std::string& axis = "tp") {
   std::string message;
   run_local_ranks(ranks, [&](const Comm& comm) {
     StyledNet net({.without_memory = true});
@@ -301,23 +301,27 @@ std::string refusal(const std::vector<StyleOf>& plan, int ranks = 2, const std::
 }
 
 TEST(StylesErrors, SayWhatIsWrongAndWhatWouldDo) {
-  EXPECT_THAT(refusal({{"in_prj", Colwise{}}}), HasSubstr("in_proj"));
-  EXPECT_THAT(refusal({}, 2, "dp"), HasSubstr("no axis 'tp'"));
-  const std::string uneven = refusal({{"in_proj", Colwise{}}}, 3);
+  EXPECT_THAT(styles_refusal({{"in_prj", Colwise{}}}), HasSubstr("in_proj"));
+  EXPECT_THAT(styles_refusal({}, 2, "dp"), HasSubstr("no axis 'tp'"));
+  const std::string uneven = styles_refusal({{"in_proj", Colwise{}}}, 3);
   EXPECT_THAT(uneven, HasSubstr("'in_proj.weight' [16, 12]"));
   EXPECT_THAT(uneven, HasSubstr("16 % 3 = 1, expected 0; the nearest sizes are 15 and 18"));
-  EXPECT_THAT(refusal({{"norm", Colwise{}}}), HasSubstr("it is a RMSNorm; expected a Linear or an Embedding"));
-  EXPECT_THAT(refusal({{"embedding", SequenceParallel{}}}), HasSubstr("it is a Embedding; expected an RMSNorm"));
-  EXPECT_THAT(refusal({{"*_proj", Colwise{}}, {"out_proj", Rowwise{}}}),
+  EXPECT_THAT(styles_refusal({{"norm", Colwise{}}}), HasSubstr("it is a RMSNorm; expected a Linear or an Embedding"));
+  EXPECT_THAT(styles_refusal({{"embedding", SequenceParallel{}}}), HasSubstr("it is a Embedding; expected an RMSNorm"));
+  EXPECT_THAT(styles_refusal({{"*_proj", Colwise{}}, {"out_proj", Rowwise{}}}),
               HasSubstr("'out_proj' (Rowwise): another entry of the plan has a style for its parameters"));
-  EXPECT_THAT(refusal({{"in_proj", Colwise{.copies = 3}}}), HasSubstr("copies = 3: expected a divisor of the 2 ranks"));
-  EXPECT_THAT(refusal({{"in_proj", Colwise{.output = Layout::replicated(), .copies = 2}}}),
+  EXPECT_THAT(styles_refusal({{"in_proj", Colwise{.copies = 3}}}),
+              HasSubstr("copies = 3: expected a divisor of the 2 ranks"));
+  EXPECT_THAT(styles_refusal({{"in_proj", Colwise{.output = ActivationLayout::replicated(), .copies = 2}}}),
               HasSubstr("the output stays split(-1), found replicated"));
-  EXPECT_THAT(refusal({{"in_proj", Colwise{.input = Layout::partial(), .output = Layout::partial()}}}),
+  EXPECT_THAT(styles_refusal(
+                  {{"in_proj", Colwise{.input = ActivationLayout::partial(), .output = ActivationLayout::partial()}}}),
               HasSubstr("nothing turns split(-1) into partial"));
-  EXPECT_THAT(refusal({{"out_proj", Rowwise{.output = Layout::partial()}}}), HasSubstr("the bias would be added"));
-  EXPECT_THAT(refusal({{"norm", PrepareInput{.from = Layout::shared(), .to = Layout::split(1)}}}),
-              HasSubstr("'norm' (PrepareInput): nothing turns shared into split(1)"));
+  EXPECT_THAT(styles_refusal({{"out_proj", Rowwise{.output = ActivationLayout::partial()}}}),
+              HasSubstr("the bias would be added"));
+  EXPECT_THAT(
+      styles_refusal({{"norm", PrepareInput{.from = ActivationLayout::shared(), .to = ActivationLayout::split(1)}}}),
+      HasSubstr("'norm' (PrepareInput): nothing turns shared into split(1)"));
 }
 
 TEST(StylesErrors, PlainModulesHaveNoHooksAndAPlanIsSaidOnce) {

@@ -23,19 +23,19 @@ namespace phalanx {
 namespace {
 
 using Ranks = std::shared_ptr<Communicator>;
-constexpr std::int64_t kIds = 24, kWidth = 6;
+constexpr std::int64_t kIds = 24, kHeadWidth = 6;
 
 struct HeadCase {
   at::Tensor h, weight, labels;
 };
 
 HeadCase head_case(std::int64_t tokens, at::ScalarType dtype) {
-  return {at::sin(at::arange(tokens * kWidth, at::kFloat)).mul(3).view({tokens / 2, 2, kWidth}).to(dtype),
-          at::sin(at::arange(kIds * kWidth, at::kFloat).mul(0.3)).view({kIds, kWidth}).to(dtype),
+  return {at::sin(at::arange(tokens * kHeadWidth, at::kFloat)).mul(3).view({tokens / 2, 2, kHeadWidth}).to(dtype),
+          at::sin(at::arange(kIds * kHeadWidth, at::kFloat).mul(0.3)).view({kIds, kHeadWidth}).to(dtype),
           at::arange(tokens, at::kLong).mul(5).remainder(kIds).view({tokens / 2, 2})};
 }
 
-double distance(const at::Tensor& a, const at::Tensor& b) {
+double relative_distance(const at::Tensor& a, const at::Tensor& b) {
   return a.sub(b).to(at::kDouble).norm().item<double>() / b.to(at::kDouble).norm().item<double>();
 }
 
@@ -64,8 +64,8 @@ TEST_P(VocabularyParallel, LossAndGradientsAreThoseOfOneRank) {
         comm->broadcast(of_first);
         EXPECT_TRUE(at::equal(of_first, loss));  // the same bits on every rank
         loss.mul(3).backward();
-        EXPECT_LT(distance(h.grad(), one.h.grad()), tolerance);
-        EXPECT_LT(distance(weight.grad(), one.weight.grad().narrow(0, first, rows)), tolerance);
+        EXPECT_LT(relative_distance(h.grad(), one.h.grad()), tolerance);
+        EXPECT_LT(relative_distance(weight.grad(), one.weight.grad().narrow(0, first, rows)), tolerance);
         EXPECT_THROW(loss.backward(), Error);
         const at::NoGradGuard no_grad;
         EXPECT_TRUE(at::equal(
