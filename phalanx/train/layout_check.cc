@@ -159,6 +159,8 @@ class Comparison {
     json mine = json::array();
     for (std::size_t i = 0; i < names_.size(); ++i) {
       const at::Tensor expected = send_expected(i, value);
+      const double norm = expected.defined() ? expected.to(at::kDouble).norm().item<double>() : 0;
+      if (!std::isfinite(norm)) fail_diverged(fmt::format("'{}' is not finite", names_[i]));
       mine.push_back(nullptr);
       const auto here = mine_.find(names_[i]);
       if (here == mine_.end()) continue;
@@ -166,7 +168,6 @@ class Comparison {
       at::Tensor found = value(part);
       at::Tensor should = expected;
       std::vector<std::int64_t> offset;
-      const double norm = expected.defined() ? expected.to(at::kDouble).norm().item<double>() : 0;
       if (!found.defined()) found = at::zeros(part.tensor.sizes(), at::TensorOptions(at::kFloat));
       if (!should.defined()) should = at::zeros(shapes_[i], at::TensorOptions(at::kFloat));
       if (part.shard) {
@@ -273,6 +274,14 @@ class Comparison {
         .cause = cause};
   }
 
+  /// On every rank.
+  [[noreturn]] static void fail_diverged(const std::string& what) {
+    throw Error(
+        fmt::format("verify: on one rank {}: there is nothing to compare a layout with; try a lower [optimizer] lr "
+                    "or fewer steps",
+                    what));
+  }
+
   double from_first(double value) {
     const at::Tensor number = at::zeros({1}, at::TensorOptions(at::kDouble));
     if (world_->rank() == 0) number.fill_(value);
@@ -298,12 +307,7 @@ class Comparison {
     StepCheck check{.step = step};
     if (reference_) check.expected_loss = reference_->find_gradients(step - 1);
     check.expected_loss = from_first(check.expected_loss);
-    if (!std::isfinite(check.expected_loss)) {
-      throw Error(
-          fmt::format("verify: on one rank the loss of step {} is {}: there is nothing to compare a layout with; "
-                      "try a lower [optimizer] lr or fewer steps",
-                      step, check.expected_loss));
-    }
+    if (!std::isfinite(check.expected_loss)) fail_diverged(fmt::format("the loss of step {} is not finite", step));
     check.loss = mean_over_ranks(laid_out_.find_gradients(step - 1));
     {
       const at::NoGradGuard no_grad;
