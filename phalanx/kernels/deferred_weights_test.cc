@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
+#include <ctime>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -202,9 +202,15 @@ TEST(DeferredWeights, DroppedOrFailedOnesAreNotWaitedFor) {
   EXPECT_EQ(w.events + other.events, 0);
 }
 
+// Of this thread, which runs the backward pass: the machine may be busy.
+double processor_ms() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return 1e3 * static_cast<double>(now.tv_sec) + 1e-6 * static_cast<double>(now.tv_nsec);
+}
+
 // Printed, not judged: I costs about half of B, and I + W as much as B.
 TEST(DeferredWeights, TheHalvesOfABackwardPass) {
-  using Clock = std::chrono::steady_clock;
   const int threads = at::get_num_threads();
   at::set_num_threads(1);
   std::vector<at::Tensor> weights;
@@ -215,7 +221,6 @@ TEST(DeferredWeights, TheHalvesOfABackwardPass) {
   const auto queue = std::make_shared<WeightGradientQueue>();
   const at::Tensor x = parameter({256, 512});
   double b = 1e9, i = 1e9, w = 1e9;
-  const auto ms = [](Clock::duration d) { return std::chrono::duration<double, std::milli>(d).count(); };
   for (int round = 0; round < 12; ++round) {
     const bool split = round % 2 != 0;
     queue->set_deferring(split);
@@ -225,21 +230,22 @@ TEST(DeferredWeights, TheHalvesOfABackwardPass) {
       for (const auto& weight : weights) y = kernels::linear(y, weight).relu();
     }
     const at::Tensor dy = at::randn(y.sizes());
-    const auto begin = Clock::now();
+    const double begin = processor_ms();
     y.backward(dy);
-    const auto middle = Clock::now();
+    const double middle = processor_ms();
     queue->flush({});
     if (split) {
-      i = std::min(i, ms(middle - begin));
-      w = std::min(w, ms(Clock::now() - middle));
+      i = std::min(i, middle - begin);
+      w = std::min(w, processor_ms() - middle);
     } else if (round > 0) {
-      b = std::min(b, ms(middle - begin));
+      b = std::min(b, middle - begin);
     }
   }
   at::set_num_threads(threads);
   fmt::print(
-      "6 linear layers of 512 x 1024, 256 rows: B {:.2f} ms, I {:.2f} ms ({:.2f} B), I + W {:.2f} ms ({:.2f} B)\n", b,
-      i, i / b, i + w, (i + w) / b);
+      "6 linear layers of 512 x 1024, 256 rows, processor time: B {:.2f} ms, I {:.2f} ms ({:.2f} B), I + W {:.2f} ms "
+      "({:.2f} B)\n",
+      b, i, i / b, i + w, (i + w) / b);
 }
 
 }  // namespace
