@@ -11,7 +11,8 @@ them. Wall times on a busy machine mean little: the table also has the CPU time 
 The model is the 5M flavor: dim 256, 4 layers, 4/2 heads, ffn 688, vocabulary 4096, sequences of 256 tokens; or, with
 --model 48M, dim 512, 8 layers, 8/4 heads, ffn 2048, vocabulary 16384. The step is AdamW, learning rate 1e-3 constant,
 betas 0.9 and 0.95, decay 0.1 on every parameter, gradients clipped to norm 1. Several ranks run data parallel; --mode
-zero1 or fsdp shards instead: ZeroRedundancyOptimizer and FSDP2 there, ZeRO-1 and ZeRO-3 here.
+zero1 or fsdp shards instead: ZeroRedundancyOptimizer and FSDP2 there, ZeRO-1 and ZeRO-3 here. --mode tp is tensor parallel over all
+ranks, with sequence and loss parallelism on both sides; fsdp_tp over two, sharded over the rest (--ranks 4).
 """
 
 import argparse
@@ -28,7 +29,17 @@ import time
 BATCH, SEQ, SKIP = 8, 256, 3
 MODELS = {"5M": {}, "48M": {"dim": 512, "n_layers": 8, "n_heads": 8, "n_kv_heads": 4, "ffn_hidden": 2048,
                             "vocab_size": 16384}}
-SHARDED = {"ddp": {}, "zero1": {"zero_stage": 1}, "fsdp": {"zero_stage": 3}}
+# What each mode says in our configuration, and how many ranks of it have batches of their own: of N, all or N / TENSOR.
+TENSOR = 2
+MODES = {"ddp": {}, "zero1": {"data_parallel_shard_degree": -1, "zero_stage": 1},
+         "fsdp": {"data_parallel_shard_degree": -1, "zero_stage": 3},
+         "tp": {"tensor_parallel_degree": "all"},
+         "fsdp_tp": {"data_parallel_shard_degree": -1, "zero_stage": 3, "tensor_parallel_degree": TENSOR}}
+
+
+def tensor_degree(mode, ranks):
+    degree = MODES[mode].get("tensor_parallel_degree", 1)
+    return ranks if degree == "all" else degree
 
 
 def environment(threads):
@@ -59,6 +70,8 @@ def run_torch(args, ranks, work, first):
     else:
         command = [args.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks, train, "--mode",
                    args.mode, *flags]
+        if tensor_degree(args.mode, ranks) > 1:
+            command += ["--tp", tensor_degree(args.mode, ranks), "--loss-parallel"]
     env["PEER_T0"] = repr(time.time())
     out = run(command, env)
     result = json.loads([line for line in out.splitlines() if line.startswith("{")][-1])
@@ -75,9 +88,9 @@ def phalanx_command(args, ranks, work, folder, local_batch):
             "checkpoint.initial_load_path": work / "init.safetensors", "checkpoint.initial_load_in_hf": "true",
             "metrics.enable_tensorboard": "false", "metrics.enable_report": "false"}
     keys.update({f"model.{key}": value for key, value in MODELS[args.model].items()})
-    if ranks > 1 and SHARDED[args.mode]:
-        keys["parallelism.data_parallel_shard_degree"] = -1
-        keys.update({f"parallelism.{key}": value for key, value in SHARDED[args.mode].items()})
+    if ranks > 1:
+        keys.update({f"parallelism.{key}": value for key, value in MODES[args.mode].items()})
+        keys["parallelism.tensor_parallel_degree"] = tensor_degree(args.mode, ranks)
     config = work / f"{folder.name}.toml"
     config.write_text("")
     command = [args.program, "train", *(["-n", ranks] if ranks > 1 else []), config]
@@ -91,7 +104,8 @@ def steps_of(folder):
 def run_phalanx(args, ranks, work):
     folder = work / f"run{ranks}"
     begin = time.time()
-    run(phalanx_command(args, ranks, work, folder, BATCH // ranks), environment(args.threads))
+    data_ranks = ranks // tensor_degree(args.mode, ranks) if ranks > 1 else 1
+    run(phalanx_command(args, ranks, work, folder, BATCH // data_ranks), environment(args.threads))
     steps = steps_of(folder)
     described = json.loads((folder / "run.json").read_text())
     timed = steps[SKIP:]
@@ -155,7 +169,7 @@ def main():
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--threads", type=int, default=1, help="of each rank")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--mode", choices=sorted(SHARDED), default="ddp", help="of several ranks")
+    parser.add_argument("--mode", choices=sorted(MODES), default="ddp", help="of several ranks")
     parser.add_argument("--model", choices=sorted(MODELS), default="5M")
     parser.add_argument("--ours-alone", action="store_true",
                         help="torch makes weights and tokens only: prints our tokens/s, the share of one rank's, "
