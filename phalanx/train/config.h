@@ -80,6 +80,10 @@ struct TrainConfig {
     std::string fsdp_reshard_after_forward = "default";  // or a number of ranks
     std::int64_t tensor_parallel_degree = 1;
     bool enable_sequence_parallel = true;
+    std::int64_t pipeline_parallel_degree = 1;
+    std::string pipeline_parallel_schedule = "1F1B";
+    std::int64_t pipeline_parallel_microbatch_size = 1;
+    std::int64_t pipeline_parallel_stages_per_rank = 0;  // 0: as many as is usual for the schedule
   } parallelism;
 
   struct ActivationCheckpoint {

@@ -32,6 +32,11 @@ GradientPass compute_gradients(ParallelModel& model, const WeightUpdate& update,
       pass.data_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     }
 
+    if (model.has_stages()) {
+      const TraceSpan span(tracing, "pipeline", "compute");
+      pass.loss_sum = model.train_pipeline(batch.inputs, batch.labels);
+      continue;
+    }
     const std::shared_ptr<void> local_only = part + 1 < parts ? model.no_sync() : nullptr;
     at::Tensor loss;
     {

@@ -59,6 +59,10 @@ class LayoutCheckTest : public TrainerTest {
     more.push_back("--parallelism.tensor_parallel_degree=" + std::to_string(degree));
     return more;
   }
+  static std::vector<std::string> pipeline(int degree, std::vector<std::string> more = {}) {
+    more.push_back("--parallelism.pipeline_parallel_degree=" + std::to_string(degree));
+    return more;
+  }
   static std::vector<Layout> layouts() {
     return {{"ddp_2", 2},
             {"ddp_4", 4},
@@ -70,7 +74,11 @@ class LayoutCheckTest : public TrainerTest {
             {"tp_2_whole_tokens", 2, tensor(2, {"--parallelism.no-enable_sequence_parallel"})},
             {"tp_4_tied", 4, tensor(4, {"--model.tie_embeddings"})},
             {"ddp_2_tp_2", 4, tensor(2)},
-            {"zero3_2_tp_2", 4, tensor(2, degrees(1, 2, 3))}};
+            {"zero3_2_tp_2", 4, tensor(2, degrees(1, 2, 3))},
+            {"pp_2", 2, pipeline(2)},
+            {"pp_2_zbv", 2, pipeline(2, {"--parallelism.pipeline_parallel_schedule=ZBV"})},
+            {"pp_2_ddp_2_zb1p", 4, pipeline(2, {"--parallelism.pipeline_parallel_schedule=ZB1P"})},
+            {"pp_2_tp_2", 4, tensor(2, pipeline(2))}};
   }
 
   TrainConfig config_of(const Layout& layout) const {
@@ -162,6 +170,9 @@ TEST_F(LayoutCheckTest, FindsWhatIsSpoiltOnTheWay) {
        "gradient",
        "2 times too large"},
       {"zero3_2_tp_2", {.kind = zeroed, .verb = Verb::all_gather, .group = "tp", .rank = 1}, "gradient", ""},
+      {"pp_2_ddp_2_zb1p", {.kind = dropped, .group = "dp_replicate"}, "gradient", "not averaged over dp_replicate"},
+      {"pp_2_ddp_2_zb1p", {.kind = doubled, .group = "dp_replicate"}, "gradient", "2 times too large"},
+      {"pp_2_tp_2", {.kind = halved, .verb = Verb::reduce_scatter, .group = "tp"}, "gradient", ""},
   };
   for (const Spoilt& one : cases) {
     SCOPED_TRACE(fmt::format("{}: kind {}, verb {}, rank {}", one.layout, static_cast<int>(one.mutation.kind),

@@ -17,7 +17,8 @@ namespace {
 using Parts = std::map<std::string, std::string>;
 
 Parts split_layout(const std::string& name) {
-  static const std::vector<std::string> kKnown = {"dp_replicate", "dp_shard", "tp", "zero", "sp", "ac", "reshard"};
+  static const std::vector<std::string> kKnown = {"pp",   "schedule", "dp_replicate", "dp_shard", "tp",
+                                                  "zero", "sp",       "ac",           "reshard"};
   Parts parts;
   std::string_view rest = name;
   while (!rest.empty()) {
@@ -79,6 +80,10 @@ NamedLayout with_layout(const TrainConfig& config, const std::string& name, std:
   parallelism.data_parallel_replicate_degree = number_of(parts, "dp_replicate", 1, name);
   parallelism.data_parallel_shard_degree = number_of(parts, "dp_shard", 1, name);
   parallelism.tensor_parallel_degree = number_of(parts, "tp", 1, name);
+  parallelism.pipeline_parallel_degree = number_of(parts, "pp", 1, name);
+  if (const auto schedule = parts.find("schedule"); schedule != parts.end()) {
+    parallelism.pipeline_parallel_schedule = schedule->second;
+  }
   parallelism.zero_stage = number_of(parts, "zero", 3, name);
   if (parallelism.zero_stage > 3) {
     throw ConfigError(fmt::format("layout '{}': zero is {}: expected 1, 2 or 3", name, parallelism.zero_stage));
@@ -91,7 +96,7 @@ NamedLayout with_layout(const TrainConfig& config, const std::string& name, std:
   recompute.mode = mode == "op" ? "selective" : mode;
   if (mode == "op") recompute.selective_ac_option = "op";
   const std::int64_t data_ranks = parallelism.data_parallel_replicate_degree * parallelism.data_parallel_shard_degree;
-  layout.ranks = data_ranks * parallelism.tensor_parallel_degree;
+  layout.ranks = data_ranks * parallelism.tensor_parallel_degree * parallelism.pipeline_parallel_degree;
   if (layout.ranks > ranks) {
     throw ConfigError(
         fmt::format("layout '{}' takes {} ranks, but there are {}: start more with -n", name, layout.ranks, ranks));
@@ -103,8 +108,10 @@ NamedLayout with_layout(const TrainConfig& config, const std::string& name, std:
 
 std::vector<NamedLayout> all_layouts(const TrainConfig& config, std::int64_t ranks) {
   std::vector<NamedLayout> layouts;
-  const auto add = [&](std::int64_t replicas, std::int64_t shards, std::int64_t tp, const std::string& more) {
+  const auto add = [&](std::int64_t pp, std::int64_t replicas, std::int64_t shards, std::int64_t tp,
+                       const std::string& more) {
     std::vector<std::string> parts;
+    if (pp > 1) parts.push_back(fmt::format("pp={}", pp));
     if (replicas > 1) parts.push_back(fmt::format("dp_replicate={}", replicas));
     if (shards > 1) parts.push_back(fmt::format("dp_shard={}", shards));
     if (tp > 1) parts.push_back(fmt::format("tp={}", tp));
@@ -118,8 +125,10 @@ std::vector<NamedLayout> all_layouts(const TrainConfig& config, std::int64_t ran
   for (std::int64_t tp = 1; tp <= ranks; tp *= 2) {
     for (std::int64_t shards = 1; shards * tp <= ranks; shards *= 2) {
       for (std::int64_t replicas = 1; replicas * shards * tp <= ranks; replicas *= 2) {
-        if (shards == 1) add(replicas, shards, tp, "");
-        for (int stage = 1; shards > 1 && stage <= 3; ++stage) add(replicas, shards, tp, fmt::format("zero={}", stage));
+        for (std::int64_t pp = 1; shards == 1 && pp * replicas * tp <= ranks; pp *= 2) add(pp, replicas, 1, tp, "");
+        for (int stage = 1; shards > 1 && stage <= 3; ++stage) {
+          add(1, replicas, shards, tp, fmt::format("zero={}", stage));
+        }
       }
     }
   }

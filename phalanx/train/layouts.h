@@ -22,9 +22,9 @@ struct NamedLayout {
   std::int64_t ranks = 1;
 };
 
-/// Parts: dp_replicate=N, dp_shard=N, tp=N, zero=1|2|3, sp=on|off, ac=none|full|op, reshard=always|never; what is not
-/// named is 1, 3, on, none, always. ConfigError for others, for more ranks than there are, and where numbers do not
-/// divide.
+/// Parts: pp=N, schedule=NAME, dp_replicate=N, dp_shard=N, tp=N, zero=1|2|3, sp=on|off, ac=none|full|op,
+/// reshard=always|never; what is not named is 1, 1F1B, 3, on, none, always. ConfigError for others, for more ranks than
+/// there are, and where numbers do not divide.
 NamedLayout with_layout(const TrainConfig& config, const std::string& name, std::int64_t ranks);
 
 /// Of 1 to `ranks` ranks, fewest first: every mix of degrees that are powers of two, each with every stage of ZeRO.

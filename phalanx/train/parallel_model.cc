@@ -1,6 +1,7 @@
 #include "phalanx/train/parallel_model.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
@@ -8,9 +9,9 @@
 #include "phalanx/mesh/device_mesh.h"
 #include "phalanx/models/llama_parallel.h"
 #include "phalanx/nn/init.h"
-#include "phalanx/parallel/activation_checkpoint.h"
 #include "phalanx/train/model_config.h"
 #include "phalanx/train/precision.h"
+#include "phalanx/train/recompute_layers.h"
 
 namespace phalanx::train {
 
@@ -19,18 +20,19 @@ ParallelModel::ParallelModel(const TrainConfig& config, const RunPlan& plan, std
     : world_(std::move(world)), mesh_(world_, plan.parallel.axes(), device.is_cuda() ? "cuda" : "cpu"), plan_(plan) {
   optimizer_copies_ = config.optimizer.name == "AdamW" ? 2 : config.optimizer.momentum > 0 ? 1 : 0;
   const bool is_sharded = plan.parallel.dp_shard > 1;
-  const bool is_cut = plan.parallel.tp > 1;
+  const bool is_cut = plan.parallel.cuts_model();
   model_ = std::make_shared<models::Llama>(
       model_config(config), nn::TensorOptionsOfModule{.device = device, .without_memory = is_sharded || is_cut});
-  if (is_cut) {
+  if (plan.parallel.tp > 1) {
     models::parallelize_llama(
         *model_, mesh_, {.sequence_parallel = plan.parallel.sequence_parallel, .seq_len = config.training.seq_len});
   }
-  const std::int64_t every = recompute_every(config);
-  const kernels::KeepPolicy keep = keeps_costly(config) ? kernels::KeepPolicy(keep_costly) : nullptr;
-  for (std::size_t i = 0; every > 0 && i < model_->layers.size(); ++i) {
-    if (i % static_cast<std::size_t>(every) == 0) checkpoint_activations(*model_->layers[i], keep);
+  if (plan.parallel.pp > 1) {
+    pipeline_ = std::make_unique<PipelineModel>(config, plan, mesh_, device, *model_);
+    if (plan.parallel.dp_replicate > 1) replicas_ = mesh_.communicator("dp_replicate");
+    return;
   }
+  recompute_layers(*model_, config);
   if (!is_sharded) {
     nn::give_memory(*model_);
     replicas_ = replicating_ranks();
@@ -66,24 +68,42 @@ std::shared_ptr<Communicator> ParallelModel::replicating_ranks() const {
 void ParallelModel::initialise(std::uint64_t seed) {
   if (sharded_) {
     sharded_->initialise(seed);
+  } else if (pipeline_) {
+    pipeline_->initialise(seed);
   } else {
     nn::initialise(*model_, seed);
   }
 }
 
+at::Tensor ParallelModel::train_pipeline(const at::Tensor& inputs, const at::Tensor& labels) {
+  return at::full({}, pipeline_->train(inputs, labels), at::TensorOptions(inputs.device()).dtype(at::kDouble));
+}
+
+at::Tensor ParallelModel::loss(const at::Tensor& inputs, const at::Tensor& labels) {
+  if (!pipeline_) return model_->loss(inputs, labels);
+  return at::full({}, pipeline_->evaluate(inputs, labels), at::TensorOptions(inputs.device()).dtype(at::kDouble));
+}
+
 std::vector<NamedTensor> ParallelModel::weights() const {
+  if (pipeline_) return pipeline_->weights();
   return sharded_ ? sharded_->parameters() : nn::named_parameters(*model_);
 }
 
 void ParallelModel::values_were_loaded() {
   if (sharded_) {
     sharded_->forget_values();
-  } else if (!ddp_) {
+  } else if (are_attached_) {
+    return;
+  } else if (!pipeline_) {
     ddp_ = std::make_unique<DistributedDataParallel>(*model_, replicas_);
+  } else if (replicas_) {
+    pipeline_->average_over(replicas_);
   }
+  are_attached_ = true;
 }
 
 const std::vector<NamedTensor>& ParallelModel::parameters() const {
+  if (pipeline_) return pipeline_->weights();
   return sharded_ ? sharded_->parameters() : ddp_->parameters();
 }
 
@@ -140,6 +160,7 @@ std::string ParallelModel::layout() const {
   } else if (plan.dp_replicate > 1) {
     text += plan.cuts_model() ? fmt::format(", data parallel over {}", plan.dp_replicate) : ", data parallel";
   }
+  if (pipeline_) text += ", " + pipeline_->text();
   if (plan.tp > 1) {
     text += fmt::format(", tensor parallel over {}{}", plan.tp, plan.sequence_parallel ? " (tokens too)" : "");
   }
@@ -165,8 +186,10 @@ observe::MemoryCounts ParallelModel::held() const {
 std::string ParallelModel::memory_text() const {
   const auto bytes = [](std::int64_t count) { return human_bytes(static_cast<std::uint64_t>(count)); };
   if (!sharded_) {
-    return fmt::format("{} for weights, gradients and optimizer on each rank, and activations",
-                       bytes(model_->parameter_count() * 4 * (2 + optimizer_copies_)));
+    std::int64_t weight_bytes = 0;
+    for (const auto& p : weights()) weight_bytes += static_cast<std::int64_t>(p.tensor.nbytes());
+    return fmt::format("{} for weights, gradients and optimizer on {}, and activations",
+                       bytes(weight_bytes * (2 + optimizer_copies_)), plan_.parallel.pp > 1 ? "rank 0" : "each rank");
   }
   const FullyShardStatistics statistics = sharded_->statistics();
   std::int64_t rows = 0;

@@ -8,8 +8,8 @@
 //   clip_grad_norm(model.parameters(), 1.0, model.norm_ranks());
 //
 // Without sharding every data rank holds the whole model (DistributedDataParallel); with it, its rows of every
-// parameter (FullyShardedDataParallel). Tensor parallelism cuts the matrices first. Where any of them is cut the model
-// must be run by all ranks together.
+// parameter (FullyShardedDataParallel). Tensor parallelism cuts the matrices first, a pipeline the layers
+// (pipeline_model.h). Where any of them is cut the model must be run by all ranks together.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +24,7 @@
 #include "phalanx/parallel/ddp.h"
 #include "phalanx/parallel/fully_shard.h"
 #include "phalanx/tensor/train_state.h"
+#include "phalanx/train/pipeline_model.h"
 #include "phalanx/train/run_plan.h"
 
 namespace phalanx::train {
@@ -33,10 +34,16 @@ class ParallelModel {
   /// The parameters have no values yet.
   ParallelModel(const TrainConfig& config, const RunPlan& plan, std::shared_ptr<Communicator> world, at::Device device);
 
+  /// In a pipeline: without memory.
   models::Llama& model() noexcept { return *model_; }
   const models::Llama& model() const noexcept { return *model_; }
   /// Whether all ranks must run the model together, because none has all of it.
-  bool runs_together() const noexcept { return sharded_ != nullptr || plan_.parallel.tp > 1; }
+  bool runs_together() const noexcept { return sharded_ != nullptr || plan_.parallel.cuts_model(); }
+  /// Of a forward pass on which no gradient is wanted, 0-dim.
+  at::Tensor loss(const at::Tensor& inputs, const at::Tensor& labels);
+  /// Of a whole step of this data rank, micro-batch by micro-batch, gradients included: where there are stages.
+  bool has_stages() const noexcept { return pipeline_ != nullptr; }
+  at::Tensor train_pipeline(const at::Tensor& inputs, const at::Tensor& labels);
   /// What this rank holds of the weights, to be filled.
   std::vector<NamedTensor> weights() const;
   /// What this rank trains; not before values_were_loaded().
@@ -75,6 +82,8 @@ class ParallelModel {
   std::string stage_text_;
   bool keeps_whole_gradients_ = false;
   std::shared_ptr<models::Llama> model_;
+  bool are_attached_ = false;  // to what averages gradients
+  std::unique_ptr<PipelineModel> pipeline_;
   std::unique_ptr<DistributedDataParallel> ddp_;
   std::unique_ptr<FullyShardedDataParallel> sharded_;
 };

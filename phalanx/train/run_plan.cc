@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string_view>
 
 #include "phalanx/base/error.h"
+#include "phalanx/models/llama_part.h"
 #include "phalanx/train/model_config.h"
 
 namespace phalanx::train {
@@ -12,33 +14,41 @@ namespace {
 
 std::string ranks_text(std::int64_t count) { return fmt::format("{} rank{}", count, count == 1 ? "" : "s"); }
 
+void check_divides(std::string_view key, std::int64_t degree, std::int64_t ranks, std::string_view which) {
+  if (ranks % degree == 0) return;
+  std::string choices;
+  for (std::int64_t other = 1; other <= ranks; ++other) {
+    if (ranks % other == 0) choices += fmt::format("{}{}", choices.empty() ? "" : ", ", other);
+  }
+  throw ConfigError(fmt::format("[parallelism] {} {} does not divide the {}{}; degrees that do: {}", key, degree,
+                                ranks_text(ranks), which, choices));
+}
+
 /// -1 stands for the ranks that the other degrees leave; with both at -1 all of them shard.
 ParallelPlan degrees_of(const TrainConfig& config, std::int64_t world_size) {
   const auto& given = config.parallelism;
-  ParallelPlan plan{.dp_replicate = given.data_parallel_replicate_degree,
+  ParallelPlan plan{.pp = given.pipeline_parallel_degree,
+                    .dp_replicate = given.data_parallel_replicate_degree,
                     .dp_shard = given.data_parallel_shard_degree,
                     .tp = given.tensor_parallel_degree,
                     .zero_stage = static_cast<int>(given.zero_stage),
                     .sequence_parallel = given.enable_sequence_parallel};
-  if (world_size % plan.tp != 0) {
-    std::string choices;
-    for (std::int64_t degree = 1; degree <= world_size; ++degree) {
-      if (world_size % degree == 0) choices += fmt::format("{}{}", choices.empty() ? "" : ", ", degree);
-    }
-    throw ConfigError(fmt::format("[parallelism] tensor_parallel_degree {} does not divide the {}; degrees that do: {}",
-                                  plan.tp, ranks_text(world_size), choices));
-  }
-  const std::int64_t left = world_size / plan.tp;
+  check_divides("tensor_parallel_degree", plan.tp, world_size, "");
+  check_divides("pipeline_parallel_degree", plan.pp, world_size / plan.tp,
+                plan.tp > 1 ? " that tensor parallelism leaves" : "");
+  const std::int64_t left = world_size / plan.tp / plan.pp;
   if (plan.dp_shard == -1) plan.dp_shard = left / std::max<std::int64_t>(1, plan.dp_replicate);
   if (plan.dp_replicate == -1) plan.dp_replicate = left / std::max<std::int64_t>(1, plan.dp_shard);
   if (plan.dp_replicate * plan.dp_shard != left || plan.dp_shard < 1) {
-    const std::string of_tp =
-        plan.tp > 1 ? fmt::format(" / tensor_parallel_degree {} = {}", plan.tp, left) : std::string();
+    std::string cut;
+    if (plan.tp > 1) cut += fmt::format(" / tensor_parallel_degree {}", plan.tp);
+    if (plan.pp > 1) cut += fmt::format(" / pipeline_parallel_degree {}", plan.pp);
+    if (!cut.empty()) cut += fmt::format(" = {}", left);
     throw ConfigError(
         fmt::format("[parallelism] data_parallel_replicate_degree {} x data_parallel_shard_degree {} do not make {}{}: "
                     "their product must be the number of ranks{}; -1 for one of them takes what the other leaves",
-                    given.data_parallel_replicate_degree, given.data_parallel_shard_degree, ranks_text(world_size),
-                    of_tp, plan.tp > 1 ? " that tensor parallelism leaves" : ""));
+                    given.data_parallel_replicate_degree, given.data_parallel_shard_degree, ranks_text(world_size), cut,
+                    plan.cuts_model() ? " that cutting the model leaves" : ""));
   }
   return plan;
 }
@@ -59,6 +69,40 @@ void check_batch(std::int64_t global, std::int64_t local, std::int64_t ranks) {
       global, local, ranks, unit, choices));
 }
 
+/// All of a data rank's share goes through the pipeline in one step: what is accumulated are micro-batches.
+void plan_pipeline(const TrainConfig& config, const models::LlamaConfig& model, RunPlan& plan) {
+  const auto refuse = [](std::string_view what, std::string_view instead) {
+    throw ConfigError(
+        fmt::format("[parallelism] pipeline_parallel_degree above 1 does not go together with {} in this "
+                    "version: {}",
+                    what, instead));
+  };
+  if (plan.parallel.dp_shard > 1) {
+    refuse("data_parallel_shard_degree above 1", "use data_parallel_replicate_degree");
+  }
+  if (model.tie_embeddings) refuse("[model] tie_embeddings", "switch one of them off");
+  if (config.training.mixed_precision_param != "float32") {
+    refuse("[training] mixed_precision_param in 16 bits", "set it to \"float32\"");
+  }
+  const std::int64_t share = plan.local_batch_size * plan.accumulation_steps;
+  const std::int64_t size = config.parallelism.pipeline_parallel_microbatch_size;
+  if (share % size != 0) {
+    std::string choices;
+    for (std::int64_t other = 1; other <= share; ++other) {
+      if (share % other == 0) choices += fmt::format("{}{}", choices.empty() ? "" : ", ", other);
+    }
+    throw ConfigError(
+        fmt::format("[parallelism] pipeline_parallel_microbatch_size {} does not divide the {} sequences of "
+                    "a data rank; sizes that do: {}",
+                    size, share, choices));
+  }
+  plan.local_batch_size = share;
+  plan.accumulation_steps = 1;
+  plan.micro_batches = share / size;
+  const auto schedule = schedule::make_schedule(schedule_options(config, plan));
+  models::balance_llama(model, schedule.stages(), config.training.seq_len);  // refuses what has too few layers
+}
+
 }  // namespace
 
 RunPlan plan_run(const TrainConfig& config, std::int64_t world_size) {
@@ -71,7 +115,10 @@ RunPlan plan_run(const TrainConfig& config, std::int64_t world_size) {
          .ffn_hidden = model.ffn_hidden,
          .vocab_size = model.vocab_size,
          .seq_len = config.training.seq_len},
-        world_size, {.tp = "[parallelism] tensor_parallel_degree", .sequence_parallel = "enable_sequence_parallel"});
+        world_size,
+        {.tp = "[parallelism] tensor_parallel_degree",
+         .pp = "[parallelism] pipeline_parallel_degree",
+         .sequence_parallel = "enable_sequence_parallel"});
   if (parallel.dp_shard == 1 && config.training.enable_cpu_offload) {
     throw ConfigError(fmt::format(
         "[training] enable_cpu_offload is for sharded training, but of {} none shares the model with another: "
@@ -87,11 +134,20 @@ RunPlan plan_run(const TrainConfig& config, std::int64_t world_size) {
   const std::int64_t unit = local * parallel.data_ranks();
   const std::int64_t global = config.training.global_batch_size == -1 ? unit : config.training.global_batch_size;
   check_batch(global, local, parallel.data_ranks());
-  return {.world_size = world_size,
-          .parallel = parallel,
-          .local_batch_size = local,
-          .accumulation_steps = global / unit,
-          .global_batch_size = global};
+  RunPlan plan{.world_size = world_size,
+               .parallel = parallel,
+               .local_batch_size = local,
+               .accumulation_steps = global / unit,
+               .global_batch_size = global};
+  if (parallel.pp > 1) plan_pipeline(config, model, plan);
+  return plan;
+}
+
+schedule::ScheduleOptions schedule_options(const TrainConfig& config, const RunPlan& plan) {
+  return {.name = config.parallelism.pipeline_parallel_schedule,
+          .ranks = static_cast<int>(plan.parallel.pp),
+          .stages_per_rank = static_cast<int>(config.parallelism.pipeline_parallel_stages_per_rank),
+          .micro_batches = static_cast<int>(plan.micro_batches)};
 }
 
 }  // namespace phalanx::train

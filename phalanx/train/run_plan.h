@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "phalanx/mesh/parallel_plan.h"
+#include "phalanx/schedule/generators.h"
 #include "phalanx/train/config.h"
 
 namespace phalanx::train {
@@ -20,8 +21,12 @@ struct RunPlan {
   std::int64_t local_batch_size = 1;    // sequences in one forward pass of one rank
   std::int64_t accumulation_steps = 1;  // forward passes of one rank before a step
   std::int64_t global_batch_size = 1;   // of a step
+  std::int64_t micro_batches = 1;       // of a pipeline: of one forward pass of one data rank, which is a whole step's
 };
 
 RunPlan plan_run(const TrainConfig& config, std::int64_t world_size);
+
+/// Of the pipeline of such a run.
+schedule::ScheduleOptions schedule_options(const TrainConfig& config, const RunPlan& plan);
 
 }  // namespace phalanx::train

@@ -90,6 +90,43 @@ TEST(RunPlan, WhatTheModelCannotBeCutIntoIsRefused) {
   EXPECT_EQ(plan_run(config, 4).parallel.tp, 4);
 }
 
+TEST(RunPlan, APipelineTakesAStepAtOnce) {
+  TrainConfig config = config_of(
+      "[training]\nlocal_batch_size = 2\nglobal_batch_size = 16\n[parallelism]\npipeline_parallel_degree = 2\n"
+      "tensor_parallel_degree = 2\npipeline_parallel_microbatch_size = 2\n");
+  const RunPlan plan = plan_run(config, 8);
+  EXPECT_EQ(plan.parallel.text(), "pp=2 x dp_replicate=2 x tp=2 (sequence parallel)");
+  EXPECT_EQ(plan.micro_batches, 4);
+  EXPECT_EQ(plan.local_batch_size * plan.accumulation_steps, 8);
+  EXPECT_EQ(plan.accumulation_steps, 1);
+
+  EXPECT_THAT(plan_refusal(config, 10), HasSubstr("pipeline_parallel_degree 2 does not divide the 5 ranks that tensor "
+                                                  "parallelism leaves; degrees that do: 1, 5"));
+  config.parallelism.pipeline_parallel_microbatch_size = 3;
+  EXPECT_THAT(plan_refusal(config, 8),
+              HasSubstr("pipeline_parallel_microbatch_size 3 does not divide the 8 sequences of "
+                        "a data rank; sizes that do: 1, 2, 4, 8"));
+  config.parallelism.pipeline_parallel_microbatch_size = 8;
+  EXPECT_THAT(plan_refusal(config, 8), HasSubstr("1F1B"));  // fewer micro-batches than stages
+  config.parallelism.pipeline_parallel_microbatch_size = 1;
+  config.parallelism.pipeline_parallel_schedule = "2F2B";
+  EXPECT_THAT(plan_refusal(config, 8), HasSubstr("1F1B"));
+  config.parallelism.pipeline_parallel_schedule = "zbv";
+  EXPECT_EQ(plan_run(config, 8).micro_batches, 8);
+  config.model.tie_embeddings = true;
+  EXPECT_THAT(plan_refusal(config, 8), HasSubstr("does not go together with [model] tie_embeddings"));
+  config.model.tie_embeddings = false;
+  config.training.mixed_precision_param = "bfloat16";
+  EXPECT_THAT(plan_refusal(config, 8), HasSubstr("mixed_precision_param in 16 bits"));
+  config.training.mixed_precision_param = "float32";
+  config.parallelism.data_parallel_shard_degree = 2;
+  EXPECT_THAT(plan_refusal(config, 8), HasSubstr("use data_parallel_replicate_degree"));
+  config.parallelism.data_parallel_shard_degree = 1;
+  config.parallelism.tensor_parallel_degree = 1;
+  config.parallelism.pipeline_parallel_degree = 5;
+  EXPECT_THAT(plan_refusal(config, 5), HasSubstr("pipeline_parallel_degree = 5 stages, but the model has 4 layers"));
+}
+
 TEST(RunPlan, ShardingIsForSeveralRanks) {
   const std::string shards = "[parallelism]\ndata_parallel_shard_degree = -1\n";
   const TrainConfig grouped = config_of(shards + "fsdp_reshard_after_forward = 2\n");

@@ -237,7 +237,7 @@ void Trainer::log_step(const StepOutcome& outcome, double lr) {
 
 void Trainer::validate() {
   const TraceSpan span(trace_.recorder(), "validation", "validation");
-  const ValidationMetrics metrics = data_.validator->run(model(), *context_.world, step_, model_->runs_together());
+  const ValidationMetrics metrics = data_.validator->run(*model_, *context_.world, step_);
   result_.validation_loss = metrics.loss;
   if (!files_) return;
   files_->write_validation(metrics);

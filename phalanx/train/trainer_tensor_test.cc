@@ -20,13 +20,15 @@ class TrainerTensorTest : public TrainerTest {
   struct Layout {
     std::string name;
     int ranks = 1;
-    int tp = 1;
+    int tp = 1, pp = 1;
     std::vector<std::string> keys = {};
   };
   TrainConfig config_of(const Layout& layout, const std::string& run, std::vector<std::string> more = {}) const {
-    std::vector<std::string> keys = {"--training.global_batch_size=8",
-                                     "--training.local_batch_size=" + std::to_string(8 * layout.tp / layout.ranks),
-                                     "--parallelism.tensor_parallel_degree=" + std::to_string(layout.tp)};
+    std::vector<std::string> keys = {
+        "--training.global_batch_size=8",
+        "--training.local_batch_size=" + std::to_string(8 * layout.tp * layout.pp / layout.ranks),
+        "--parallelism.pipeline_parallel_degree=" + std::to_string(layout.pp),
+        "--parallelism.tensor_parallel_degree=" + std::to_string(layout.tp)};
     keys.insert(keys.end(), layout.keys.begin(), layout.keys.end());
     keys.insert(keys.end(), more.begin(), more.end());
     return config(run, keys);
@@ -56,6 +58,10 @@ TEST_F(TrainerTensorTest, TrainsAsOneRankDoes) {
        .ranks = 4,
        .tp = 2,
        .keys = {"--parallelism.data_parallel_shard_degree=2", "--activation_checkpoint.mode=full"}},
+      {.name = "pp2", .ranks = 2, .pp = 2},
+      {.name = "pp2_zbv", .ranks = 2, .pp = 2, .keys = {"--parallelism.pipeline_parallel_schedule=ZBVZeroBubble"}},
+      {.name = "pp2_ddp2", .ranks = 4, .pp = 2, .keys = {"--activation_checkpoint.mode=full"}},
+      {.name = "pp2_tp2", .ranks = 4, .tp = 2, .pp = 2},
       {.name = "tp2_tied", .ranks = 2, .tp = 2, .keys = {"--model.tie_embeddings"}}};
   train(config_of({.name = "tied", .keys = {"--model.tie_embeddings"}}, "tied"), 1);
   const double validation_tied = result_.validation_loss.value();
@@ -77,7 +83,9 @@ TEST_F(TrainerTensorTest, ACheckpointGoesOnInAnotherLayout) {
   const std::vector<Layout> layouts = {{.name = "one"},
                                        {.name = "tp2", .ranks = 2, .tp = 2},
                                        {.name = "zero3_tp2", .ranks = 4, .tp = 2, .keys = sharded(2)},
-                                       {.name = "ddp", .ranks = 2}};
+                                       {.name = "ddp", .ranks = 2},
+                                       {.name = "pp2_tp2", .ranks = 4, .tp = 2, .pp = 2},
+                                       {.name = "pp2", .ranks = 2, .pp = 2}};
   for (std::size_t i = 0; i < layouts.size(); ++i) {
     const Layout &from = layouts[i], &to = layouts[(i + 1) % layouts.size()];
     const std::string run = from.name + "_to_" + to.name;
@@ -94,27 +102,29 @@ TEST_F(TrainerTensorTest, ACheckpointGoesOnInAnotherLayout) {
 
 TEST_F(TrainerTensorTest, TheWholeModelIsThatOfOneRank) {
   train(config_of({.name = "one"}, "one"), 1);
-  const Layout layout{.name = "zero3_tp2", .ranks = 4, .tp = 2, .keys = sharded(2)};
-  double loss = 0;
-  run_local_ranks(layout.ranks, [&](const std::shared_ptr<Communicator>& world) {
-    Trainer trainer(config_of(layout, "cut"), {.world = world, .quiet = true});
-    trainer.run();
-    const auto whole = trainer.whole_model();
-    EXPECT_EQ(whole != nullptr, world->rank() == 0);
-    if (!whole) return;
-    EXPECT_EQ(whole->tok_embeddings->weight.size(0), whole->config().vocab_size);
-    const at::Tensor tokens = at::arange(32, at::TensorOptions(at::kLong)).view({1, 32});
-    const at::NoGradGuard no_grad;
-    loss = whole->loss(tokens, tokens).item<double>();
-  });
-  double expected = 0;
-  run_local_ranks(1, [&](const std::shared_ptr<Communicator>& world) {
-    Trainer trainer(config_of({.name = "one"}, "one"), {.world = world, .quiet = true});
-    const at::Tensor tokens = at::arange(32, at::TensorOptions(at::kLong)).view({1, 32});
-    const at::NoGradGuard no_grad;
-    expected = trainer.model().loss(tokens, tokens).item<double>();
-  });
-  EXPECT_NEAR(loss, expected, 1e-4 * expected);
+  for (const Layout& layout : {Layout{.name = "zero3_tp2", .ranks = 4, .tp = 2, .keys = sharded(2)},
+                               Layout{.name = "pp2", .ranks = 2, .pp = 2}}) {
+    double loss = 0;
+    run_local_ranks(layout.ranks, [&](const std::shared_ptr<Communicator>& world) {
+      Trainer trainer(config_of(layout, layout.name), {.world = world, .quiet = true});
+      trainer.run();
+      const auto whole = trainer.whole_model();
+      EXPECT_EQ(whole != nullptr, world->rank() == 0);
+      if (!whole) return;
+      EXPECT_EQ(whole->tok_embeddings->weight.size(0), whole->config().vocab_size);
+      const at::Tensor tokens = at::arange(32, at::TensorOptions(at::kLong)).view({1, 32});
+      const at::NoGradGuard no_grad;
+      loss = whole->loss(tokens, tokens).item<double>();
+    });
+    double expected = 0;
+    run_local_ranks(1, [&](const std::shared_ptr<Communicator>& world) {
+      Trainer trainer(config_of({.name = "one"}, "one"), {.world = world, .quiet = true});
+      const at::Tensor tokens = at::arange(32, at::TensorOptions(at::kLong)).view({1, 32});
+      const at::NoGradGuard no_grad;
+      expected = trainer.model().loss(tokens, tokens).item<double>();
+    });
+    EXPECT_NEAR(loss, expected, 1e-4 * expected) << layout.name;
+  }
 }
 
 TEST_F(TrainerTensorTest, WhatDoesNotDivideIsRefusedBeforeAnythingIsRead) {

@@ -20,12 +20,11 @@ std::int64_t Validator::sample_count() const {
   return std::min(batches_.sample_count(), options_.steps * options_.local_batch_size * options_.data_ranks);
 }
 
-ValidationMetrics Validator::run(models::Llama& model, Communicator& world, std::int64_t step,
-                                 bool runs_together) const {
+ValidationMetrics Validator::run(ParallelModel& model, Communicator& world, std::int64_t step) const {
   const auto begin = std::chrono::steady_clock::now();
   const at::NoGradGuard no_grad;
-  const bool was_training = model.is_training();
-  model.eval();
+  const bool was_training = model.model().is_training();
+  model.model().eval();
 
   const std::int64_t samples = sample_count();
   const std::int64_t round = options_.local_batch_size * options_.data_ranks;
@@ -37,7 +36,7 @@ ValidationMetrics Validator::run(models::Llama& model, Communicator& world, std:
     if (rows <= 0) {
       // Nothing left for this rank, while others still need its part of the model.
       const TokenBatch any = load_samples(batches_, 0, 1, options_.device);
-      if (runs_together) model.loss(any.inputs, any.labels);
+      if (model.runs_together()) model.loss(any.inputs, any.labels);
       continue;
     }
     const TokenBatch batch = load_samples(batches_, mine, rows, options_.device);
@@ -45,7 +44,7 @@ ValidationMetrics Validator::run(models::Llama& model, Communicator& world, std:
     sums[0].add_(model.loss(batch.inputs, batch.labels).to(at::kDouble), static_cast<double>(rows));
     sums[1].add_(static_cast<double>(rows));
   }
-  model.train(was_training);
+  model.model().train(was_training);
 
   const at::Tensor host = sums.to(at::kCPU);
   // On the host: an error is thrown here, and not a later operation's. Ranks that share a batch count it as often as

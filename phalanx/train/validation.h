@@ -12,7 +12,7 @@
 
 #include "phalanx/comm/communicator.h"
 #include "phalanx/data/batches.h"
-#include "phalanx/models/llama.h"
+#include "phalanx/train/parallel_model.h"
 #include "phalanx/train/run_files.h"
 
 namespace phalanx::train {
@@ -29,8 +29,8 @@ struct ValidatorOptions {
 class Validator {
  public:
   Validator(data::Batches batches, ValidatorOptions options);
-  /// `runs_together`: no rank has the whole model, so every one goes through as many forward passes as the others.
-  ValidationMetrics run(models::Llama& model, Communicator& world, std::int64_t step, bool runs_together = false) const;
+  /// Where no rank has the whole model every one goes through as many forward passes as the others.
+  ValidationMetrics run(ParallelModel& model, Communicator& world, std::int64_t step) const;
   std::int64_t sample_count() const;  // of one run()
 
  private:
