@@ -12,7 +12,7 @@ The model is the 5M flavor: dim 256, 4 layers, 4/2 heads, ffn 688, vocabulary 40
 --model 48M, dim 512, 8 layers, 8/4 heads, ffn 2048, vocabulary 16384. The step is AdamW, learning rate 1e-3 constant,
 betas 0.9 and 0.95, decay 0.1 on every parameter, gradients clipped to norm 1. Several ranks run data parallel; --mode
 zero1 or fsdp shards instead: ZeroRedundancyOptimizer and FSDP2 there, ZeRO-1 and ZeRO-3 here. --mode tp is tensor parallel over all
-ranks, with sequence and loss parallelism on both sides; fsdp_tp over two, sharded over the rest (--ranks 4).
+ranks, with sequence and loss parallelism on both sides; fsdp_tp over two, sharded over the rest (--ranks 4). --mode pp is a pipeline of four micro-batches, by --schedule.
 """
 
 import argparse
@@ -29,17 +29,19 @@ import time
 BATCH, SEQ, SKIP = 8, 256, 3
 MODELS = {"5M": {}, "48M": {"dim": 512, "n_layers": 8, "n_heads": 8, "n_kv_heads": 4, "ffn_hidden": 2048,
                             "vocab_size": 16384}}
-# What each mode says in our configuration, and how many ranks of it have batches of their own: of N, all or N / TENSOR.
+# What each mode says in our configuration. "all": the ranks.
 TENSOR = 2
+MICRO_BATCHES = 4
 MODES = {"ddp": {}, "zero1": {"data_parallel_shard_degree": -1, "zero_stage": 1},
          "fsdp": {"data_parallel_shard_degree": -1, "zero_stage": 3},
          "tp": {"tensor_parallel_degree": "all"},
-         "fsdp_tp": {"data_parallel_shard_degree": -1, "zero_stage": 3, "tensor_parallel_degree": TENSOR}}
+         "fsdp_tp": {"data_parallel_shard_degree": -1, "zero_stage": 3, "tensor_parallel_degree": TENSOR},
+         "pp": {"pipeline_parallel_degree": "all", "pipeline_parallel_microbatch_size": BATCH // MICRO_BATCHES}}
 
 
-def tensor_degree(mode, ranks):
-    degree = MODES[mode].get("tensor_parallel_degree", 1)
-    return ranks if degree == "all" else degree
+def degree(mode, ranks, key):
+    value = MODES[mode].get(f"{key}_parallel_degree", 1)
+    return ranks if value == "all" else value
 
 
 def environment(threads):
@@ -70,8 +72,10 @@ def run_torch(args, ranks, work, first):
     else:
         command = [args.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks, train, "--mode",
                    args.mode, *flags]
-        if tensor_degree(args.mode, ranks) > 1:
-            command += ["--tp", tensor_degree(args.mode, ranks), "--loss-parallel"]
+        if degree(args.mode, ranks, "tensor") > 1:
+            command += ["--tp", degree(args.mode, ranks, "tensor"), "--loss-parallel"]
+        if args.mode == "pp":
+            command += ["--pp-schedule", args.schedule.lower(), "--microbatches", MICRO_BATCHES]
     env["PEER_T0"] = repr(time.time())
     out = run(command, env)
     result = json.loads([line for line in out.splitlines() if line.startswith("{")][-1])
@@ -89,8 +93,10 @@ def phalanx_command(args, ranks, work, folder, local_batch):
             "metrics.enable_tensorboard": "false", "metrics.enable_report": "false"}
     keys.update({f"model.{key}": value for key, value in MODELS[args.model].items()})
     if ranks > 1:
-        keys.update({f"parallelism.{key}": value for key, value in MODES[args.mode].items()})
-        keys["parallelism.tensor_parallel_degree"] = tensor_degree(args.mode, ranks)
+        keys.update({f"parallelism.{key}": ranks if value == "all" else value
+                     for key, value in MODES[args.mode].items()})
+        if args.mode == "pp":
+            keys["parallelism.pipeline_parallel_schedule"] = args.schedule
     config = work / f"{folder.name}.toml"
     config.write_text("")
     command = [args.program, "train", *(["-n", ranks] if ranks > 1 else []), config]
@@ -104,7 +110,8 @@ def steps_of(folder):
 def run_phalanx(args, ranks, work):
     folder = work / f"run{ranks}"
     begin = time.time()
-    data_ranks = ranks // tensor_degree(args.mode, ranks) if ranks > 1 else 1
+    cut = degree(args.mode, ranks, "tensor") * degree(args.mode, ranks, "pipeline")
+    data_ranks = ranks // cut if ranks > 1 else 1
     run(phalanx_command(args, ranks, work, folder, BATCH // data_ranks), environment(args.threads))
     steps = steps_of(folder)
     described = json.loads((folder / "run.json").read_text())
@@ -170,6 +177,7 @@ def main():
     parser.add_argument("--threads", type=int, default=1, help="of each rank")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--mode", choices=sorted(MODES), default="ddp", help="of several ranks")
+    parser.add_argument("--schedule", default="1F1B", help="of --mode pp: 1F1B, GPipe, Interleaved, ZBV, ...")
     parser.add_argument("--model", choices=sorted(MODELS), default="5M")
     parser.add_argument("--ours-alone", action="store_true",
                         help="torch makes weights and tokens only: prints our tokens/s, the share of one rank's, "
