@@ -58,12 +58,12 @@ class VerifyCommandTest : public ::testing::Test {
 
 TEST_F(VerifyCommandTest, EveryLayoutOfTwoRanksIsRight) {
   ASSERT_EQ(run("-n 2 --all --steps 2 --json " + file("figures.json")), 0) << error_;
-  for (const char* layout : {"one rank", "dp_replicate=2", "dp_shard=2,zero=1", "dp_shard=2,zero=3", "tp=2"}) {
+  for (const char* layout : {"one rank", "dp_replicate=2", "dp_shard=2,zero=1", "dp_shard=2,zero=3", "tp=2", "pp=2"}) {
     EXPECT_THAT(out_, ContainsRegex(std::string("ok +") + layout + " +loss [0-9]"));
   }
-  EXPECT_THAT(out_, HasSubstr("6 of 6 layouts right over 2 steps"));
+  EXPECT_THAT(out_, HasSubstr("7 of 7 layouts right over 2 steps"));
   const auto figures = nlohmann::json::parse(text("figures.json"));
-  ASSERT_EQ(figures.size(), 6U);
+  ASSERT_EQ(figures.size(), 7U);
   EXPECT_EQ(figures[0]["steps"].size(), 2U);
   EXPECT_EQ(figures[0]["steps"][0]["gradients"].size(), 21U);
 }
