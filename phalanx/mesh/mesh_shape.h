@@ -7,8 +7,7 @@
 // - Ranks are numbered row-major, the innermost axis last: on (dp=2, tp=4) rank 5 has the coordinates {1, 1}. A rank is
 //   a position in this mesh, 0 to size() - 1; in a sub-mesh that is not the rank in the world.
 // - A name consists of letters, digits, '_', '-' and '.', and is used once; a size is at least 1. Anything else, and
-// any
-//   unknown axis, is a ConfigError. No axes at all: one rank.
+//   any unknown axis, is a ConfigError. No axes at all: one rank.
 //
 //   const MeshShape mesh({{"dp", 2}, {"tp", 4}});
 //   mesh.coordinates_of(5);     // {1, 1}

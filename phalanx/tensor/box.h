@@ -2,8 +2,7 @@
 //
 // All that a rank holds of a tensor is one box, also when the tensor is cut along several dimensions. A box may be
 // empty (a size of 0 in some dimension; its offset then says where it would begin). A tensor without dimensions has one
-// box,
-// {}, {}, of one element. Offsets and sizes count elements.
+// box, {}, {}, of one element. Offsets and sizes count elements.
 //
 //   const Box mine{{4, 0}, {2, 8}};                    // rows 4 and 5 of a matrix of 8 columns
 //   if (const auto common = intersect(mine, saved))    // nothing where they share no element

@@ -20,8 +20,7 @@
 // - grad_ready (grad_ready.h) of a parameter comes when the last gradient that a backward pass left in a queue for it
 //   has been computed, and not before.
 // - Where autograd has to see the gradient (autograd::grad(), backward(inputs = ...), create_graph, hooks on the
-// weight)
-//   nothing is deferred; nor after set_deferring(false), until it is set again.
+//   weight) nothing is deferred; nor after set_deferring(false), until it is set again.
 // - The queue keeps what it needs: inputs and output gradients, each until it has been used. drop() lets go of a key
 //   that will not be flushed.
 // - One thread at a time: the one that runs forward and backward passes, which on CUDA waits for the engine's.

@@ -41,8 +41,9 @@ class ParallelModel {
   bool runs_together() const noexcept { return sharded_ != nullptr || plan_.parallel.cuts_model(); }
   /// Of a forward pass on which no gradient is wanted, 0-dim.
   at::Tensor loss(const at::Tensor& inputs, const at::Tensor& labels);
-  /// Of a whole step of this data rank, micro-batch by micro-batch, gradients included: where there are stages.
+  /// Whether the model is a pipeline: it is then trained by train_pipeline() alone, not by model() and no_sync().
   bool has_stages() const noexcept { return pipeline_ != nullptr; }
+  /// Forward and backward passes of a whole step of this data rank; the mean loss, 0-dim. Gradients are averaged.
   at::Tensor train_pipeline(const at::Tensor& inputs, const at::Tensor& labels);
   /// What this rank holds of the weights, to be filled.
   std::vector<NamedTensor> weights() const;
@@ -53,7 +54,7 @@ class ParallelModel {
   /// Collective. To be called before the first step, and whenever weights() have been written to since.
   void values_were_loaded();
 
-  /// While what it returns is alive, backward() only accumulates.
+  /// While what it returns is alive, backward() only accumulates. Not of a pipeline.
   std::shared_ptr<void> no_sync();
   /// All that this model's training talks over, the world first.
   std::vector<std::shared_ptr<Communicator>> communicators() const;

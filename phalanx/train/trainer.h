@@ -10,8 +10,7 @@
 // - A run whose predicted memory is not there is a MemoryError on every rank, before it is taken; an allocation that
 //   fails is one on the rank that it fails on (run_memory.h).
 // - A loss or gradient norm that is not finite is an Error on every rank, before any weight is touched by it. Under
-// loss
-//   scaling (float16) a step whose gradients are not finite is skipped on every rank.
+//   loss scaling (float16) a step whose gradients are not finite is skipped on every rank.
 // - Rank 0 writes the run's folder (run_files.h) and the log; with profiling every rank writes traces (step_trace.h).
 //
 //   Trainer trainer(config, {.world = world, .device = device});

@@ -29,8 +29,7 @@
 //   `receives_ahead` more.
 // - UNSHARD, RESHARD and REDUCE_GRAD call hooks; an overlap's parts run one after the other.
 // - The losses are the same on every rank.
-// - What a pass throws leaves step() as an Error that names rank, stage and action; the communicator is aborted, so
-// that
+// - What a pass throws leaves step() as an Error that names rank, stage and action; the communicator is aborted, and
 //   the other ranks' step() throws a CommError with the same words. The pipeline is of no use then.
 #pragma once
 

@@ -10,8 +10,7 @@
 //                    input: any -> shared. output: split(-1) -> any
 //   Rowwise          L: columns of the weight, and the whole bias, added once. E: rows, that is ids ("vocabulary").
 //                    input (L): any -> split(-1); E: none, ids are replicated. output: partial -> any
-//   SequenceParallel the module works on parts of the activations: parameters of a norm or a Linear stay whole, and
-//   their
+//   SequenceParallel the module works on parts of the activations: parameters of a norm or a Linear stay whole, their
 //                    gradients are summed over the group; a Dropout drops its part of what one rank would drop
 //   PrepareInput     the first input of a module of any kind is converted; PrepareOutput: its output
 // "any -> shared" is what convert() of layout.h does, in the module's forward pass and, mirrored, in its backward pass.
@@ -36,8 +35,7 @@
 //   it has one; where a checkpoint or a pipeline's queue takes its place, gradients are computed as they come.
 // - The group's communicator belongs to the model while a forward or backward pass runs.
 // - Values are made by (seed, name, index) and so do not depend on the layout. So are dropout's masks where all ranks
-// hold
-//   the same; where they hold columns, nn::Dropout::set_split() says which.
+//   hold the same; where they hold columns, nn::Dropout::set_split() says which.
 #pragma once
 
 #include <string>
