@@ -14,14 +14,18 @@ namespace {
 
 std::string ranks_text(std::int64_t count) { return fmt::format("{} rank{}", count, count == 1 ? "" : "s"); }
 
+std::string divisors_text(std::int64_t number) {
+  std::string text;
+  for (std::int64_t divisor = 1; divisor <= number; ++divisor) {
+    if (number % divisor == 0) text += fmt::format("{}{}", text.empty() ? "" : ", ", divisor);
+  }
+  return text;
+}
+
 void check_divides(std::string_view key, std::int64_t degree, std::int64_t ranks, std::string_view which) {
   if (ranks % degree == 0) return;
-  std::string choices;
-  for (std::int64_t other = 1; other <= ranks; ++other) {
-    if (ranks % other == 0) choices += fmt::format("{}{}", choices.empty() ? "" : ", ", other);
-  }
   throw ConfigError(fmt::format("[parallelism] {} {} does not divide the {}{}; degrees that do: {}", key, degree,
-                                ranks_text(ranks), which, choices));
+                                ranks_text(ranks), which, divisors_text(ranks)));
 }
 
 /// -1 stands for the ranks that the other degrees leave; with both at -1 all of them shard.
@@ -87,14 +91,10 @@ void plan_pipeline(const TrainConfig& config, const models::LlamaConfig& model, 
   const std::int64_t share = plan.local_batch_size * plan.accumulation_steps;
   const std::int64_t size = config.parallelism.pipeline_parallel_microbatch_size;
   if (share % size != 0) {
-    std::string choices;
-    for (std::int64_t other = 1; other <= share; ++other) {
-      if (share % other == 0) choices += fmt::format("{}{}", choices.empty() ? "" : ", ", other);
-    }
     throw ConfigError(
         fmt::format("[parallelism] pipeline_parallel_microbatch_size {} does not divide the {} sequences of "
                     "a data rank; sizes that do: {}",
-                    size, share, choices));
+                    size, share, divisors_text(share)));
   }
   plan.local_batch_size = share;
   plan.accumulation_steps = 1;
