@@ -184,6 +184,8 @@ FullyShardedDataParallel::NoSync::~NoSync() {
   if (units_) units_->release();
 }
 
+std::shared_ptr<StageSharding> FullyShardedDataParallel::in_pipeline() const { return units_; }
+
 FullyShardedDataParallel::NoSync FullyShardedDataParallel::no_sync() { return NoSync(units_); }
 
 void FullyShardedDataParallel::before_root() {

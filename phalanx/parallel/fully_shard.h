@@ -57,6 +57,7 @@
 #include <vector>
 
 #include "phalanx/mesh/device_mesh.h"
+#include "phalanx/parallel/stage_sharding.h"
 #include "phalanx/tensor/init.h"
 #include "phalanx/tensor/named.h"
 
@@ -126,6 +127,12 @@ class FullyShardedDataParallel {
     std::shared_ptr<fsdp::ShardedUnits> units_;
   };
   NoSync no_sync();
+
+  /// For the pipeline that the module is a stage of (parallel/pipeline/stage.h); valid as long as this object. From its
+  /// first step on whole gradients are kept; they are averaged once a step. Units that come and go are gathered for
+  /// every pass; with reshard_after_forward = false, or stage 1 or 2, once a step. They must be used one after the
+  /// other: what comes behind a unit needs nothing of the units before it but through it.
+  std::shared_ptr<StageSharding> in_pipeline() const;
 
   /// This rank's rows of every parameter, each once; the same names in the same order on every rank.
   const std::vector<NamedTensor>& parameters() const noexcept { return shards_; }

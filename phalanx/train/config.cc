@@ -428,6 +428,11 @@ bool keeps_costly(const TrainConfig& config) {
   return config.activation_checkpoint.mode == "selective" && config.activation_checkpoint.selective_ac_option == "op";
 }
 
+bool reshards_after_forward(const TrainConfig& config) {
+  const std::string& given = config.parallelism.fsdp_reshard_after_forward;
+  return given == "default" ? config.parallelism.pipeline_parallel_degree == 1 : given != "never";
+}
+
 std::int64_t reshard_group(const TrainConfig& config) {
   return parse_whole<std::int64_t>(config.parallelism.fsdp_reshard_after_forward).value_or(0);
 }

@@ -167,6 +167,9 @@ std::int64_t recompute_every(const TrainConfig& config);
 /// Whether these keep what is costly to compute again as well.
 bool keeps_costly(const TrainConfig& config);
 
+/// Whether units are let go after the forward pass: fsdp_reshard_after_forward, whose default is yes, but in a
+/// pipeline.
+bool reshards_after_forward(const TrainConfig& config);
 /// Ranks that keep a unit together between the passes; 0: fsdp_reshard_after_forward is not a number.
 std::int64_t reshard_group(const TrainConfig& config);
 

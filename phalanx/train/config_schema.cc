@@ -173,8 +173,7 @@ const std::vector<Key>& known_keys() {
        at<&C::parallelism, &C::Parallelism::fsdp_reshard_after_forward>,
        "Stage 3: whether a block's parameters are let go after the forward pass and gathered again for the backward "
        "pass (less memory), kept, or kept by every so many neighbouring ranks together, which divides the shard "
-       "degree. "
-       "default: always.",
+       "degree. default: always; in a pipeline never: units are gathered once a step.",
        -kAny,
        kAny,
        {"default", "always", "never"},

@@ -89,7 +89,7 @@ NamedLayout with_layout(const TrainConfig& config, const std::string& name, std:
     throw ConfigError(fmt::format("layout '{}': zero is {}: expected 1, 2 or 3", name, parallelism.zero_stage));
   }
   parallelism.enable_sequence_parallel = choice_of(parts, "sp", {"on", "off"}, name) == "on";
-  parallelism.fsdp_reshard_after_forward = choice_of(parts, "reshard", {"always", "never"}, name);
+  parallelism.fsdp_reshard_after_forward = choice_of(parts, "reshard", {"default", "always", "never"}, name);
   auto& recompute = layout.config.activation_checkpoint;
   const std::string mode = choice_of(parts, "ac", {"none", "full", "op"}, name);
   recompute = {};
@@ -125,9 +125,12 @@ std::vector<NamedLayout> all_layouts(const TrainConfig& config, std::int64_t ran
   for (std::int64_t tp = 1; tp <= ranks; tp *= 2) {
     for (std::int64_t shards = 1; shards * tp <= ranks; shards *= 2) {
       for (std::int64_t replicas = 1; replicas * shards * tp <= ranks; replicas *= 2) {
-        for (std::int64_t pp = 1; shards == 1 && pp * replicas * tp <= ranks; pp *= 2) add(pp, replicas, 1, tp, "");
-        for (int stage = 1; shards > 1 && stage <= 3; ++stage) {
-          add(1, replicas, shards, tp, fmt::format("zero={}", stage));
+        for (std::int64_t pp = 1; pp * replicas * shards * tp <= ranks; pp *= 2) {
+          if (shards == 1) add(pp, replicas, shards, tp, "");
+          for (int stage = 1; shards > 1 && stage <= 3; ++stage) {
+            add(pp, replicas, shards, tp, fmt::format("zero={}", stage));
+          }
+          if (shards > 1 && pp > 1) add(pp, replicas, shards, tp, "zero=3,reshard=always");
         }
       }
     }

@@ -10,14 +10,16 @@
 #include "phalanx/models/llama_parallel.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/train/model_config.h"
-#include "phalanx/train/precision.h"
 #include "phalanx/train/recompute_layers.h"
+#include "phalanx/train/shard_options.h"
 
 namespace phalanx::train {
 
 ParallelModel::ParallelModel(const TrainConfig& config, const RunPlan& plan, std::shared_ptr<Communicator> world,
                              at::Device device)
     : world_(std::move(world)), mesh_(world_, plan.parallel.axes(), device.is_cuda() ? "cuda" : "cpu"), plan_(plan) {
+  keeps_whole_gradients_ = config.parallelism.zero_stage == 1;
+  stage_text_ = sharding_text(config);
   optimizer_copies_ = config.optimizer.name == "AdamW" ? 2 : config.optimizer.momentum > 0 ? 1 : 0;
   const bool is_sharded = plan.parallel.dp_shard > 1;
   const bool is_cut = plan.parallel.cuts_model();
@@ -29,7 +31,7 @@ ParallelModel::ParallelModel(const TrainConfig& config, const RunPlan& plan, std
   }
   if (plan.parallel.pp > 1) {
     pipeline_ = std::make_unique<PipelineModel>(config, plan, mesh_, device, *model_);
-    if (plan.parallel.dp_replicate > 1) replicas_ = mesh_.communicator("dp_replicate");
+    if (plan.parallel.dp_replicate > 1 && !is_sharded) replicas_ = mesh_.communicator("dp_replicate");
     return;
   }
   recompute_layers(*model_, config);
@@ -38,25 +40,7 @@ ParallelModel::ParallelModel(const TrainConfig& config, const RunPlan& plan, std
     replicas_ = replicating_ranks();
     return;
   }
-  const auto& parallelism = config.parallelism;
-  const bool reshard = parallelism.fsdp_reshard_after_forward != "never";
-  const auto group = static_cast<int>(reshard_group(config));
-  sharded_ =
-      std::make_unique<FullyShardedDataParallel>(*model_, mesh_,
-                                                 FullyShardOptions{.stage = static_cast<int>(parallelism.zero_stage),
-                                                                   .reshard_after_forward = reshard,
-                                                                   .reshard_group = group,
-                                                                   .offload = config.training.enable_cpu_offload,
-                                                                   .param_dtype = sharded_param_dtype(config),
-                                                                   .reduce_dtype = sharded_reduce_dtype(config),
-                                                                   .output_dtype = at::kFloat});
-  keeps_whole_gradients_ = parallelism.zero_stage == 1;
-  stage_text_ = fmt::format("ZeRO-{}", parallelism.zero_stage);
-  if (parallelism.zero_stage == 3 && !reshard) stage_text_ += " (gathered until the backward pass)";
-  if (parallelism.zero_stage == 3 && group > 0) {
-    stage_text_ += fmt::format(" (kept by every {} ranks until the backward pass)", group);
-  }
-  if (config.training.enable_cpu_offload) stage_text_ += ", offloaded to the host,";
+  sharded_ = std::make_unique<FullyShardedDataParallel>(*model_, mesh_, shard_options(config));
 }
 
 /// A rank that shares its batch with nobody but its tensor group averages with itself: its gradients get buckets too.
@@ -75,8 +59,9 @@ void ParallelModel::initialise(std::uint64_t seed) {
   }
 }
 
-at::Tensor ParallelModel::train_pipeline(const at::Tensor& inputs, const at::Tensor& labels) {
-  return at::full({}, pipeline_->train(inputs, labels), at::TensorOptions(inputs.device()).dtype(at::kDouble));
+at::Tensor ParallelModel::train_pipeline(const at::Tensor& inputs, const at::Tensor& labels, double loss_scale) {
+  return at::full({}, pipeline_->train(inputs, labels, loss_scale),
+                  at::TensorOptions(inputs.device()).dtype(at::kDouble));
 }
 
 at::Tensor ParallelModel::loss(const at::Tensor& inputs, const at::Tensor& labels) {
@@ -90,6 +75,7 @@ std::vector<NamedTensor> ParallelModel::weights() const {
 }
 
 void ParallelModel::values_were_loaded() {
+  if (pipeline_) pipeline_->forget_values();
   if (sharded_) {
     sharded_->forget_values();
   } else if (are_attached_) {
@@ -117,8 +103,16 @@ std::vector<std::shared_ptr<Communicator>> ParallelModel::communicators() const 
   for (const auto& axis : mesh_.axes()) {
     if (mesh_.communicator(axis.name) != world_) all.push_back(mesh_.communicator(axis.name));
   }
-  if (const auto keepers = sharded_ ? sharded_->reshard_ranks() : nullptr) all.push_back(keepers);
+  for (const auto* sharding : shardings()) {
+    if (const auto keepers = sharding->reshard_ranks()) all.push_back(keepers);
+  }
   return all;
+}
+
+std::vector<const FullyShardedDataParallel*> ParallelModel::shardings() const {
+  if (pipeline_) return pipeline_->shardings();
+  return sharded_ ? std::vector<const FullyShardedDataParallel*>{sharded_.get()}
+                  : std::vector<const FullyShardedDataParallel*>{};
 }
 
 Communicator* ParallelModel::norm_ranks() const { return runs_together() ? world_.get() : nullptr; }
@@ -154,7 +148,7 @@ std::string ParallelModel::layout() const {
   if (plan_.world_size == 1) return "1 rank";
   const ParallelPlan& plan = plan_.parallel;
   std::string text = fmt::format("{} ranks", plan_.world_size);
-  if (sharded_) {
+  if (plan.dp_shard > 1) {
     text += fmt::format(", {} over {}", stage_text_, plan.dp_shard);
     if (plan.dp_replicate > 1) text += fmt::format(", replicated {} times", plan.dp_replicate);
   } else if (plan.dp_replicate > 1) {
@@ -170,35 +164,42 @@ std::string ParallelModel::layout() const {
 observe::MemoryCounts ParallelModel::held() const {
   using enum observe::MemoryCategory;
   observe::MemoryCounts counts;
-  if (!sharded_) {
+  if (plan_.parallel.dp_shard == 1) {
     for (const auto& named : weights()) counts[parameters] += static_cast<std::int64_t>(named.tensor.nbytes());
     counts[gradients] = counts[parameters];
     return counts;
   }
-  const FullyShardStatistics statistics = sharded_->statistics();
-  counts[parameters] = statistics.shard_bytes;
-  counts[gradients] = statistics.reduced_bytes_kept;
-  counts[keeps_whole_gradients_ ? gradients : buffers] += statistics.gradient_bytes;
-  counts[buffers] += statistics.gathered_bytes;
+  for (const auto* sharding : shardings()) {
+    const FullyShardStatistics statistics = sharding->statistics();
+    counts[parameters] += statistics.shard_bytes;
+    counts[gradients] += statistics.reduced_bytes_kept;
+    counts[keeps_whole_gradients_ ? gradients : buffers] += statistics.gradient_bytes;
+    counts[buffers] += statistics.gathered_bytes;
+  }
   return counts;
 }
 
 std::string ParallelModel::memory_text() const {
   const auto bytes = [](std::int64_t count) { return human_bytes(static_cast<std::uint64_t>(count)); };
-  if (!sharded_) {
+  if (plan_.parallel.dp_shard == 1) {
     std::int64_t weight_bytes = 0;
     for (const auto& p : weights()) weight_bytes += static_cast<std::int64_t>(p.tensor.nbytes());
     return fmt::format("{} for weights, gradients and optimizer on {}, and activations",
                        bytes(weight_bytes * (2 + optimizer_copies_)), plan_.parallel.pp > 1 ? "rank 0" : "each rank");
   }
-  const FullyShardStatistics statistics = sharded_->statistics();
-  std::int64_t rows = 0;
-  for (const auto& p : sharded_->parameters()) rows += static_cast<std::int64_t>(p.tensor.nbytes());
+  std::int64_t rows = 0, weight_bytes = 0, gradient_bytes = 0, gathered_bytes = 0;
+  for (const auto& p : weights()) rows += static_cast<std::int64_t>(p.tensor.nbytes());
+  for (const auto* sharding : shardings()) {
+    const FullyShardStatistics statistics = sharding->statistics();
+    weight_bytes += statistics.shard_bytes;
+    gradient_bytes += statistics.reduced_bytes_kept;
+    gathered_bytes += statistics.gathered_bytes;
+  }
   return fmt::format(
-      "{} of weights, {} of gradients, {} of optimizer state on this rank; {} for gathered units, then gradients of "
-      "units, and activations",
-      bytes(statistics.shard_bytes), bytes(statistics.reduced_bytes_kept), bytes(rows * optimizer_copies_),
-      bytes(statistics.gathered_bytes));
+      "{} of weights, {} of gradients, {} of optimizer state on this rank; {} for gathered units, then {} and "
+      "activations",
+      bytes(weight_bytes), bytes(gradient_bytes), bytes(rows * optimizer_copies_), bytes(gathered_bytes),
+      pipeline_ ? "whole gradients of its stages" : "gradients of units,");
 }
 
 }  // namespace phalanx::train

@@ -38,13 +38,14 @@ class ParallelModel {
   models::Llama& model() noexcept { return *model_; }
   const models::Llama& model() const noexcept { return *model_; }
   /// Whether all ranks must run the model together, because none has all of it.
-  bool runs_together() const noexcept { return sharded_ != nullptr || plan_.parallel.cuts_model(); }
+  bool runs_together() const noexcept { return plan_.parallel.dp_shard > 1 || plan_.parallel.cuts_model(); }
   /// Of a forward pass on which no gradient is wanted, 0-dim.
   at::Tensor loss(const at::Tensor& inputs, const at::Tensor& labels);
   /// Whether the model is a pipeline: it is then trained by train_pipeline() alone, not by model() and no_sync().
   bool has_stages() const noexcept { return pipeline_ != nullptr; }
-  /// Forward and backward passes of a whole step of this data rank; the mean loss, 0-dim. Gradients are averaged.
-  at::Tensor train_pipeline(const at::Tensor& inputs, const at::Tensor& labels);
+  /// Forward and backward passes of a whole step of this data rank; the mean loss, 0-dim. Gradients are averaged, and
+  /// `loss_scale` times as large.
+  at::Tensor train_pipeline(const at::Tensor& inputs, const at::Tensor& labels, double loss_scale);
   /// What this rank holds of the weights, to be filled.
   std::vector<NamedTensor> weights() const;
   /// What this rank trains; not before values_were_loaded().
@@ -74,6 +75,7 @@ class ParallelModel {
 
  private:
   std::shared_ptr<Communicator> replicating_ranks() const;
+  std::vector<const FullyShardedDataParallel*> shardings() const;  // of the model, or of this rank's stages
 
   std::shared_ptr<Communicator> world_;
   DeviceMesh mesh_;

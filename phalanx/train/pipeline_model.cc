@@ -1,16 +1,22 @@
 #include "phalanx/train/pipeline_model.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <map>
+#include <sstream>
+#include <utility>
 
+#include "phalanx/comm/data_type.h"
 #include "phalanx/models/llama_parallel.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/schedule/generators.h"
+#include "phalanx/train/autocast_guard.h"
+#include "phalanx/train/precision.h"
 #include "phalanx/train/recompute_layers.h"
+#include "phalanx/train/shard_options.h"
 
 namespace phalanx::train {
 namespace {
@@ -28,6 +34,44 @@ schedule::Schedule forward_schedule(const schedule::Schedule& training) {
   return forward;
 }
 
+/// Cut over the stages first: all rows are those of the ranks at `owner` of `pp`; then as these cut them.
+Placement over_stages(const Placement& held, const MeshShape& mesh, std::int64_t rows, int owner, int pp) {
+  Split of_stages{.axis = "pp", .dim = 0, .sizes = std::vector<std::int64_t>(static_cast<std::size_t>(pp))};
+  of_stages.sizes[static_cast<std::size_t>(owner)] = rows;
+  Placement placement{.splits = {std::move(of_stages)}};
+  std::size_t blocks = 1;  // of rows, by the splits before
+  for (Split split : held.splits) {
+    if (split.dim == 0) {
+      const auto parts = static_cast<std::size_t>(mesh.axes()[mesh.index_of(split.axis)].size);
+      if (!split.sizes.empty()) {
+        // For each stage and each block; other stages have no rows to cut.
+        std::vector<std::int64_t> sizes(static_cast<std::size_t>(pp) * blocks * parts);
+        for (std::size_t i = 0; i < blocks * parts; ++i) {
+          sizes[static_cast<std::size_t>(owner) * blocks * parts + i] = split.sizes[i % split.sizes.size()];
+        }
+        split.sizes = std::move(sizes);
+      }
+      blocks *= parts;
+    }
+    placement.splits.push_back(std::move(split));
+  }
+  return placement;
+}
+
+/// What a rank at `owner` of the pipeline holds, in the mesh of all.
+ShardSpec spec_over_stages(const NamedTensor& held, const DeviceMesh& mesh, int owner) {
+  const int pp = mesh.size("pp");
+  const std::vector<std::int64_t> shape = held.global_shape();
+  if (!held.shard) {
+    return {held.name, shape, data_type_of(held.tensor.scalar_type()), mesh.shape(),
+            over_stages({}, mesh.shape(), shape[0], owner, pp)};
+  }
+  // Rows alone are cut over the data ranks' mesh; what tensor parallelism has cut, over one that has the stages, too.
+  const ShardSpec& spec = held.shard->spec;
+  const MeshShape& whole = spec.mesh().has("pp") ? spec.mesh() : mesh.shape();
+  return {held.name, shape, spec.dtype(), whole, over_stages(spec.placement(), spec.mesh(), shape[0], owner, pp)};
+}
+
 }  // namespace
 
 PipelineModel::PipelineModel(const TrainConfig& config, const RunPlan& plan, const DeviceMesh& mesh, at::Device device,
@@ -35,7 +79,9 @@ PipelineModel::PipelineModel(const TrainConfig& config, const RunPlan& plan, con
     : schedule_(schedule::make_schedule(schedule_options(config, plan))),
       ranks_(mesh.communicator("pp")),
       parts_(models::balance_llama(whole.config(), schedule_.stages(), config.training.seq_len)),
-      numbers_(schedule_.stages_of(mesh.coordinate("pp"))) {
+      numbers_(schedule_.stages_of(mesh.coordinate("pp"))),
+      autocast_(autocast_dtype(config, plan)),
+      device_(device) {
   for (const int stage : numbers_) {
     const auto part =
         std::make_shared<models::Llama>(whole.config(), parts_[static_cast<std::size_t>(stage)],
@@ -45,8 +91,14 @@ PipelineModel::PipelineModel(const TrainConfig& config, const RunPlan& plan, con
       models::parallelize_llama(
           *part, mesh, {.sequence_parallel = plan.parallel.sequence_parallel, .seq_len = config.training.seq_len});
     }
-    nn::give_memory(*part);
     models_.push_back(part);
+    if (plan.parallel.dp_shard == 1) {
+      nn::give_memory(*part);
+      continue;
+    }
+    FullyShardOptions options = shard_options(config);
+    if (!part->part().head) options.output_dtype.reset();  // the next stage takes it as it is
+    sharded_.push_back(std::make_unique<FullyShardedDataParallel>(*part, mesh, options));
   }
   weights_ = list_weights(whole, mesh);
   runtime_ = std::make_unique<PipelineRuntime>(ranks_, schedule_, stages());
@@ -57,62 +109,128 @@ std::vector<PipelineStage> PipelineModel::stages() const {
   for (std::size_t i = 0; i < models_.size(); ++i) {
     const bool has_loss = models_[i]->part().head;
     stages.push_back(has_loss ? make_loss_stage(numbers_[i], models_[i]) : make_stage(numbers_[i], models_[i]));
+    PipelineStage& stage = stages.back();
+    if (!sharded_.empty()) stage.sharding = sharded_[i]->in_pipeline();
+    if (!autocast_) continue;
+    // Around forward passes alone: the backward pass takes each operation's types from these.
+    stage.forward = [this, run = std::move(stage.forward)](const at::Tensor& input) {
+      const AutocastGuard autocast(device_.type(), autocast_);
+      return run(input);
+    };
+    if (!has_loss) continue;
+    stage.loss = [this, run = std::move(stage.loss)](const at::Tensor& input, const at::Tensor& target) {
+      const AutocastGuard autocast(device_.type(), autocast_);
+      return run(input, target);
+    };
   }
   return stages;
 }
 
-std::vector<NamedTensor> PipelineModel::list_weights(const models::Llama& whole, const DeviceMesh& mesh) const {
-  std::map<std::string, int> rank_of;  // in the pipeline
+std::vector<NamedTensor> PipelineModel::held_by(std::size_t model) const {
+  return sharded_.empty() ? nn::named_parameters(*models_[model]) : sharded_[model]->parameters();
+}
+
+std::vector<NamedTensor> PipelineModel::list_weights(const models::Llama& whole, const DeviceMesh& mesh) {
+  std::map<std::string, std::vector<int>> stages_of;
   for (int stage = 0; stage < schedule_.stages(); ++stage) {
     const models::Llama part(whole.config(), parts_[static_cast<std::size_t>(stage)],
                              nn::TensorOptionsOfModule{.without_memory = true});
-    for (const NamedTensor& parameter : nn::named_parameters(part)) {
-      rank_of[parameter.name] = schedule_.rank_of_stage[static_cast<std::size_t>(stage)];
+    for (const NamedTensor& parameter : nn::named_parameters(part)) stages_of[parameter.name].push_back(stage);
+  }
+  const auto rank_of = [&](int stage) { return schedule_.rank_of_stage[static_cast<std::size_t>(stage)]; };
+
+  std::map<std::pair<std::string, int>, NamedTensor> here;  // by stage
+  std::string mine;                                         // the specs of what this rank owns, a line each
+  for (std::size_t i = 0; i < models_.size(); ++i) {
+    for (const NamedTensor& held : held_by(i)) {
+      here[{held.name, numbers_[i]}] = held;
+      if (stages_of.at(held.name).back() != numbers_[i]) continue;
+      mine += spec_over_stages(held, mesh, ranks_->rank()).text() + "\n";
     }
   }
-  std::map<std::string, at::Tensor> here;
-  for (const auto& model : models_) {
-    for (const NamedTensor& parameter : nn::named_parameters(*model)) here[parameter.name] = parameter.tensor;
+  // Which rows a rank of another stage has depends on that stage's units.
+  std::map<std::string, ShardSpec> specs;
+  for (const std::string& text : ranks_->all_gather_bytes(mine)) {
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) {
+      const ShardSpec spec = ShardSpec::parse(line);
+      specs.emplace(spec.name(), spec);
+    }
   }
+
   std::vector<NamedTensor> weights;
   for (const auto& [name, tensor, shard] : nn::named_parameters(whole)) {
-    // Over the stages first: all rows are one rank's; then as tensor parallelism cuts them.
-    const std::vector<std::int64_t> shape = shard ? shard->spec.shape() : tensor.sizes().vec();
-    Split of_stages{
-        .axis = "pp", .dim = 0, .sizes = std::vector<std::int64_t>(static_cast<std::size_t>(ranks_->size()))};
-    of_stages.sizes[static_cast<std::size_t>(rank_of.at(name))] = shape[0];
-    Placement placement{.splits = {of_stages}};
-    if (shard) {
-      const auto& cut = shard->spec.placement().splits;
-      placement.splits.insert(placement.splits.end(), cut.begin(), cut.end());
+    const std::vector<int>& stages = stages_of.at(name);
+    const auto held = std::make_shared<Shard>(specs.at(name), mesh.rank());
+    const auto owned = here.find({name, stages.back()});
+    const bool is_here = owned != here.end();
+    weights.push_back({name, is_here ? owned->second.tensor : at::empty(held->box().shape, tensor.options()), held});
+    for (std::size_t i = 0; i + 1 < stages.size(); ++i) {
+      const auto copy = here.find({name, stages[i]});
+      copied_.push_back({.owned = is_here ? owned->second.tensor : at::Tensor(),
+                         .copy = copy != here.end() ? copy->second.tensor : at::Tensor(),
+                         .owner = rank_of(stages.back()),
+                         .rank = rank_of(stages[i])});
     }
-    const auto held =
-        shard ? std::make_shared<Shard>(shard->spec.with(placement), shard->rank)
-              : std::make_shared<Shard>(ShardSpec(name, shape, DataType::f32, mesh.shape(), placement), mesh.rank());
-    const auto mine = here.find(name);
-    weights.push_back({name, mine != here.end() ? mine->second : at::empty(held->box().shape, tensor.options()), held});
   }
   return weights;
 }
 
 void PipelineModel::initialise(std::uint64_t seed) {
-  for (const auto& model : models_) nn::initialise(*model, seed);
+  for (const auto& sharded : sharded_) sharded->initialise(seed);
+  for (const auto& model : models_) {
+    if (sharded_.empty()) nn::initialise(*model, seed);
+  }
 }
 
 void PipelineModel::average_over(const std::shared_ptr<Communicator>& replicas) {
   for (const auto& model : models_) ddp_.push_back(std::make_unique<DistributedDataParallel>(*model, replicas));
 }
 
-double PipelineModel::train(const at::Tensor& inputs, const at::Tensor& labels) {
+void PipelineModel::forget_values() {
+  for (const auto& sharded : sharded_) sharded->forget_values();
+  copies_are_old_ = true;
+}
+
+std::vector<const FullyShardedDataParallel*> PipelineModel::shardings() const {
+  std::vector<const FullyShardedDataParallel*> result;
+  for (const auto& sharded : sharded_) result.push_back(sharded.get());
+  return result;
+}
+
+// Copies of a parameter are a unit of their own on every stage, so both ranks have the same rows of it.
+void PipelineModel::copy_shared_weights() {
+  if (!std::exchange(copies_are_old_, false)) return;
+  const at::NoGradGuard no_grad;
+  for (const Copied& one : copied_) {
+    if (one.owned.defined() && one.copy.defined()) {
+      one.copy.copy_(one.owned);
+    } else if (one.owned.defined()) {
+      ranks_->send(one.owned.detach().to(device_), one.rank);
+    } else if (one.copy.defined()) {
+      const at::Tensor values = at::empty_like(one.copy.detach(), at::TensorOptions(device_));
+      ranks_->recv(values, one.owner);
+      one.copy.copy_(values);
+    }
+  }
+  if (copied_.empty()) return;
+  for (const auto& sharded : sharded_) sharded->forget_values();
+}
+
+double PipelineModel::train(const at::Tensor& inputs, const at::Tensor& labels, double loss_scale) {
+  copy_shared_weights();
+  runtime_->scale_gradients(loss_scale);
   const double loss = runtime_->step(inputs, labels).loss();
   // What other stages hold is stepped, too: of nothing.
   for (const auto& [name, tensor, shard] : weights_) {
     if (tensor.numel() == 0) tensor.mutable_grad() = at::empty_like(tensor);
   }
+  copies_are_old_ = true;
   return loss;
 }
 
 double PipelineModel::evaluate(const at::Tensor& inputs, const at::Tensor& labels) {
+  copy_shared_weights();
   if (!evaluation_) evaluation_ = std::make_unique<PipelineRuntime>(ranks_, forward_schedule(schedule_), stages());
   return evaluation_->evaluate(inputs, labels).loss();
 }

@@ -125,7 +125,7 @@ plan::TrainingShape training_shape(const TrainConfig& config, const RunPlan& pla
                             .replicas = plan.parallel.dp_replicate,
                             .shards = plan.parallel.dp_shard,
                             .zero_stage = static_cast<int>(config.parallelism.zero_stage),
-                            .reshard_after_forward = config.parallelism.fsdp_reshard_after_forward != "never"};
+                            .reshard_after_forward = reshards_after_forward(config)};
   shape.recompute_every = recompute_every(config);
   shape.keeps_costly = keeps_costly(config);
   shape.optimizer_copies = config.optimizer.name == "AdamW" ? 2 : config.optimizer.momentum > 0 ? 1 : 0;

@@ -75,19 +75,6 @@ void check_batch(std::int64_t global, std::int64_t local, std::int64_t ranks) {
 
 /// All of a data rank's share goes through the pipeline in one step: what is accumulated are micro-batches.
 void plan_pipeline(const TrainConfig& config, const models::LlamaConfig& model, RunPlan& plan) {
-  const auto refuse = [](std::string_view what, std::string_view instead) {
-    throw ConfigError(
-        fmt::format("[parallelism] pipeline_parallel_degree above 1 does not go together with {} in this "
-                    "version: {}",
-                    what, instead));
-  };
-  if (plan.parallel.dp_shard > 1) {
-    refuse("data_parallel_shard_degree above 1", "use data_parallel_replicate_degree");
-  }
-  if (model.tie_embeddings) refuse("[model] tie_embeddings", "switch one of them off");
-  if (config.training.mixed_precision_param != "float32") {
-    refuse("[training] mixed_precision_param in 16 bits", "set it to \"float32\"");
-  }
   const std::int64_t share = plan.local_batch_size * plan.accumulation_steps;
   const std::int64_t size = config.parallelism.pipeline_parallel_microbatch_size;
   if (share % size != 0) {

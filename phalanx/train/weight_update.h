@@ -35,6 +35,9 @@ class WeightUpdate {
   /// What backward() is called on: the loss, in float16 times the scale.
   at::Tensor scaled(const at::Tensor& loss) const { return scaler_ ? scaler_->scaled(loss) : loss; }
 
+  /// 1 without one.
+  double loss_scale() const { return scaler_ ? scaler_->scale() : 1.0; }
+
   struct Result {
     bool stepped = true;
     double grad_norm = 0;              // without the scale, before clipping

@@ -110,6 +110,10 @@ void ShardedUnits::make_pools() {
 
 void ShardedUnits::hold() {
   ++holds_;
+  keep_all_grads();
+}
+
+void ShardedUnits::keep_all_grads() {
   if (keeps_all_grads_) return;
   keeps_all_grads_ = true;
   grad_pool_.reset();
@@ -198,10 +202,11 @@ void ShardedUnits::before_use(std::size_t unit) {
   const bool recomputing = pass_ != nullptr;
   if (!recomputing) {
     if (at::GradMode::is_enabled()) make_pools();
-    // A forward pass begins: what an earlier one without a backward pass left there may be out of date.
+    // A forward pass begins: what an earlier one without a backward pass left there may be out of date; not within a
+    // step.
     if (unit == order_.front() && std::ranges::none_of(states_, [](const State& s) { return s.in_use; })) {
       for (std::size_t u = 0; u < units_.size(); ++u) {
-        if (units_[u]->resident()) continue;
+        if (units_[u]->resident() || in_step()) continue;
         let_go(u);
         units_[u]->forget_values();
       }
@@ -210,10 +215,11 @@ void ShardedUnits::before_use(std::size_t unit) {
     note_use(unit);
   }
   state.in_use = true;
+  state.was_used = true;
   gather(unit);
   if (recomputing) return;
   prefetch(unit, +1);
-  if (unit != order_.back() || !at::GradMode::is_enabled()) return;
+  if (in_step() || unit != order_.back() || !at::GradMode::is_enabled()) return;
   // The backward pass begins with it: a loss that is fused with its projection makes the gradient in the forward pass,
   // in the memory that is offered; but not over an average that lies there and that nobody has used yet.
   if (!units_[unit]->has_trained()) return;
@@ -234,7 +240,7 @@ at::Tensor ShardedUnits::after_use(std::size_t unit, at::Tensor output) {
     });
   }
   const bool recomputing = pass_ != nullptr;
-  if (recomputing || (recorded && unit == order_.back())) return output;
+  if (recomputing || (recorded && !in_step() && unit == order_.back())) return output;
   if (recorded) {
     const at::NoGradGuard no_grad;
     units_[unit]->keep_part();
@@ -246,6 +252,11 @@ at::Tensor ShardedUnits::after_use(std::size_t unit, at::Tensor output) {
 void ShardedUnits::begin_pass() {
   pass_ = std::make_shared<Pass>();
   pass_->held = holds_ > 0;
+  expect_gradients();
+}
+
+// Of a pass, or of a step of many.
+void ShardedUnits::expect_gradients() {
   for (std::size_t u = 0; u < units_.size(); ++u) {
     State& state = states_[u];
     state = State{.in_use = state.in_use, .ready = std::vector<bool>(units_[u]->size(), false)};
@@ -259,7 +270,7 @@ void ShardedUnits::begin_pass() {
 }
 
 void ShardedUnits::ask_for_end() {
-  if (pass_->asked || !inside_backward()) return;
+  if (in_step() || pass_->asked || !inside_backward()) return;
   at_end_of_backward(
       [self = weak_from_this(), pass = pass_] {
         if (const auto alive = self.lock()) alive->finish(pass);
@@ -295,22 +306,28 @@ void ShardedUnits::before_backward(std::size_t unit) {
   // its parameters' last gradient came: where some are frozen, its input's gradient may still have needed them.)
   for (std::size_t place = place_of(unit) + 1; place < order_.size(); ++place) {
     const std::size_t later = order_[place];
-    if (states_[later].in_backward && states_[later].pending == 0) {
+    if (states_[later].in_backward && (in_step() || states_[later].pending == 0)) {
       states_[later].in_backward = false;
       let_go(later);
     }
   }
   State& state = states_[unit];
-  if (state.is_through) return;  // used twice: the second hook of a unit whose gradients are all there
+  if (state.is_through && !in_step()) return;  // used twice: the second hook of a unit whose gradients are all there
   state.in_backward = true;
   gather(unit);
-  if (state.pending > 0) give_grads_memory(unit);
+  if (state.pending > 0 && !in_step()) give_grads_memory(unit);
   prefetch(unit, -1);
 }
 
 void ShardedUnits::on_ready(std::size_t unit, std::size_t parameter) {
   const at::NoGradGuard no_grad;
-  if (!pass_) begin_pass();
+  if (!in_step() && !inside_backward()) {
+    throw Error(fmt::format(
+        "fully_shard: '{}' received its gradient outside of any backward pass, as in a pipeline that does not "
+        "know of the sharding: set PipelineStage::sharding to in_pipeline() of it",
+        units_[unit]->parameter(parameter).name));
+  }
+  if (!pass_ && !in_step()) begin_pass();
   ask_for_end();
   State& state = states_[unit];
   if (state.ready[parameter]) {
@@ -319,7 +336,7 @@ void ShardedUnits::on_ready(std::size_t unit, std::size_t parameter) {
                     "checkpointed layers, or the graph is run backward inside itself",
                     units_[unit]->parameter(parameter).name));
   }
-  if (!units_[unit]->is_gathered()) {
+  if (in_step() ? !state.was_used : !units_[unit]->is_gathered()) {
     throw Error(
         fmt::format("fully_shard: '{}' of unit {} was used without having been gathered: run its module by nn::call(), "
                     "or the whole "
@@ -334,7 +351,7 @@ void ShardedUnits::on_ready(std::size_t unit, std::size_t parameter) {
 
 void ShardedUnits::complete(std::size_t unit) {
   states_[unit].is_through = true;
-  if (pass_->held) return;
+  if ((in_step() ? step_ : pass_)->held) return;
   units_[unit]->start_reduce();
   reducing_.push_back(unit);
   statistics_.reduced_bytes += units_[unit]->grad_bytes();
@@ -374,11 +391,7 @@ void ShardedUnits::finish(const std::shared_ptr<Pass>& pass) {
     if (!all_there && inside_an_outer_backward()) return;
     if (!pass->held) {
       if (!all_there) fail_unused();
-      while (!reducing_.empty()) finish_oldest_reduce();
-      finish_averaging();
-      if (units_.front()->offloads()) wait_for_device(units_.front()->parameter(0).tensor.device());
-      for (const std::size_t unit : std::exchange(reduced_, {})) units_[unit]->publish_grads();
-      ++statistics_.synchronisations;
+      publish();
     }
     for (std::size_t u = 0; u < units_.size(); ++u) {
       states_[u].in_backward = false;
@@ -393,9 +406,20 @@ void ShardedUnits::finish(const std::shared_ptr<Pass>& pass) {
   pass_.reset();
 }
 
+void ShardedUnits::publish() {
+  while (!reducing_.empty()) finish_oldest_reduce();
+  finish_averaging();
+  if (units_.front()->offloads()) wait_for_device(units_.front()->parameter(0).tensor.device());
+  for (const std::size_t unit : std::exchange(reduced_, {})) units_[unit]->publish_grads();
+  ++statistics_.synchronisations;
+}
+
 // The pass ended with an exception: this rank will not issue what its peers are waiting for.
 void ShardedUnits::abandon(const std::shared_ptr<Pass>& pass) noexcept {
-  if (pass_ != pass) return;
+  if (pass_ == pass) give_up();
+}
+
+void ShardedUnits::give_up() noexcept {
   pass_.reset();
   reducing_.clear();
   reduced_.clear();
@@ -408,15 +432,18 @@ void ShardedUnits::abandon(const std::shared_ptr<Pass>& pass) noexcept {
 
 void ShardedUnits::fail_unused() {
   std::vector<std::string> names;
+  bool came = false;  // one at least
   for (std::size_t u = 0; u < units_.size(); ++u) {
     for (std::size_t i = 0; i < units_[u]->size(); ++i) {
+      came |= states_[u].ready[i];
       if (units_[u]->is_trained(i) && !states_[u].ready[i]) names.push_back(units_[u]->parameter(i).name);
     }
   }
   const std::string message = fmt::format(
       "fully_shard: on rank {} the backward pass gave no gradient to {} parameter{}: {}. Use them in the loss, or "
-      "freeze them (requires_grad = false) before sharding",
-      comm_->rank(), names.size(), names.size() == 1 ? "" : "s", quoted_list(names));
+      "freeze them (requires_grad = false) before sharding{}",
+      comm_->rank(), names.size(), names.size() == 1 ? "" : "s", quoted_list(names),
+      came ? "" : "; or, of a pipeline's stage, set PipelineStage::sharding to in_pipeline()");
   // The other ranks may have used them and be waiting: they fail with the same words.
   if (comm_->size() > 1) comm_->abort(message);
   throw Error(message);

@@ -12,6 +12,11 @@
 //   end of backward   finish(): waits for the rest, publishes the shards' gradients
 //   an exception      abandon() aborts the communicators: no rank waits for one that will not come
 // Every rank issues the same sequence, because it follows from the model's graph alone.
+//
+// In a pipeline (StageSharding, sharded_units_in_pipeline.cc) steps and engine runs are told from outside: gradients
+// stay whole from begin_step() on, grad_ready comes when one is complete, and end_step() does what finish() does. The
+// units of a stage are then used one behind the other: a unit is let go of when the gradient of an earlier one's output
+// has come.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,10 +34,11 @@
 #include "phalanx/observe/memory_counters.h"
 #include "phalanx/parallel/fsdp/unit.h"
 #include "phalanx/parallel/fully_shard.h"
+#include "phalanx/parallel/stage_sharding.h"
 
 namespace phalanx::fsdp {
 
-class ShardedUnits : public std::enable_shared_from_this<ShardedUnits> {
+class ShardedUnits : public StageSharding, public std::enable_shared_from_this<ShardedUnits> {
  public:
   /// `replicas` is null without a replicating axis, `keepers` (unit.h) without such. Without `prefetch` a unit is
   /// gathered when it is used. Collective.
@@ -49,6 +55,16 @@ class ShardedUnits : public std::enable_shared_from_this<ShardedUnits> {
   void release() noexcept { --holds_; }
   void forget_values();
 
+  void begin_step() override;
+  void begin_backward() override;
+  void end_backward() override;
+  void collect_gradients() override;
+  void show_gradients() override;
+  void end_step() override;
+  void abandon_step() noexcept override;
+  void gather_ahead() override;
+  void let_go_of_all() override;
+
   const std::vector<std::unique_ptr<Unit>>& units() const noexcept { return units_; }
   const std::shared_ptr<Communicator>& keepers() const noexcept { return keepers_; }
   const FullyShardStatistics& statistics() const noexcept { return statistics_; }
@@ -63,6 +79,7 @@ class ShardedUnits : public std::enable_shared_from_this<ShardedUnits> {
     bool in_use = false;       // between before_use and after_use
     bool in_backward = false;  // between before_backward and its last gradient
     bool is_through = false;   // in this backward pass
+    bool was_used = false;     // in this step of a pipeline
     std::size_t pending = 0;   // trained parameters without a gradient in this pass
     std::vector<bool> ready;
   };
@@ -83,6 +100,10 @@ class ShardedUnits : public std::enable_shared_from_this<ShardedUnits> {
   std::size_t place_of(std::size_t unit) const;
   void note_use(std::size_t unit);
 
+  bool in_step() const noexcept { return step_ != nullptr; }
+  void expect_gradients();
+  void keep_all_grads();
+  void publish();
   void begin_pass();
   void ask_for_end();
   void before_backward(std::size_t unit);
@@ -91,6 +112,7 @@ class ShardedUnits : public std::enable_shared_from_this<ShardedUnits> {
   void finish_oldest_reduce();
   void finish(const std::shared_ptr<Pass>& pass);
   void abandon(const std::shared_ptr<Pass>& pass) noexcept;
+  void give_up() noexcept;
   void start_averaging(std::size_t unit);
   void finish_averaging();
   [[noreturn]] void fail_unused();
@@ -108,6 +130,7 @@ class ShardedUnits : public std::enable_shared_from_this<ShardedUnits> {
   int holds_ = 0;
   bool keeps_all_grads_ = false;
   std::shared_ptr<Pass> pass_;
+  std::shared_ptr<Pass> step_;  // of a pipeline, while it lasts
   std::deque<std::size_t> reducing_;
   std::vector<std::size_t> reduced_;
   std::vector<Work> averaging_;  // over replicas

@@ -265,6 +265,19 @@ void Unit::place_grad(std::size_t i) {
   grad = p.grad_view;
 }
 
+void Unit::collect_grads() {
+  if (grad_options_.dtype() == options_.dtype()) return;
+  for (std::size_t i = 0; i < size(); ++i) {
+    if (is_trained(i) && parameters_[i].full.tensor.grad().defined()) place_grad(i);
+  }
+}
+
+void Unit::show_grads() {
+  for (auto& p : parameters_) {
+    if (std::exchange(p.is_placed, false)) p.full.tensor.mutable_grad() = p.grad_view;
+  }
+}
+
 bool Unit::has_trained() const {
   return std::ranges::any_of(parameters_, [](const Parameter& p) { return p.full.tensor.requires_grad(); });
 }

@@ -89,6 +89,10 @@ class Unit {
   void keep_grads(const at::Tensor& memory);
   /// Puts the gradient that autograd brought where it belongs.
   void place_grad(std::size_t i);
+  /// For steps of many passes: where gradients are of another dtype than parameters, what has come so far goes where it
+  /// belongs; and back to where others look for it, in the gradients' dtype.
+  void collect_grads();
+  void show_grads();
   bool has_shard_grads() const;
   /// Saves what a further pass would overwrite: the average of earlier ones that nobody has reset.
   void carry_reduced();

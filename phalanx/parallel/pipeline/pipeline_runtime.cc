@@ -49,7 +49,7 @@ at::Device device_of(const std::vector<PipelineStage>& stages) {
 
 // The stages are those of this rank. An error is known to the other ranks, which wait for this one.
 const std::vector<PipelineStage>& checked(const std::vector<PipelineStage>& stages, const Schedule& schedule,
-                                          Communicator& comm) {
+                                          WeightSplit split, Communicator& comm) {
   std::vector<int> found;
   for (const auto& stage : stages) found.push_back(stage.index);
   std::ranges::sort(found);
@@ -58,6 +58,13 @@ const std::vector<PipelineStage>& checked(const std::vector<PipelineStage>& stag
   if (found != expected) {
     wrong = fmt::format("pipeline: in schedule '{}' rank {} has the stages [{}], and was given [{}]", schedule.name,
                         comm.rank(), fmt::join(expected, ", "), fmt::join(found, ", "));
+  }
+  for (const auto& stage : stages) {
+    if (!stage.sharding || split != WeightSplit::graph) continue;
+    wrong = fmt::format(
+        "pipeline: stage {} is sharded, and a walk over the graph would find its weights let go of; use "
+        "WeightSplit::automatic, or leave it unsharded",
+        stage.index);
   }
   for (const auto& stage : stages) {
     if (stage.index != schedule.stages() - 1 || stage.loss || !schedule::any_action(schedule, schedule::makes_gradient))
@@ -113,7 +120,7 @@ struct PipelineRuntime::Impl {
   void backward_pass(const Action& action);
   void weight_pass(const Action& action);
   void send(const Action& action);
-  void sharding(const Action& action);
+  void shard(const Action& action);
   void ran(const Action& action, Clock::time_point start);
   void share_losses(PipelineResult& result);
   void check_inputs() const;
@@ -129,11 +136,13 @@ struct PipelineRuntime::Impl {
   PipelineOptions options;
   at::Device device;
   std::map<int, StageRun> runs;
+  std::vector<StageSharding*> shardings;  // of the runs' stages, where they are sharded
   StageGradients gradients;
   std::vector<Action> actions, forward_actions;  // this rank's, overlaps taken apart
   std::map<int, Action> last_weights;            // of each stage: the last B or W
   StageMessages messages, forward_messages;
 
+  double gradient_scale = 1.0;
   // Of the step under way.
   Mode mode = Mode::train;
   std::vector<at::Tensor> inputs, targets;
@@ -152,7 +161,7 @@ PipelineRuntime::Impl::Impl(std::shared_ptr<Communicator> communicator, Schedule
       schedule(with_transfers(std::move(given), *comm)),
       options(std::move(given_options)),
       device(device_of(given_stages)),
-      gradients(checked(given_stages, schedule, *comm), comm),
+      gradients(checked(given_stages, schedule, options.weight_split, *comm), comm),
       actions(parts_of(schedule.actions[static_cast<std::size_t>(comm->rank())], /*forward_only=*/false)),
       forward_actions(parts_of(schedule.actions[static_cast<std::size_t>(comm->rank())], /*forward_only=*/true)),
       messages(comm, schedule, device, receives_of(actions), options.receives_ahead),
@@ -162,6 +171,7 @@ PipelineRuntime::Impl::Impl(std::shared_ptr<Communicator> communicator, Schedule
   }
   for (auto& stage : given_stages) {
     const int index = stage.index;
+    if (stage.sharding) shardings.push_back(stage.sharding.get());
     runs.emplace(index, StageRun(std::move(stage), options.weight_split));
   }
 }
@@ -227,6 +237,7 @@ void PipelineRuntime::Impl::give_up(const char* why) noexcept {
     // It has failed already, which is all that was wanted.
   }
   gradients.end_step();
+  for (StageSharding* sharding : shardings) sharding->abandon_step();
   for (auto& [index, run] : runs) run.forget();
   messages.forget();
   forward_messages.forget();
@@ -241,7 +252,10 @@ void PipelineRuntime::Impl::run_all() {
   const bool trains = mode == Mode::train;
   StageMessages& channel = trains ? messages : forward_messages;
   channel.begin(/*forgets_shapes=*/!trains);
-  if (trains) gradients.begin_step();
+  if (trains) {
+    for (StageSharding* sharding : shardings) sharding->begin_step();
+    gradients.begin_step();
+  }
   for (const auto& action : trains ? actions : forward_actions) {
     try {
       run_action(action);
@@ -253,8 +267,10 @@ void PipelineRuntime::Impl::run_all() {
     }
   }
   if (trains) {
+    for (StageSharding* sharding : shardings) sharding->show_gradients();
     gradients.add_up_copies();
     gradients.end_step();
+    for (StageSharding* sharding : shardings) sharding->end_step();
   }
   channel.finish_sends();
 }
@@ -276,7 +292,7 @@ void PipelineRuntime::Impl::run_action(const Action& action) {
     case ActionKind::receive_backward:
       return channel.post(action);
     default:
-      return sharding(action);
+      return shard(action);
   }
 }
 
@@ -316,7 +332,7 @@ void PipelineRuntime::Impl::backward_pass(const Action& action) {
   if (stage == last_stage()) {
     const at::Tensor& loss = losses[static_cast<std::size_t>(micro_batch)];
     const double factor = options.loss == PipelineLoss::mean ? 1.0 / static_cast<double>(schedule.micro_batches) : 1.0;
-    gradient = at::full(loss.sizes(), factor, loss.options());
+    gradient = at::full(loss.sizes(), factor * gradient_scale, loss.options());
   } else if (is_here(stage + 1)) {
     gradient = dinputs.extract({stage + 1, micro_batch}).mapped();
   } else {
@@ -325,12 +341,15 @@ void PipelineRuntime::Impl::backward_pass(const Action& action) {
   const auto start = Clock::now();
   StageRun& run = runs.at(stage);
   const bool is_last = is_last_of_stage(action);
+  StageSharding* const sharding = run.stage().sharding.get();
+  if (sharding) sharding->begin_backward();
   at::Tensor dx;
   if (action.kind == ActionKind::input_backward) {
     dx = run.input_half(micro_batch, gradient);
   } else {
     dx = run.backward(micro_batch, gradient, /*leaves_weights=*/is_last);
   }
+  if (sharding) sharding->end_backward();
   gradient = at::Tensor();
   if (is_last) {
     gradients.before_last(stage);
@@ -339,6 +358,7 @@ void PipelineRuntime::Impl::backward_pass(const Action& action) {
   if (stage > 0) dinputs[{stage, micro_batch}] = std::move(dx);
   ran(action, start);
   if (is_last) gradients.after_last(stage);
+  if (sharding) sharding->collect_gradients();
 }
 
 void PipelineRuntime::Impl::weight_pass(const Action& action) {
@@ -348,6 +368,7 @@ void PipelineRuntime::Impl::weight_pass(const Action& action) {
   runs.at(action.stage).weight_half(action.micro_batch);
   ran(action, start);
   if (is_last) gradients.after_last(action.stage);
+  if (const auto& sharding = runs.at(action.stage).stage().sharding) sharding->collect_gradients();
 }
 
 void PipelineRuntime::Impl::send(const Action& action) {
@@ -356,7 +377,10 @@ void PipelineRuntime::Impl::send(const Action& action) {
   channel.send(action, from.extract({action.stage, action.micro_batch}).mapped());
 }
 
-void PipelineRuntime::Impl::sharding(const Action& action) {
+void PipelineRuntime::Impl::shard(const Action& action) {
+  StageSharding* const sharding = runs.at(action.stage).stage().sharding.get();
+  if (sharding && action.kind == ActionKind::unshard) sharding->gather_ahead();
+  if (sharding && action.kind == ActionKind::reshard) sharding->let_go_of_all();
   const auto& hook = action.kind == ActionKind::unshard   ? options.unshard
                      : action.kind == ActionKind::reshard ? options.reshard
                                                           : options.reduce_gradients;
@@ -409,6 +433,8 @@ PipelineResult PipelineRuntime::evaluate(const at::Tensor& inputs, const at::Ten
 PipelineResult PipelineRuntime::forward(const at::Tensor& inputs) {
   return impl_->run(Mode::forward, [&] { impl_->bring(inputs, at::Tensor()); });
 }
+
+void PipelineRuntime::scale_gradients(double factor) { impl_->gradient_scale = factor; }
 
 const schedule::Schedule& PipelineRuntime::schedule() const noexcept { return impl_->schedule; }
 const PipelineStatistics& PipelineRuntime::statistics() const noexcept { return impl_->statistics; }

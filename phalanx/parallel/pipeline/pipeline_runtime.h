@@ -27,7 +27,11 @@
 //   may use others. Another one is an Error on every rank: stage, micro-batch, expected, found.
 // - Sends and receives go on while passes run. Sends are buffered, receives posted where the schedule says, and
 //   `receives_ahead` more.
-// - UNSHARD, RESHARD and REDUCE_GRAD call hooks; an overlap's parts run one after the other.
+// - A stage sharded by FullyShardedDataParallel says so (PipelineStage::sharding): its gradients are then averaged once
+// a
+//   step, unit by unit as they become complete. Units stay gathered for the step, or come and go with every pass, as
+//   FullyShardOptions say. UNSHARD gathers ahead, RESHARD lets go of units that come and go; REDUCE_GRAD has nothing
+//   left to do. All three call hooks, too. An overlap's parts run one after the other.
 // - The losses are the same on every rank.
 // - What a pass throws leaves step() as an Error that names rank, stage and action; the communicator is aborted, and
 //   the other ranks' step() throws a CommError with the same words. The pipeline is of no use then.
@@ -54,7 +58,7 @@ struct PipelineOptions {
   PipelineLoss loss = PipelineLoss::mean;
   WeightSplit weight_split = WeightSplit::automatic;
   int receives_ahead = 1;
-  // What UNSHARD, RESHARD and REDUCE_GRAD of a stage do; nothing where they are not set.
+  // Called by UNSHARD, RESHARD and REDUCE_GRAD of a stage, where set.
   std::function<void(int stage)> unshard, reshard, reduce_gradients;
 };
 
@@ -87,6 +91,10 @@ class PipelineRuntime {
   /// Forward and backward of a whole batch; or of micro-batches, one tensor each.
   PipelineResult step(const at::Tensor& inputs, const at::Tensor& targets);
   PipelineResult step(std::vector<at::Tensor> inputs, std::vector<at::Tensor> targets);
+
+  /// All gradients of the steps to come are multiplied by it (loss scaling in float16). 1 at first; the same on all
+  /// ranks.
+  void scale_gradients(double factor);
 
   /// The losses without a graph; the schedule's forward passes only.
   PipelineResult evaluate(const at::Tensor& inputs, const at::Tensor& targets);

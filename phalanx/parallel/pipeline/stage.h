@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "phalanx/nn/module.h"
+#include "phalanx/parallel/stage_sharding.h"
 
 namespace phalanx {
 
@@ -29,7 +30,8 @@ struct PipelineStage {
   int index = 0;                              // of the stage, in the model's order
   std::shared_ptr<torch::nn::Module> module;  // whose parameters are the stage's
   Forward forward;
-  Loss loss;  // of the last stage: from its input on
+  Loss loss;                                          // of the last stage: from its input on
+  std::shared_ptr<StageSharding> sharding = nullptr;  // of FullyShardedDataParallel over the module: in_pipeline()
 };
 
 template <std::derived_from<torch::nn::Module> M>

@@ -125,7 +125,9 @@ void StageGradients::add_up_copies() {
     for (const auto& copy : all) {
       if (copy.rank == comm_->rank()) mine.push_back(parameters_[static_cast<std::size_t>(copy.parameter)].get());
     }
-    const at::Tensor& like = mine.front()->tensor;
+    // Of the gradients' dtype, where that is another one than the parameters'.
+    const at::Tensor& own = mine.front()->tensor.grad();
+    const at::Tensor& like = own.defined() ? own : mine.front()->tensor;
     std::size_t next = 0;
     for (const auto& copy : all) {
       if (copy.rank != comm_->rank()) {

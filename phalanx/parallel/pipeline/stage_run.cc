@@ -39,7 +39,8 @@ struct StageRun::Kept {
 
 StageRun::StageRun(PipelineStage stage, WeightSplit split)
     : stage_(std::move(stage)),
-      by_graph_(split == WeightSplit::graph || (split == WeightSplit::automatic && needs_the_graph(*stage_.module))),
+      by_graph_(split == WeightSplit::graph ||
+                (split == WeightSplit::automatic && !stage_.sharding && needs_the_graph(*stage_.module))),
       queue_(std::make_shared<WeightGradientQueue>()) {
   for (const auto& parameter : stage_.module->parameters()) {
     if (parameter.requires_grad()) trained_.push_back(parameter);

@@ -18,7 +18,8 @@
 namespace phalanx {
 
 enum class WeightSplit {
-  automatic,  // by the queue where every parameter belongs to a layer of ours, or where layers are checkpointed
+  automatic,  // by the queue where every parameter belongs to a layer of ours, or where layers are checkpointed, or the
+              // stage is sharded
   queue,      // layers of ours defer their weight gradients; what others have is computed in I
   graph,      // any layer, for a walk over the graph and more runs of the engine
 };
