@@ -78,7 +78,11 @@ class LayoutCheckTest : public TrainerTest {
             {"pp_2", 2, pipeline(2)},
             {"pp_2_zbv", 2, pipeline(2, {"--parallelism.pipeline_parallel_schedule=ZBV"})},
             {"pp_2_ddp_2_zb1p", 4, pipeline(2, {"--parallelism.pipeline_parallel_schedule=ZB1P"})},
-            {"pp_2_tp_2", 4, tensor(2, pipeline(2))}};
+            {"pp_2_tp_2", 4, tensor(2, pipeline(2))},
+            {"pp_2_zero3_2", 4, pipeline(2, degrees(1, 2, 3))},
+            {"pp_2_zero2_2_zbv_tied", 4,
+             pipeline(2, {"--parallelism.data_parallel_shard_degree=2", "--parallelism.zero_stage=2",
+                          "--parallelism.pipeline_parallel_schedule=ZBV", "--model.tie_embeddings"})}};
   }
 
   TrainConfig config_of(const Layout& layout) const {

@@ -63,7 +63,8 @@ TEST(Layouts, AllOfThemAreThoseThatDivide) {
                   "dp_replicate=4", "dp_replicate=2,dp_shard=2,zero=1", "dp_replicate=2,dp_shard=2,zero=2",
                   "dp_replicate=2,dp_shard=2,zero=3", "dp_shard=4,zero=1", "dp_shard=4,zero=2", "dp_shard=4,zero=3",
                   "pp=2", "pp=4", "pp=2,dp_replicate=2", "pp=2,tp=2", "dp_replicate=2,tp=2", "dp_shard=2,tp=2,zero=1",
-                  "dp_shard=2,tp=2,zero=2", "dp_shard=2,tp=2,zero=3", "tp=4"));
+                  "dp_shard=2,tp=2,zero=2", "dp_shard=2,tp=2,zero=3", "tp=4", "pp=2,dp_shard=2,zero=1",
+                  "pp=2,dp_shard=2,zero=2", "pp=2,dp_shard=2,zero=3", "pp=2,dp_shard=2,zero=3,reshard=always"));
   EXPECT_EQ(names[0], "one rank");
   // A batch of 2 cannot be shared by 4.
   for (const NamedLayout& layout : all_layouts(small_config(2), 4)) {

@@ -225,6 +225,10 @@ double PipelineModel::train(const at::Tensor& inputs, const at::Tensor& labels, 
   for (const auto& [name, tensor, shard] : weights_) {
     if (tensor.numel() == 0) tensor.mutable_grad() = at::empty_like(tensor);
   }
+  // No optimizer steps copies, so none resets their gradients.
+  for (const Copied& one : copied_) {
+    if (one.copy.defined()) one.copy.mutable_grad().reset();
+  }
   copies_are_old_ = true;
   return loss;
 }

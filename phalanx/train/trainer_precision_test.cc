@@ -82,6 +82,30 @@ TEST_F(TrainerPrecisionTest, ShardedUnitsAreGatheredInSixteenBits) {
   }
 }
 
+TEST_F(TrainerPrecisionTest, StagesOfAPipelineInSixteenBits) {
+  train(config("float32", {"--training.steps=10"}), 1);
+  const auto exact = losses("float32");
+  for (const std::string type : {"bfloat16", "float16"}) {
+    for (const int shards : {1, 2}) {
+      const std::string name = "pp2_" + std::to_string(shards) + type;
+      SCOPED_TRACE(name);
+      train(config(name, {"--training.steps=10", "--parallelism.pipeline_parallel_degree=2",
+                          "--parallelism.data_parallel_shard_degree=" + std::to_string(shards),
+                          "--training.mixed_precision_param=" + type}),
+            2 * shards);
+      const auto found = losses(name);
+      ASSERT_EQ(found.size(), exact.size());
+      for (std::size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], exact[i], 0.01 * exact[i]);
+      EXPECT_NE(found, exact);
+    }
+  }
+  EXPECT_EQ(values_of("pp2_2float16", "loss_scale"), std::vector<double>(10, 65536));
+  const std::vector<std::string> huge = in_float16(
+      {"--training.steps=1", "--training.initial_loss_scale=268435456", "--parallelism.pipeline_parallel_degree=2"});
+  train(config("huge", huge), 2);
+  EXPECT_EQ(skipped_steps("huge"), std::vector<std::int64_t>{1});
+}
+
 TEST_F(TrainerPrecisionTest, AnOverflowOfOneShardSkipsTheStepOnAllRanks) {
   const std::vector<std::string> keys = {"--training.steps=1", "--parallelism.data_parallel_shard_degree=-1"};
   auto still = keys, huge = in_float16(keys);

@@ -62,7 +62,25 @@ TEST_F(TrainerTensorTest, TrainsAsOneRankDoes) {
       {.name = "pp2_zbv", .ranks = 2, .pp = 2, .keys = {"--parallelism.pipeline_parallel_schedule=ZBVZeroBubble"}},
       {.name = "pp2_ddp2", .ranks = 4, .pp = 2, .keys = {"--activation_checkpoint.mode=full"}},
       {.name = "pp2_tp2", .ranks = 4, .tp = 2, .pp = 2},
-      {.name = "tp2_tied", .ranks = 2, .tp = 2, .keys = {"--model.tie_embeddings"}}};
+      {.name = "pp2_zero3_2", .ranks = 4, .pp = 2, .keys = sharded(2)},
+      {.name = "pp2_zero1_2_zbv",
+       .ranks = 4,
+       .pp = 2,
+       .keys = {"--parallelism.data_parallel_shard_degree=2", "--parallelism.zero_stage=1",
+                "--parallelism.pipeline_parallel_schedule=ZBVZeroBubble"}},
+      {.name = "pp2_zero3_2_tp2_recomputed",
+       .ranks = 8,
+       .tp = 2,
+       .pp = 2,
+       .keys = {"--parallelism.data_parallel_shard_degree=2", "--parallelism.fsdp_reshard_after_forward=always",
+                "--activation_checkpoint.mode=full"}},
+      {.name = "tp2_tied", .ranks = 2, .tp = 2, .keys = {"--model.tie_embeddings"}},
+      {.name = "pp2_tied", .ranks = 2, .pp = 2, .keys = {"--model.tie_embeddings"}},
+      {.name = "pp2_zero3_2_zbv_tied",
+       .ranks = 4,
+       .pp = 2,
+       .keys = {"--model.tie_embeddings", "--parallelism.data_parallel_shard_degree=2",
+                "--parallelism.pipeline_parallel_schedule=ZBVZeroBubble"}}};
   train(config_of({.name = "tied", .keys = {"--model.tie_embeddings"}}, "tied"), 1);
   const double validation_tied = result_.validation_loss.value();
   for (const Layout& layout : layouts) {
@@ -85,6 +103,7 @@ TEST_F(TrainerTensorTest, ACheckpointGoesOnInAnotherLayout) {
                                        {.name = "zero3_tp2", .ranks = 4, .tp = 2, .keys = sharded(2)},
                                        {.name = "ddp", .ranks = 2},
                                        {.name = "pp2_tp2", .ranks = 4, .tp = 2, .pp = 2},
+                                       {.name = "pp2_zero3_2", .ranks = 4, .pp = 2, .keys = sharded(2)},
                                        {.name = "pp2", .ranks = 2, .pp = 2}};
   for (std::size_t i = 0; i < layouts.size(); ++i) {
     const Layout &from = layouts[i], &to = layouts[(i + 1) % layouts.size()];
@@ -98,6 +117,29 @@ TEST_F(TrainerTensorTest, ACheckpointGoesOnInAnotherLayout) {
     EXPECT_EQ(result_.step, 12);
     expect_same_run(run, "whole");
   }
+}
+
+TEST_F(TrainerTensorTest, TiedEmbeddingsGoOnInAnotherLayout) {
+  const std::vector<std::string> tied = {"--model.tie_embeddings"};
+  train(config_of({.name = "one", .keys = tied}, "whole"), 1);
+  const std::vector<Layout> layouts = {
+      {.name = "pp2", .ranks = 2, .pp = 2, .keys = tied},
+      {.name = "pp2_zero3_2",
+       .ranks = 4,
+       .pp = 2,
+       .keys = {"--model.tie_embeddings", "--parallelism.data_parallel_shard_degree=2"}},
+      {.name = "one", .keys = tied}};
+  std::int64_t step = 4;
+  for (const Layout& layout : layouts) {
+    SCOPED_TRACE(layout.name);
+    train(config_of(layout, "parts", {"--training.steps=12"}), layout.ranks,
+          [asked = std::make_shared<std::atomic<int>>(0), &layout](int) {
+            return asked->fetch_add(1) / layout.ranks >= 3;
+          });
+    EXPECT_EQ(result_.step, step);
+    step += 4;
+  }
+  expect_same_run("parts", "whole");
 }
 
 TEST_F(TrainerTensorTest, TheWholeModelIsThatOfOneRank) {
