@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Two machines with a slow link between them, and two ways to use them: what talks most stays inside a machine.
+#
+#   recipes/combinations.sh [--build build/release] [--rate 1gbit] [--ranks 2]
+#
+# 1. sites: a pipeline inside each machine, data parallelism between them: gradients cross the link once a step.
+# 2. llama_sharded_tensor_parallel: tensor parallelism inside, sharded data parallelism between: what crosses are
+#    parameters and gradients of each rank's part of the matrices.
+#
+# The machines are network namespaces, the link is held to the rate by tc's tbf; each has a `phalanx launch` with so many
+# ranks. Needs root; where that is not allowed it says so and ends with status 77 ("skipped"). It removes what it makes.
+set -euo pipefail
+
+build=build/release
+rate=1gbit
+ranks=2
+while [[ $# -gt 0 ]]; do
+  case $1 in
+    --build) build=$2; shift 2 ;;
+    --rate) rate=$2; shift 2 ;;
+    --ranks) ranks=$2; shift 2 ;;
+    -h | --help) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    *) echo "$0: '$1' is not known: expected --build, --rate or --ranks" >&2; exit 2 ;;
+  esac
+done
+for program in bin/phalanx recipes/sites recipes/llama_sharded_tensor_parallel; do
+  [[ -x $build/$program ]] || { echo "$0: no program '$build/$program'; build it, or give --build" >&2; exit 2; }
+done
+# shellcheck source=benchmarks/slow_link.bash
+source "$(dirname "${BASH_SOURCE[0]}")/../benchmarks/slow_link.bash"
+make_slow_link "$rate"
+
+on_both() {  # <program> <arguments>
+  local machine
+  for machine in 0 1; do
+    in_machine "$machine" "$build/bin/phalanx" launch --nnodes 2 --node-rank "$machine" --nproc-per-node "$ranks" \
+      --rdzv-endpoint 10.99.0.1:29400 -- "$@" &
+    pids+=($!)
+  done
+  wait_for_all
+}
+
+echo "== a pipeline of $ranks inside each machine, data parallelism over the link of $rate"
+on_both "$build/recipes/sites"
+echo "== tensor parallelism of $ranks inside each machine, sharded data parallelism over the link of $rate"
+on_both "$build/recipes/llama_sharded_tensor_parallel" --tp "$ranks" --batch 2 --seq 64 --iterations 3
