@@ -4,7 +4,7 @@
 #   recipes/combinations.sh [--build build/release] [--rate 1gbit] [--ranks 2]
 #
 # 1. sites: a pipeline inside each machine, data parallelism between them: gradients cross the link once a step.
-# 2. llama_sharded_tensor_parallel: tensor parallelism inside, sharded data parallelism between: what crosses are
+# 2. llama_sharded_tensor_parallel: pairs of tensor-parallel ranks inside, sharded data parallelism between: what crosses are
 #    parameters and gradients of each rank's part of the matrices.
 #
 # The machines are network namespaces, the link is held to the rate by tc's tbf; each has a `phalanx launch` with so many
@@ -42,5 +42,5 @@ on_both() {  # <program> <arguments>
 
 echo "== a pipeline of $ranks inside each machine, data parallelism over the link of $rate"
 on_both "$build/recipes/sites"
-echo "== tensor parallelism of $ranks inside each machine, sharded data parallelism over the link of $rate"
-on_both "$build/recipes/llama_sharded_tensor_parallel" --tp "$ranks" --batch 2 --seq 64 --iterations 3
+echo "== tensor parallelism over pairs inside each machine, sharded data parallelism over the link of $rate"
+on_both "$build/recipes/llama_sharded_tensor_parallel" --batch 2 --seq 64 --iterations 3

@@ -99,6 +99,19 @@ TEST_F(TrainerPrecisionTest, StagesOfAPipelineInSixteenBits) {
       EXPECT_NE(found, exact);
     }
   }
+  // Copies of a tied matrix, whose gradients are added up between stages in float32.
+  const std::vector<std::string> tied = {"--training.steps=10", "--model.tie_embeddings"};
+  train(config("tied", tied), 1);
+  auto stages = tied;
+  for (const char* key : {"--parallelism.pipeline_parallel_degree=2", "--parallelism.data_parallel_shard_degree=2",
+                          "--training.mixed_precision_param=bfloat16"}) {
+    stages.emplace_back(key);
+  }
+  train(config("tied_stages", stages), 4);
+  const auto one = losses("tied"), found = losses("tied_stages");
+  for (std::size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(found[i], one[i], 0.01 * one[i]) << i;
+  const auto one_norms = values_of("tied", "grad_norm"), norms = values_of("tied_stages", "grad_norm");
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_NEAR(norms[i], one_norms[i], 0.02 * one_norms[i]) << i;
   EXPECT_EQ(values_of("pp2_2float16", "loss_scale"), std::vector<double>(10, 65536));
   const std::vector<std::string> huge = in_float16(
       {"--training.steps=1", "--training.initial_loss_scale=268435456", "--parallelism.pipeline_parallel_degree=2"});
