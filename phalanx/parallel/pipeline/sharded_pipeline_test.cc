@@ -126,9 +126,13 @@ TEST(ShardedPipeline, GathersOnceAStepOrInEveryPass) {
       const ShardedStages sharded(plan, mesh, Layers::own, options);
       PipelineRuntime pipeline(mesh.communicator("pp"), plan, sharded.stages);
       pipeline.step(random_rows(8, "x"), random_rows(8, "y"));
-      const auto before = sharded.models[0]->statistics().gathers;
+      const FullyShardStatistics before = sharded.models[0]->statistics();
       pipeline.step(random_rows(8, "x"), random_rows(8, "y"));
-      return sharded.models[0]->statistics().gathers - before;
+      const FullyShardStatistics after = sharded.models[0]->statistics();
+      // Two units of 12 x 12 + 12 elements, from the first step on.
+      const bool comes_and_goes = options.stage == 3 && options.reshard_after_forward;
+      EXPECT_EQ(after.gathered_bytes, comes_and_goes ? 2 * (12 * 12 + 12) * 4 : 0);
+      return after.gathers - before.gathers;
     };
     const int units = kLayers / 2, micro_batches = 4;
     EXPECT_EQ(gathers({.stage = 1}), units);
