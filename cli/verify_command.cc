@@ -22,7 +22,7 @@ gradients and weights after every step. Names the first parameter that is wrong,
   --steps K                training steps to compare (3)
   --layout L               another layout than the configuration's, such as dp_shard=2,tp=2,zero=3; may be repeated.
                            Parts: pp, schedule=NAME, dp_replicate, dp_shard, tp, zero=1|2|3, sp=on|off,
-                           ac=none|full|op, reshard=always|never
+                           ac=none|full|op, reshard=default|always|never
   --tolerance T            of gradients at equal weights, relative to their norm (1e-5 in float32); losses and weights
                            may be off by twice as much
   --all                    every layout of 1 to N ranks whose degrees are powers of two

@@ -68,6 +68,12 @@ TEST_F(VerifyCommandTest, EveryLayoutOfTwoRanksIsRight) {
   EXPECT_EQ(figures[0]["steps"][0]["gradients"].size(), 21U);
 }
 
+TEST_F(VerifyCommandTest, LayoutsAreRightOverSocketsToo) {
+  ASSERT_EQ(run("-n 4 --steps 1 --comm.backend gloo --layout pp=2,tp=2 --layout pp=2,dp_shard=2"), 0) << error_;
+  EXPECT_THAT(error_, HasSubstr("backend: gloo"));
+  EXPECT_THAT(out_, HasSubstr("2 of 2 layouts right over 1 step"));
+}
+
 TEST_F(VerifyCommandTest, OneLayoutIsShownParameterByParameter) {
   ASSERT_EQ(run("-n 2 --steps 1 --parallelism.tensor_parallel_degree 2"), 0) << error_;
   EXPECT_THAT(
