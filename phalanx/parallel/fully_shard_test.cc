@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "phalanx/nn/init.h"
+#include "phalanx/nn/linear.h"
 #include "phalanx/nn/module.h"
 #include "phalanx/optim/sgd.h"
 #include "phalanx/parallel/ddp_test_support.h"
@@ -203,6 +204,41 @@ TEST(FullyShard, FrozenParametersAreSharedButNotTrained) {
       a->forward(waves({4, 10}, world->rank())).square().sum().backward();
       b->forward(waves({4, 10}, world->rank())).square().sum().backward();
     }
+    for (const auto& p : sharded.trained_parameters()) {
+      const auto found = std::ranges::find(ddp.parameters(), p.name, &NamedTensor::name);
+      const Box box = p.shard->box();
+      EXPECT_TRUE(at::equal(p.tensor.grad(), found->tensor.grad().narrow(0, box.offsets[0], box.shape[0]))) << p.name;
+    }
+  });
+}
+
+// The last unit's output is the whole module's, which is itself a unit: its gradient says nothing about the last one.
+TEST(FullyShard, AFrozenUnitInsideTheRootStaysUntilItIsThrough) {
+  struct Net : nn::Module {
+    Net() : nn::Module("Net") {
+      scale = make_parameter("scale", {6}, {}, Init::normal(1.0, 0.1));
+      for (int i = 0; i < 3; ++i) {
+        const auto layer = std::make_shared<nn::Linear>(nn::LinearOptions{6, 6, true});
+        layers.push_back(register_module(std::to_string(i), layer));
+      }
+      nn::initialise(*this, 3);
+      for (auto& p : layers.back()->parameters()) p.set_requires_grad(false);
+    }
+    at::Tensor forward(const at::Tensor& x) {
+      at::Tensor y = x * scale;
+      for (const auto& layer : layers) y = call(layer, y);
+      return y;
+    }
+    at::Tensor scale;
+    std::vector<std::shared_ptr<nn::Linear>> layers;
+  };
+  run_local_ranks(2, [](const std::shared_ptr<Communicator>& world) {
+    Net plain, net;
+    DistributedDataParallel ddp(plain, world);
+    FullyShardedDataParallel sharded(net, mesh_of(world));
+    const at::Tensor x = waves({4, 6}, world->rank());
+    nn::call(plain, x).square().sum().backward();
+    nn::call(net, x).square().sum().backward();
     for (const auto& p : sharded.trained_parameters()) {
       const auto found = std::ranges::find(ddp.parameters(), p.name, &NamedTensor::name);
       const Box box = p.shard->box();

@@ -214,6 +214,7 @@ void ShardedUnits::before_use(std::size_t unit) {
     }
     note_use(unit);
   }
+  for (State& outer : states_) outer.has_inner |= outer.in_use;
   state.in_use = true;
   state.was_used = true;
   gather(unit);
@@ -259,7 +260,8 @@ void ShardedUnits::begin_pass() {
 void ShardedUnits::expect_gradients() {
   for (std::size_t u = 0; u < units_.size(); ++u) {
     State& state = states_[u];
-    state = State{.in_use = state.in_use, .ready = std::vector<bool>(units_[u]->size(), false)};
+    state = State{
+        .in_use = state.in_use, .has_inner = state.has_inner, .ready = std::vector<bool>(units_[u]->size(), false)};
     for (std::size_t i = 0; i < units_[u]->size(); ++i) state.pending += units_[u]->is_trained(i) ? 1 : 0;
     units_[u]->carry_reduced();
     units_[u]->offer_grad_buffers();
@@ -304,7 +306,9 @@ void ShardedUnits::before_backward(std::size_t unit) {
   const at::NoGradGuard no_grad;
   // The gradient of this unit's output is complete, so whatever came after it in the forward pass is through. (Not when
   // its parameters' last gradient came: where some are frozen, its input's gradient may still have needed them.)
-  for (std::size_t place = place_of(unit) + 1; place < order_.size(); ++place) {
+  // But not what was used inside this unit. In a step gradients may come much later.
+  const bool behind_is_through = !states_[unit].has_inner;
+  for (std::size_t place = place_of(unit) + 1; behind_is_through && place < order_.size(); ++place) {
     const std::size_t later = order_[place];
     if (states_[later].in_backward && (in_step() || states_[later].pending == 0)) {
       states_[later].in_backward = false;

@@ -80,6 +80,7 @@ class ShardedUnits : public StageSharding, public std::enable_shared_from_this<S
     bool in_backward = false;  // between before_backward and its last gradient
     bool is_through = false;   // in this backward pass
     bool was_used = false;     // in this step of a pipeline
+    bool has_inner = false;    // another unit was used inside its use
     std::size_t pending = 0;   // trained parameters without a gradient in this pass
     std::vector<bool> ready;
   };
