@@ -62,6 +62,8 @@ TEST_F(VerifyCommandTest, EveryLayoutOfTwoRanksIsRight) {
     EXPECT_THAT(out_, ContainsRegex(std::string("ok +") + layout + " +loss [0-9]"));
   }
   EXPECT_THAT(out_, HasSubstr("7 of 7 layouts right over 2 steps"));
+  EXPECT_THAT(out_,
+              HasSubstr("expected: loss within 2e-05 of its value, gradients within 1e-05 of their norm at step"));
   const auto figures = nlohmann::json::parse(text("figures.json"));
   ASSERT_EQ(figures.size(), 7U);
   EXPECT_EQ(figures[0]["steps"].size(), 2U);
@@ -72,6 +74,18 @@ TEST_F(VerifyCommandTest, LayoutsAreRightOverSocketsToo) {
   ASSERT_EQ(run("-n 4 --steps 1 --comm.backend gloo --layout pp=2,tp=2 --layout pp=2,dp_shard=2"), 0) << error_;
   EXPECT_THAT(error_, HasSubstr("backend: gloo"));
   EXPECT_THAT(out_, HasSubstr("2 of 2 layouts right over 1 step"));
+}
+
+TEST_F(VerifyCommandTest, SaysWhatIsExpectedIn16Bits) {
+  ASSERT_EQ(run("-n 2 --steps 2 --layout dp_replicate=2 --layout dp_shard=2 --layout tp=2 "
+                "--training.mixed_precision_param bfloat16"),
+            0)
+      << error_ << out_;
+  EXPECT_THAT(out_, HasSubstr("expected: loss within 0.01 of its value, gradients within 0.02 of their norm at step 1 "
+                              "and 0.02 more with each further one, weights within 0.02 with each step; that much "
+                              "because the layouts compute in bfloat16 and average in float32, whose rounding is "
+                              "2^-8, and one rank in float32"));
+  EXPECT_THAT(out_, HasSubstr("3 of 3 layouts right over 2 steps"));
 }
 
 TEST_F(VerifyCommandTest, OneLayoutIsShownParameterByParameter) {

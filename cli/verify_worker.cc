@@ -62,6 +62,11 @@ int verify_worker(const Arguments& arguments) {
     const auto layouts = layouts_to_verify(parsed, process.world->size());
     const bool in_detail = parsed.table || layouts.size() == 1;
     nlohmann::json record = nlohmann::json::array();
+    if (process.world->rank() == 0) {
+      const auto tolerance = tolerance_of(parsed).value_or(train::tolerance_for(config));
+      fmt::print("{}\n", train::tolerance_text(config, tolerance));
+      std::fflush(stdout);
+    }
     for (const auto& layout : layouts) verify(layout, parsed, in_detail, process, verdict, record);
     if (process.world->rank() == 0) {
       fmt::print("{} of {} layout{} right over {} step{}\n", std::ssize(layouts) - verdict.wrong, layouts.size(),

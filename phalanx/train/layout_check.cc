@@ -14,85 +14,22 @@
 #include <nlohmann/json.hpp>
 
 #include "phalanx/base/error.h"
-#include "phalanx/train/gradient_pass.h"
 #include "phalanx/train/layout_cause.h"
-#include "phalanx/train/precision.h"
-#include "phalanx/train/run_checkpoints.h"
-#include "phalanx/train/training_data.h"
+#include "phalanx/train/layout_origin.h"
+#include "phalanx/train/layout_side.h"
 
 namespace phalanx::train {
 namespace {
 
 using nlohmann::json;
 
-LayoutTolerance tolerance_for(const TrainConfig& config) {
-  if (config.training.mixed_precision_param == "float32" && config.training.mixed_precision_reduce == "float32") {
-    return {};
-  }
-  return {.loss = 1e-2, .gradient = 2e-2, .weight = 5e-3, .drift = 1};
-}
-
-/// A model with its optimizer and data, laid out somehow.
-struct Side {
-  Side(const TrainConfig& config, const std::shared_ptr<Communicator>& world, at::Device device)
-      : plan(plan_run(config, world->size())),
-        data(open_training_data(config, plan, device, world->rank())),
-        model(config, plan, world, device),
-        options{.plan = plan, .rank = world->rank(), .device = device, .autocast = autocast_dtype(config, plan)} {
-    if (config.checkpoint.initial_load_path.empty()) {
-      model.initialise(static_cast<std::uint64_t>(config.debug.seed));
-    } else {
-      load_initial_weights(config.checkpoint, model.weights(), [](const std::string&) {});
-    }
-    model.values_were_loaded();
-    update = std::make_unique<WeightUpdate>(config, model.parameters(), model.norm_ranks());
-  }
-
-  /// Of the rows of this rank.
-  double find_gradients(std::int64_t step) {
-    return compute_gradients(model, *update, *data.batches, options, step).loss_sum.item<double>() /
-           static_cast<double>(plan.accumulation_steps);
-  }
-
-  RunPlan plan;
-  TrainingData data;
-  ParallelModel model;
-  GradientPassOptions options;
-  std::unique_ptr<WeightUpdate> update;
-};
+constexpr const char* kNoSimpleCause =
+    "no simple mistake explains it: look at what computes it, and at values that it depends on";
 
 using ValueOf = std::function<at::Tensor(const NamedTensor&)>;
 
 at::Tensor gradient_of(const NamedTensor& parameter) { return parameter.tensor.grad(); }
 at::Tensor weight_of(const NamedTensor& parameter) { return parameter.tensor.detach(); }
-
-json to_json(const TensorDifference& d) {
-  // Numbers that are not finite have no place in JSON; these are written as text.
-  const auto number = [](double value) { return std::isfinite(value) ? json(value) : json(fmt::format("{}", value)); };
-  return {{"relative", number(d.relative)},
-          {"largest", number(d.largest)},
-          {"found", number(d.found)},
-          {"expected", number(d.expected)},
-          {"ulps", d.ulps},
-          {"index", d.index}};
-}
-
-TensorDifference difference_from(const json& object) {
-  const auto number = [&](const char* key) {
-    const json& value = object.at(key);
-    if (value.is_number()) return value.get<double>();
-    const auto text = value.get<std::string>();
-    return text == "inf"    ? std::numeric_limits<double>::infinity()
-           : text == "-inf" ? -std::numeric_limits<double>::infinity()
-                            : std::numeric_limits<double>::quiet_NaN();
-  };
-  return {.relative = number("relative"),
-          .largest = number("largest"),
-          .found = number("found"),
-          .expected = number("expected"),
-          .ulps = object.at("ulps").get<std::int64_t>(),
-          .index = object.at("index").get<std::vector<std::int64_t>>()};
-}
 
 class Comparison {
  public:
@@ -100,10 +37,11 @@ class Comparison {
       : options_(options),
         world_(context.world),
         device_(context.device),
+        observer_(context.observer),
         laid_out_(config, context.layout_world ? context.layout_world : world_, context.device) {
     const auto alone = world_->split(world_->rank(), 0);
     if (world_->rank() == 0) {
-      reference_ = std::make_unique<Side>(reference_config(config), alone, context.device);
+      reference_ = std::make_unique<LayoutSide>(reference_config(config), alone, context.device);
     }
     result_.layout = laid_out_.model.layout();
     result_.tolerance = options.tolerance.value_or(tolerance_for(config));
@@ -171,13 +109,10 @@ class Comparison {
       if (!found.defined()) found = at::zeros(part.tensor.sizes(), at::TensorOptions(at::kFloat));
       if (!should.defined()) should = at::zeros(shapes_[i], at::TensorOptions(at::kFloat));
       if (part.shard) {
-        const Box box = part.shard->box();
-        offset = box.offsets;
-        for (std::size_t dim = 0; dim < box.shape.size(); ++dim) {
-          should = should.narrow(static_cast<std::int64_t>(dim), box.offsets[dim], box.shape[dim]);
-        }
+        offset = part.shard->box().offsets;
+        should = part_of(should, part.shard.get());
       }
-      mine.back() = to_json(difference_of(found, should, norm, offset));
+      mine.back() = to_text(difference_of(found, should, norm, offset));
     }
     return worst_of_ranks(mine);
   }
@@ -191,7 +126,7 @@ class Comparison {
       const json list = json::parse(text);
       for (std::size_t i = 0; i < names_.size(); ++i) {
         if (list[i].is_null()) continue;
-        const TensorDifference difference = difference_from(list[i]);
+        const TensorDifference difference = difference_from_text(list[i].get<std::string>());
         if (!seen[i] || difference.relative > worst[i].difference.relative) {
           worst[i].rank = rank;
           worst[i].difference = difference;
@@ -206,16 +141,22 @@ class Comparison {
     return worst;
   }
 
-  /// The first of the parameters that are further off than `tolerance`; with the likely cause, for which all ranks
-  /// meet.
+  /// Of the parameters that are further off than `tolerance` the first one, or, where `order` is known, the one that
+  /// the forward pass uses last: the backward pass comes to it first. With the likely cause, for which all ranks meet.
   void find_wrong(std::int64_t step, const std::string& what, const std::vector<ParameterCheck>& checks,
-                  double tolerance, const ValueOf& value) {
+                  double tolerance, const ValueOf& value, const std::vector<std::string>& order = {},
+                  bool loss_is_right = true) {
     if (result_.finding) return;
     std::int64_t wrong = 0;
     std::size_t first = 0;
+    std::ptrdiff_t place = -1;
     for (std::size_t i = 0; i < checks.size(); ++i) {
       if (checks[i].difference.relative <= tolerance) continue;
-      if (wrong++ == 0) first = i;
+      const auto used = std::ranges::find(order, checks[i].name);
+      const std::ptrdiff_t here = used == order.end() ? -1 : used - order.begin();
+      if (wrong++ > 0 && here <= place) continue;
+      first = i;
+      place = here;
     }
     if (wrong == 0) return;
     const ParameterCheck& worst = checks[first];
@@ -226,19 +167,70 @@ class Comparison {
                                     .difference = worst.difference,
                                     .tolerance = tolerance,
                                     .others = wrong - 1};
-    SuspectValue suspect{.found = {.name = worst.name}};
+    const at::Tensor zeros = at::zeros(shapes_[first], at::TensorOptions(at::kFloat));
+    const at::Tensor expected = send_expected(first, value);
+    const at::Tensor before = what == "initial value" ? at::Tensor() : send_before(first, what);
+    SuspectValue suspect;
     if (const auto here = mine_.find(worst.name); here != mine_.end()) {
-      suspect.found = here->second;
-      suspect.found.tensor = value(here->second);
-      if (!suspect.found.tensor.defined()) {
-        suspect.found.tensor = at::zeros(here->second.tensor.sizes(), at::TensorOptions(at::kFloat));
-      }
+      const at::Tensor found = value(here->second);
+      const Shard* const shard = here->second.shard.get();
+      suspect = suspect_part(found.defined() ? found : part_of(zeros, shard),
+                             (expected.defined() ? expected : zeros).to(at::kDouble), before, shard);
     }
-    suspect.expected = send_expected(first, value);
-    if (!suspect.expected.defined()) suspect.expected = at::zeros(shapes_[first], at::TensorOptions(at::kFloat));
-    suspect.expected = suspect.expected.to(at::kDouble);
-    if (what == "gradient" || what == "weight") suspect.before = send_before(first, what);
     result_.finding->cause = likely_cause(suspect, laid_out_.model.mesh(), *world_, worst.rank);
+    if (!result_.finding->cause.empty()) return;
+    result_.finding->cause = kNoSimpleCause;
+    if (place >= 0 && loss_is_right) {
+      result_.finding->cause +=
+          ". The forward pass is right, and so are the gradients of what it uses after this one: look at what the "
+          "backward pass hands to it";
+    } else if (place >= 0) {
+      result_.finding->cause =
+          "the loss is wrong, too, but every layer is right when the step is run again: what is wrong differs from "
+          "run to run, such as memory that is read before it is written, or after it was let go";
+    }
+  }
+
+  /// Where the forward pass is wrong already all gradients are: then what it begins with is the finding.
+  void find_wrong_gradients(const StepCheck& check, double tolerance) {
+    const std::int64_t step = check.step;
+    const std::vector<ParameterCheck>& checks = check.gradients;
+    const auto is_wrong = [&](const ParameterCheck& p) { return p.difference.relative > tolerance; };
+    if (std::ranges::none_of(checks, is_wrong)) return;
+    std::map<const void*, at::Tensor> gradients;  // as they are lost
+    std::map<std::string, at::Tensor> weights_before;
+    const auto save = [&](const NamedTensor& p) {
+      gradients[p.tensor.unsafeGetTensorImpl()] = p.tensor.grad().defined() ? p.tensor.grad().clone() : at::Tensor();
+    };
+    for (const auto& [name, mine] : mine_) save(mine);
+    for (std::size_t i = 0; reference_ && i < names_.size(); ++i) {
+      save(reference_->model.parameters()[i]);
+      if (!weights_older_.empty()) weights_before[names_[i]] = weights_older_[i];
+    }
+    const LayoutTolerance& allowed = result_.tolerance;
+    LayoutPath path;
+    {
+      const at::AutoGradMode with_gradients(true);
+      path = find_origin(laid_out_, reference_.get(), *world_,
+                         {.step = step - 1,
+                          .weight_tolerance = allowed.weight * static_cast<double>(step),
+                          .activation_tolerance = 10 * allowed.weight * static_cast<double>(step),
+                          .weights_before = std::move(weights_before)});
+    }
+    const ValueOf saved = [&](const NamedTensor& p) { return gradients.at(p.tensor.unsafeGetTensorImpl()); };
+    const bool loss_is_right =
+        std::abs(check.loss - check.expected_loss) <= allowed.loss * std::abs(check.expected_loss);
+    find_wrong(step, "gradient", checks, tolerance, saved, path.parameters, loss_is_right);
+    if (!path.origin) return;
+    const LayoutOrigin& origin = *path.origin;
+    result_.finding = LayoutFinding{.step = step,
+                                    .what = origin.what,
+                                    .parameter = origin.parameter,
+                                    .rank = origin.rank,
+                                    .difference = origin.difference,
+                                    .tolerance = origin.tolerance,
+                                    .others = result_.finding->others + 1,
+                                    .cause = origin.cause.empty() ? kNoSimpleCause : origin.cause};
   }
 
   /// The reference's value at the step before, as `keep` kept it.
@@ -251,7 +243,7 @@ class Comparison {
     return value.to(at::kDouble);
   }
 
-  void keep(std::vector<at::Tensor>& kept, const ValueOf& value) {
+  void keep(std::vector<at::Tensor>& kept, const ValueOf& value) const {
     kept.clear();
     for (const NamedTensor& p : reference_->model.parameters()) {
       const at::Tensor whole = value(p);
@@ -295,7 +287,12 @@ class Comparison {
     return number.item<double>();
   }
 
+  void observe(std::int64_t step) const {
+    if (observer_) observer_(step, laid_out_.model.parameters());
+  }
+
   void check_initial_values() {
+    observe(0);
     const at::NoGradGuard no_grad;
     find_wrong(0, "initial value", compare(weight_of), 0, weight_of);
     if (reference_) keep(weights_before_, weight_of);
@@ -309,11 +306,12 @@ class Comparison {
     check.expected_loss = from_first(check.expected_loss);
     if (!std::isfinite(check.expected_loss)) fail_diverged(fmt::format("the loss of step {} is not finite", step));
     check.loss = mean_over_ranks(laid_out_.find_gradients(step - 1));
+    observe(step);
     {
       const at::NoGradGuard no_grad;
       check.gradients = compare(gradient_of);
-      find_wrong(step, "gradient", check.gradients, allowed.gradient * grown, gradient_of);
-      if (reference_) keep(gradients_before_, gradient_of);
+      find_wrong_gradients(check, allowed.gradient * grown);
+      if (reference_ && !result_.finding) keep(gradients_before_, gradient_of);
     }
     find_wrong_number(step, "loss", check.expected_loss, check.loss, allowed.loss,
                       "the gradients are right: the losses of the ranks are not put together as they should be");
@@ -330,6 +328,7 @@ class Comparison {
       find_wrong_number(step, "gradient norm", check.expected_norm, check.norm, allowed.gradient * grown,
                         "the gradients are right: the norm counts some of them twice, or not at all");
       find_wrong(step, "weight", check.weights, allowed.weight * static_cast<double>(step), weight_of);
+      weights_older_ = weights_before_;
       if (reference_) keep(weights_before_, weight_of);
     }
     result_.steps.push_back(std::move(check));
@@ -338,12 +337,13 @@ class Comparison {
   LayoutCheckOptions options_;
   std::shared_ptr<Communicator> world_;
   at::Device device_;
-  Side laid_out_;
-  std::unique_ptr<Side> reference_;  // on rank 0
+  std::function<void(std::int64_t, const std::vector<NamedTensor>&)> observer_;
+  LayoutSide laid_out_;
+  std::unique_ptr<LayoutSide> reference_;  // on rank 0
   std::vector<std::string> names_;
   std::vector<std::vector<std::int64_t>> shapes_;
   std::map<std::string, NamedTensor> mine_;
-  std::vector<at::Tensor> gradients_before_, weights_before_;  // on rank 0: the reference's
+  std::vector<at::Tensor> gradients_before_, weights_before_, weights_older_;  // on rank 0: the reference's
   LayoutCheck result_;
 };
 
@@ -352,16 +352,22 @@ class Comparison {
 std::string LayoutFinding::text() const {
   std::string text = fmt::format("step {}: the {}", step, what);
   if (!parameter.empty()) text += fmt::format(" of '{}' is wrong on rank {}", parameter, rank);
-  if (parameter.empty()) text += " is wrong";
+  if (parameter.empty()) text += what == "batch" ? fmt::format(" is wrong on rank {}", rank) : " is wrong";
   text += fmt::format(": {:.3g} of its {} off, {:.3g} allowed", difference.relative,
                       parameter.empty() ? "value" : "norm", tolerance);
   if (!difference.index.empty()) {
-    text += fmt::format("; most at [{}]: expected {:.9g}, found {:.9g}, {} ulps", fmt::join(difference.index, ", "),
-                        difference.expected, difference.found, difference.ulps);
+    text += fmt::format("; most at [{}]: expected {:.9g}, found {:.9g}", fmt::join(difference.index, ", "),
+                        difference.expected, difference.found);
+    if (what != "batch") text += fmt::format(", {} ulps", difference.ulps);
   } else if (parameter.empty()) {
     text += fmt::format("; expected {:.9g}, found {:.9g}", difference.expected, difference.found);
   }
-  if (others > 0) text += fmt::format("; {} more parameter{} wrong, too", others, others == 1 ? " is" : "s are");
+  const bool is_listed = what == "gradient" || what == "weight" || what == "initial value";
+  if (others > 0 && is_listed) {
+    text += fmt::format("; {} more parameter{} wrong, too", others, others == 1 ? " is" : "s are");
+  } else if (others > 0) {
+    text += fmt::format("; so {} gradient{} wrong", others, others == 1 ? " is" : "s are");
+  }
   if (!cause.empty()) text += fmt::format("\n  likely cause: {}", cause);
   return text;
 }

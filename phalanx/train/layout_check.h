@@ -3,7 +3,8 @@
 //
 // Rank 0 has the reference: the whole model, no recomputation, gradients accumulated over the whole global batch. What
 // it finds goes to all ranks, and each compares the part that it has, copies included: a wrong value is found wherever
-// it is. Both start from the same values, which must be equal to the bit, and are then left alone.
+// it is. Both start from the same values, which must be equal to the bit, and are then left alone. Once gradients are
+// wrong the step is run again to see where it begins (layout_origin.h).
 //
 // Tolerances (float32). Sums are rounded in another order, so gradients at equal weights may differ by 1e-5 of their
 // 2-norm, losses by 2e-5 relatively, weights by 2e-5 of their norm. From the second step on the weights are not quite
@@ -17,12 +18,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "phalanx/comm/communicator.h"
+#include "phalanx/tensor/named.h"
 #include "phalanx/train/run_plan.h"
 #include "phalanx/train/tensor_difference.h"
 
@@ -35,6 +38,11 @@ struct LayoutTolerance {
   double drift = 2;
 };
 
+/// What a run of this precision may differ by from one rank in float32.
+LayoutTolerance tolerance_for(const TrainConfig& config);
+/// The same for people: one line.
+std::string tolerance_text(const TrainConfig& config, const LayoutTolerance& tolerance);
+
 struct LayoutCheckOptions {
   std::int64_t steps = 3;
   std::optional<LayoutTolerance> tolerance;  // unset: by the precision of the configuration
@@ -43,8 +51,8 @@ struct LayoutCheckOptions {
 /// What is further off than it may be, of whatever came first.
 struct LayoutFinding {
   std::int64_t step = 0;  // from 1; 0: before the first
-  std::string what;       // "initial value", "loss", "gradient", "gradient norm" or "weight"
-  std::string parameter;  // empty for a loss or a norm
+  std::string what;       // "initial value", "loss", "gradient", "gradient norm", "weight", or of layout_origin.h
+  std::string parameter;  // empty for a loss, a norm or a batch
   int rank = 0;
   TensorDifference difference;
   double tolerance = 0;
@@ -79,6 +87,8 @@ struct LayoutCheckContext {
   std::shared_ptr<Communicator> world;
   std::shared_ptr<Communicator> layout_world = nullptr;  // what the layout talks over, where that is another one
   at::Device device = at::kCPU;
+  /// Shown what the layout trains on this rank: once it has its values (step 0), and whenever a step has its gradients.
+  std::function<void(std::int64_t step, const std::vector<NamedTensor>& parameters)> observer = nullptr;
 };
 
 /// The layout is the configuration's, over all ranks of the world. Throws what a run of it would.

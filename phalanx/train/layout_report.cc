@@ -57,7 +57,29 @@ nlohmann::json to_record(const ParameterCheck& check) {
           {"ulps", check.difference.ulps}};
 }
 
+bool is_float32(const TrainConfig& config) {
+  return config.training.mixed_precision_param == "float32" && config.training.mixed_precision_reduce == "float32";
+}
+
 }  // namespace
+
+LayoutTolerance tolerance_for(const TrainConfig& config) {
+  if (is_float32(config)) return {};
+  return {.loss = 1e-2, .gradient = 2e-2, .weight = 5e-3, .drift = 1};
+}
+
+std::string tolerance_text(const TrainConfig& config, const LayoutTolerance& tolerance) {
+  std::string text = fmt::format(
+      "expected: loss within {:.2g} of its value, gradients within {:.2g} of their norm at step 1 and {:.2g} more with "
+      "each further one, weights within {:.2g} with each step",
+      tolerance.loss, tolerance.gradient, tolerance.drift * tolerance.gradient, tolerance.weight);
+  if (is_float32(config)) return text;
+  const auto& training = config.training;
+  return text + fmt::format(
+                    "; that much because the layouts compute in {} and average in {}, whose rounding is 2^-8, and one "
+                    "rank in float32",
+                    training.mixed_precision_param, training.mixed_precision_reduce);
+}
 
 std::string layout_table(const LayoutCheck& check) {
   std::string text = fmt::format("{} beside one rank\n", check.layout);

@@ -69,6 +69,13 @@ at::Tensor ParallelModel::loss(const at::Tensor& inputs, const at::Tensor& label
   return at::full({}, pipeline_->evaluate(inputs, labels), at::TensorOptions(inputs.device()).dtype(at::kDouble));
 }
 
+std::vector<nn::Module*> ParallelModel::modules() const {
+  if (!pipeline_) return {model_.get()};
+  std::vector<nn::Module*> modules;
+  for (const auto& stage : pipeline_->models()) modules.push_back(stage.get());
+  return modules;
+}
+
 std::vector<NamedTensor> ParallelModel::weights() const {
   if (pipeline_) return pipeline_->weights();
   return sharded_ ? sharded_->parameters() : nn::named_parameters(*model_);

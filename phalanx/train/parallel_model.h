@@ -37,6 +37,8 @@ class ParallelModel {
   /// In a pipeline: without memory.
   models::Llama& model() noexcept { return *model_; }
   const models::Llama& model() const noexcept { return *model_; }
+  /// What this rank runs: the model, or its stages of a pipeline.
+  std::vector<nn::Module*> modules() const;
   /// Whether all ranks must run the model together, because none has all of it.
   bool runs_together() const noexcept { return plan_.parallel.dp_shard > 1 || plan_.parallel.cuts_model(); }
   /// Of a forward pass on which no gradient is wanted, 0-dim.

@@ -47,6 +47,9 @@ class PipelineModel {
   /// Of this rank's stages, where they are sharded.
   std::vector<const FullyShardedDataParallel*> shardings() const;
 
+  /// This rank's stages.
+  const std::vector<std::shared_ptr<models::Llama>>& models() const noexcept { return models_; }
+
   /// Forward and backward passes of all micro-batches; the mean loss, on every rank of the pipeline. Gradients are
   /// those of `loss_scale` times the loss.
   double train(const at::Tensor& inputs, const at::Tensor& labels, double loss_scale = 1.0);

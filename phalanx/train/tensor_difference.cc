@@ -1,12 +1,16 @@
 #include "phalanx/train/tensor_difference.h"
 
 #include <ATen/TensorOperators.h>
+#include <fmt/format.h>
 
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <nlohmann/json.hpp>
 
 namespace phalanx::train {
+
+using nlohmann::json;
 
 std::int64_t ulps_between(float a, float b) {
   if (std::isnan(a) || std::isnan(b)) return std::numeric_limits<std::int64_t>::max();
@@ -56,6 +60,36 @@ TensorDifference difference_of(const at::Tensor& found, const at::Tensor& expect
     worst /= f.size(dim);
   }
   return result;
+}
+
+std::string to_text(const TensorDifference& d) {
+  // Numbers that are not finite have no place in JSON; these are written as text.
+  const auto number = [](double value) { return std::isfinite(value) ? json(value) : json(fmt::format("{}", value)); };
+  const json object = {{"relative", number(d.relative)},
+                       {"largest", number(d.largest)},
+                       {"found", number(d.found)},
+                       {"expected", number(d.expected)},
+                       {"ulps", d.ulps},
+                       {"index", d.index}};
+  return object.dump();
+}
+
+TensorDifference difference_from_text(const std::string& text) {
+  const json object = json::parse(text);
+  const auto number = [&](const char* key) {
+    const json& value = object.at(key);
+    if (value.is_number()) return value.get<double>();
+    const auto word = value.get<std::string>();
+    return word == "inf"    ? std::numeric_limits<double>::infinity()
+           : word == "-inf" ? -std::numeric_limits<double>::infinity()
+                            : std::numeric_limits<double>::quiet_NaN();
+  };
+  return {.relative = number("relative"),
+          .largest = number("largest"),
+          .found = number("found"),
+          .expected = number("expected"),
+          .ulps = object.at("ulps").get<std::int64_t>(),
+          .index = object.at("index").get<std::vector<std::int64_t>>()};
 }
 
 }  // namespace phalanx::train

@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace phalanx::train {
@@ -23,6 +24,10 @@ struct TensorDifference {
 /// Of one shape, on any device. `offset`: where the tensors begin in the whole; none: there.
 TensorDifference difference_of(const at::Tensor& found, const at::Tensor& expected, double expected_norm,
                                const std::vector<std::int64_t>& offset = {});
+
+/// For sending one to another rank, and what comes of it there.
+std::string to_text(const TensorDifference& difference);
+TensorDifference difference_from_text(const std::string& text);
 
 /// Float32 numbers from a to b; the most there are where one of them is not a number.
 std::int64_t ulps_between(float a, float b);

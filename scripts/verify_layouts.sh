@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# Every layout of up to 8 ranks beside one rank, on this repository's own text: a Llama of 4 layers with grouped-query
+# attention, 10 steps; then every pipeline schedule, with each kind of recomputation. `make layouts` builds and runs it;
+# some minutes on two cores. Ends with the first layout that is wrong.
+#
+#   BUILD=build/release scripts/verify_layouts.sh
+set -euo pipefail
+cd "$(dirname "$0")/.."
+phalanx=${BUILD:-build/release}/bin/phalanx
+out=outputs/layouts
+[ -x "$phalanx" ] || { echo "verify_layouts: '$phalanx' is missing: run \`make layouts\`, which builds it" >&2; exit 1; }
+
+rm -rf "$out"
+mkdir -p "$out"
+"$phalanx" tokenize --vocab-size 512 --tokenizer "$out/tokenizer.json" --output "$out/tokens.bin" docs/*.md README.md
+cat >"$out/run.toml" <<END
+[model]
+flavor = "debug"
+n_layers = 4
+[training]
+dataset_path = "$out/tokens.bin"
+seq_len = 64
+local_batch_size = 2
+global_batch_size = 16
+steps = 10
+[lr_scheduler]
+warmup_steps = 2
+END
+
+export OMP_NUM_THREADS=1
+echo "== every mix of degrees and stage of ZeRO"
+"$phalanx" verify -n 8 "$out/run.toml" --steps 10 --all
+for recompute in full op; do
+  echo "== some of them, ac=$recompute"
+  "$phalanx" verify -n 8 "$out/run.toml" --steps 10 --layout "ac=$recompute" --layout "dp_replicate=2,ac=$recompute" \
+    --layout "dp_shard=2,zero=1,ac=$recompute" --layout "dp_shard=4,zero=3,ac=$recompute" \
+    --layout "dp_replicate=2,dp_shard=2,zero=3,ac=$recompute" --layout "tp=2,ac=$recompute" \
+    --layout "tp=4,sp=off,ac=$recompute" --layout "dp_shard=2,tp=2,ac=$recompute" \
+    --layout "pp=2,dp_replicate=2,tp=2,ac=$recompute"
+done
+for schedule in GPipe 1F1B Interleaved1F1B LoopedBFS InterleavedZeroBubble ZBV DualPipeV; do
+  echo "== $schedule"
+  layouts=()
+  for recompute in none full op; do
+    for degrees in pp=2 pp=4 pp=2,dp_replicate=2 pp=2,tp=2; do
+      layouts+=(--layout "$degrees,schedule=$schedule,ac=$recompute")
+    done
+  done
+  "$phalanx" verify -n 4 "$out/run.toml" --steps 10 "${layouts[@]}"
+done
