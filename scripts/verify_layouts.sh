@@ -12,7 +12,7 @@ out=outputs/layouts
 
 rm -rf "$out"
 mkdir -p "$out"
-"$phalanx" tokenize --vocab-size 512 --tokenizer "$out/tokenizer.json" --output "$out/tokens.bin" docs/*.md README.md
+"$phalanx" tokenize --vocab-size 512 --tokenizer "$out/tokenizer.json" --output "$out/tokens" docs/*.md README.md
 cat >"$out/run.toml" <<END
 [model]
 flavor = "debug"
@@ -38,7 +38,7 @@ for recompute in full op; do
     --layout "tp=4,sp=off,ac=$recompute" --layout "dp_shard=2,tp=2,ac=$recompute" \
     --layout "pp=2,dp_replicate=2,tp=2,ac=$recompute"
 done
-for schedule in GPipe 1F1B Interleaved1F1B LoopedBFS InterleavedZeroBubble ZBV DualPipeV; do
+for schedule in GPipe 1F1B Interleaved1F1B LoopedBFS InterleavedZeroBubble ZBVZeroBubble DualPipeV; do
   echo "== $schedule"
   layouts=()
   for recompute in none full op; do

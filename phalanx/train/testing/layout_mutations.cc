@@ -73,12 +73,12 @@ void LayoutProbe::observe(int rank, std::int64_t step, const std::vector<NamedTe
   steps_[at] = step + 1;
 }
 
-std::vector<Site> LayoutProbe::sites_of(const std::string& parameter) const {
+std::vector<Site> LayoutProbe::sites_of(const std::string& parameter, const std::set<std::string>& groups) const {
   std::map<DeliveryKey, Site> sites;
-  std::map<DeliveryKey, DeliveryKey> last;  // of those with its gradient, on any rank
   for (int rank = 0; rank < ranks(); ++rank) {
     const auto& p = record(rank).parameters.at(parameter);
     for (const auto& d : record(rank).delivered) {
+      if (!groups.contains(d.key.group)) continue;
       const bool reduces = d.key.verb == Verb::all_reduce || d.key.verb == Verb::reduce_scatter;
       if (reduces && lies_in(p.gradient_at, p.count, d.output, d.output_count)) {
         Site& site = sites[d.key];

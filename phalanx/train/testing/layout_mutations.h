@@ -17,6 +17,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -100,8 +101,8 @@ class LayoutProbe {
 
   const RankRecord& record(int rank) const { return records_[static_cast<std::size_t>(rank)]; }
   int ranks() const noexcept { return static_cast<int>(records_.size()); }
-  /// What carries gradients and weights of a parameter.
-  std::vector<Site> sites_of(const std::string& parameter) const;
+  /// What carries gradients and weights of a parameter over groups of these names.
+  std::vector<Site> sites_of(const std::string& parameter, const std::set<std::string>& groups) const;
   /// Deliveries of one kind in the order of the second step, as the first rank that has any sees them.
   std::vector<DeliveryKey> keys_of(const std::string& group, std::initializer_list<Verb> verbs,
                                    std::int64_t count = 0) const;
