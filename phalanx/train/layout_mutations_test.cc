@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include "phalanx/train/layouts.h"
 #include "phalanx/train/testing/layout_mutations.h"
@@ -72,10 +73,6 @@ class LayoutMutationsTest : public TrainerTest {
   void run_layout(const std::string& layout) {
     const NamedLayout named = with_layout(config_of(false), layout, 8);
     for (const bool tied : {false, true}) {
-      if (tied && named.config.parallelism.pipeline_parallel_degree > 1) {
-        exclude("a pipeline has no tied embedding");
-        continue;
-      }
       const TrainConfig config = with_layout(config_of(tied), layout, 8).config;
       const auto ranks = static_cast<int>(named.ranks);
       LayoutProbe probe(ranks);
@@ -160,6 +157,7 @@ class LayoutMutationsTest : public TrainerTest {
       spoil(site, site.kind == Site::Kind::gradient ? one.parameter : "");
     }
     if (const auto site = pipeline_site_of(layout, one, probe)) spoil(*site, "");
+    for (const Site& site : tied_sites_of(layout, one, probe)) spoil(site, one.parameter);
     if (cases.empty()) exclude(fmt::format("under {} no rank sends anything of {}", layout, one.name));
     const int holder = last_holder_of(one.parameter, probe);
     cases.push_back({.what = fmt::format("{}, {}: initial_value", layout, one.name),
@@ -228,6 +226,31 @@ class LayoutMutationsTest : public TrainerTest {
     const bool is_it = one.name == (cut_in_a_layer ? "attention out" : "feed-forward out");
     if (!is_it) return std::nullopt;
     return Site{.kind = Site::Kind::activation, .key = {group_of("pp", layout), Verb::recv, -1}};
+  }
+
+  /// The first stage has a copy of the last one's tied embedding: it gets its values, and sends its gradient.
+  static std::vector<Site> tied_sites_of(const std::string& layout, const ParameterClass& one,
+                                         const LayoutProbe& probe) {
+    std::map<DeliveryKey, Site> sites;
+    const std::int64_t count = probe.record(probe.ranks() - 1).parameters.at(one.parameter).count;
+    for (int rank = 0; rank < probe.ranks() && one.name == kTied; ++rank) {
+      const auto& p = probe.record(rank).parameters.at(one.parameter);
+      bool has_values = false;
+      for (const auto& d : probe.record(rank).delivered) {
+        if (d.key.group != group_of("pp", layout) || d.key.verb != Verb::recv || d.output_count != count) continue;
+        // Nobody steps the copy: the gradient that comes to it after its values is let go.
+        if (p.count == 0 && std::exchange(has_values, true)) continue;
+        Site& site = sites[d.key];
+        site.kind = p.count > 0 ? Site::Kind::gradient : Site::Kind::weight;
+        site.key = d.key;
+        const int half = probe.ranks() / 2;  // of two stages: the same place in the last one
+        const auto& owner = probe.record(half + rank % half).parameters.at(one.parameter);
+        site.pieces[rank] = {{.count = d.output_count, .striking = owner.striking}};
+      }
+    }
+    std::vector<Site> result;
+    for (const auto& [key, site] : sites) result.push_back(site);
+    return result;
   }
 
   bool is_left_out() {
@@ -340,6 +363,7 @@ TEST_F(LayoutMutationsTest, OfTensorParallelism) { run_layout("tp=2"); }
 TEST_F(LayoutMutationsTest, OfShardsOfTensorParallelism) { run_layout("dp_shard=2,tp=2"); }
 TEST_F(LayoutMutationsTest, OfAPipeline) { run_layout("pp=2"); }
 TEST_F(LayoutMutationsTest, OfAReplicatedPipeline) { run_layout("pp=2,dp_replicate=2"); }
+TEST_F(LayoutMutationsTest, OfAPipelineOfShards) { run_layout("pp=2,dp_shard=2"); }
 TEST_F(LayoutMutationsTest, OfAPipelineOfTensorParallelism) { run_layout("pp=2,tp=2"); }
 
 }  // namespace
