@@ -83,8 +83,8 @@ TEST_F(VerifyCommandTest, SaysWhatIsExpectedIn16Bits) {
       << error_ << out_;
   EXPECT_THAT(out_, HasSubstr("expected: loss within 0.01 of its value, gradients within 0.02 of their norm at step 1 "
                               "and 0.02 more with each further one, weights within 0.02 with each step; that much "
-                              "because the layouts compute in bfloat16 and average in float32, whose rounding is "
-                              "2^-8, and one rank in float32"));
+                              "because the layouts compute in bfloat16, where rounding is 2^-8, and average in "
+                              "float32, and one rank does both in float32"));
   EXPECT_THAT(out_, HasSubstr("3 of 3 layouts right over 2 steps"));
 }
 

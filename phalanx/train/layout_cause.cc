@@ -120,10 +120,14 @@ std::optional<std::string> damage_guess(const at::Tensor& found, const at::Tenso
     return fmt::format("one element of {} is wrong, all others are right: damaged on the way, or written over",
                        with_commas(f.numel()));
   }
-  return fmt::format(
-      "{} elements of {} are wrong, all others are right: the {} from number {} on: damaged on the way, or written "
-      "over",
-      with_commas(wrong), with_commas(f.numel()), with_commas(last - first + 1), with_commas(first));
+  if (last - first + 1 == wrong) {
+    return fmt::format(
+        "{} elements of {} are wrong, all others are right: those from number {} on: damaged on the way, "
+        "or written over",
+        with_commas(wrong), with_commas(f.numel()), with_commas(first));
+  }
+  return fmt::format("{} elements of {} are wrong, all others are right: spread from number {} to {}",
+                     with_commas(wrong), with_commas(f.numel()), with_commas(first), with_commas(last));
 }
 
 }  // namespace
