@@ -85,21 +85,35 @@ void rotate(std::int64_t heads, std::int64_t half, const float* cos, const float
   }
 }
 
+inline float largest_of(std::int64_t count, const float* x) {
+  float largest = x[0];
+#pragma omp simd reduction(max : largest)
+  for (std::int64_t i = 0; i < count; ++i) largest = x[i] > largest ? x[i] : largest;
+  return largest;
+}
+
+/// x becomes exp(x - shift); their sum.
+inline float exponentials_of(std::int64_t count, float shift, float* x) {
+  float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+  for (std::int64_t i = 0; i < count; ++i) {
+    const float e = exponential(x[i] - shift);
+    x[i] = e;
+    sum += e;
+  }
+  return sum;
+}
+
+inline void scale(std::int64_t count, float factor, float* x) {
+#pragma omp simd
+  for (std::int64_t i = 0; i < count; ++i) x[i] *= factor;
+}
+
 void causal_softmax(std::int64_t rows, std::int64_t width, std::int64_t first, float* scores, float* log_sum) {
   for (std::int64_t r = 0; r < rows; ++r, scores += width) {
     const std::int64_t seen = first + r + 1;
-    float largest = scores[0], sum = 0.0f;
-#pragma omp simd reduction(max : largest)
-    for (std::int64_t i = 0; i < seen; ++i) largest = scores[i] > largest ? scores[i] : largest;
-#pragma omp simd reduction(+ : sum)
-    for (std::int64_t i = 0; i < seen; ++i) {
-      const float e = exponential(scores[i] - largest);
-      scores[i] = e;
-      sum += e;
-    }
-    const float inverse = 1.0f / sum;
-#pragma omp simd
-    for (std::int64_t i = 0; i < seen; ++i) scores[i] *= inverse;
+    const float largest = largest_of(seen, scores), sum = exponentials_of(seen, largest, scores);
+    scale(seen, 1.0f / sum, scores);
     for (std::int64_t i = seen; i < width; ++i) scores[i] = 0.0f;
     log_sum[r] = largest + __builtin_logf(sum);
   }
@@ -124,28 +138,19 @@ void causal_softmax_backward(std::int64_t rows, std::int64_t width, std::int64_t
   }
 }
 
-void cross_entropy(std::int64_t rows, std::int64_t vocab, float* logits, const std::int64_t* labels, float scale,
-                   float* loss) {
+void cross_entropy(std::int64_t rows, std::int64_t vocab, float* logits, const std::int64_t* labels,
+                   float gradient_scale, float* loss) {
   for (std::int64_t r = 0; r < rows; ++r, logits += vocab) {
-    float largest = logits[0];
-#pragma omp simd reduction(max : largest)
-    for (std::int64_t i = 0; i < vocab; ++i) largest = logits[i] > largest ? logits[i] : largest;
+    const float largest = largest_of(vocab, logits);
     const float chosen = logits[labels[r]];
     float sum = 0.0f;
-    if (scale == 0.0f) {
+    if (gradient_scale == 0.0f) {
 #pragma omp simd reduction(+ : sum)
       for (std::int64_t i = 0; i < vocab; ++i) sum += exponential(logits[i] - largest);
     } else {
-#pragma omp simd reduction(+ : sum)
-      for (std::int64_t i = 0; i < vocab; ++i) {
-        const float e = exponential(logits[i] - largest);
-        logits[i] = e;
-        sum += e;
-      }
-      const float factor = scale / sum;
-#pragma omp simd
-      for (std::int64_t i = 0; i < vocab; ++i) logits[i] *= factor;
-      logits[labels[r]] -= scale;
+      sum = exponentials_of(vocab, largest, logits);
+      scale(vocab, gradient_scale / sum, logits);
+      logits[labels[r]] -= gradient_scale;
     }
     loss[r] = __builtin_logf(sum) + largest - chosen;
   }
@@ -153,26 +158,13 @@ void cross_entropy(std::int64_t rows, std::int64_t vocab, float* logits, const s
 
 void exponentials(std::int64_t rows, std::int64_t width, float* logits, float* largest, float* sum) {
   for (std::int64_t r = 0; r < rows; ++r, logits += width) {
-    float most = logits[0], total = 0.0f;
-#pragma omp simd reduction(max : most)
-    for (std::int64_t i = 0; i < width; ++i) most = logits[i] > most ? logits[i] : most;
-#pragma omp simd reduction(+ : total)
-    for (std::int64_t i = 0; i < width; ++i) {
-      const float e = exponential(logits[i] - most);
-      logits[i] = e;
-      total += e;
-    }
-    largest[r] = most;
-    sum[r] = total;
+    largest[r] = largest_of(width, logits);
+    sum[r] = exponentials_of(width, largest[r], logits);
   }
 }
 
 void scale_rows(std::int64_t rows, std::int64_t width, const float* factor, float* x) {
-  for (std::int64_t r = 0; r < rows; ++r, x += width) {
-    const float f = factor[r];
-#pragma omp simd
-    for (std::int64_t i = 0; i < width; ++i) x[i] *= f;
-  }
+  for (std::int64_t r = 0; r < rows; ++r, x += width) scale(width, factor[r], x);
 }
 
 }  // namespace
