@@ -4,7 +4,9 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/mul.h>
 #include <ATen/ops/silu.h>
+#include <ATen/ops/silu_backward.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
@@ -49,11 +51,7 @@ struct FeedForwardFunction : torch::autograd::Function<FeedForwardFunction> {
       const at::Tensor x_rows = x.narrow(0, from, n);
       at::mm_out(gate, x_rows, w1.t());
       at::mm_out(up, x_rows, w3.t());
-      const float *g = gate.const_data_ptr<float>(), *u = up.const_data_ptr<float>();
-      float* out = h.mutable_data_ptr<float>();
-      at::parallel_for(0, n * hidden, kElementwiseGrain, [&](std::int64_t begin, std::int64_t end) {
-        row_kernels().swiglu(end - begin, g + begin, u + begin, out + begin);
-      });
+      swiglu_into(gate, up, h);
       at::mm_out(y_rows, h, w2.t());
     }
     if (record) {
@@ -86,14 +84,7 @@ struct FeedForwardFunction : torch::autograd::Function<FeedForwardFunction> {
       const at::Tensor x_rows = x.narrow(0, from, n), dy_rows = dy.narrow(0, from, n);
       at::Tensor dx_rows = dx.narrow(0, from, n);
       at::mm_out(dh, dy_rows, w2);
-      const float *g = gates.const_data_ptr<float>() + from * hidden, *u = ups.const_data_ptr<float>() + from * hidden,
-                  *d = dh.const_data_ptr<float>();
-      float *dg = dgate.mutable_data_ptr<float>(), *du = dup.mutable_data_ptr<float>(),
-            *out = h.mutable_data_ptr<float>();
-      at::parallel_for(0, n * hidden, kElementwiseGrain, [&](std::int64_t begin, std::int64_t end) {
-        row_kernels().swiglu_backward(end - begin, g + begin, u + begin, d + begin, dg + begin, du + begin,
-                                      out + begin);
-      });
+      swiglu_backward_into(gates.narrow(0, from, n), ups.narrow(0, from, n), dh, dgate, dup, h);
       if (!later.queue) {
         dw2.out.addmm_(dy_rows.t(), h, dw2.beta);
         dw1.out.addmm_(dgate.t(), x_rows, dw1.beta);
@@ -117,6 +108,36 @@ struct FeedForwardFunction : torch::autograd::Function<FeedForwardFunction> {
 }  // namespace
 
 at::Tensor swiglu_reference(const at::Tensor& gate, const at::Tensor& up) { return at::silu(gate) * up; }
+
+void swiglu_into(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& y) {
+  if (!fusible(gate, up, y)) {
+    at::Tensor out = y;
+    at::mul_out(out, at::silu(gate), up);
+    return;
+  }
+  const float *g = gate.const_data_ptr<float>(), *u = up.const_data_ptr<float>();
+  float* out = y.mutable_data_ptr<float>();
+  at::parallel_for(0, y.numel(), kElementwiseGrain, [&](std::int64_t begin, std::int64_t end) {
+    row_kernels().swiglu(end - begin, g + begin, u + begin, out + begin);
+  });
+}
+
+void swiglu_backward_into(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& dy, const at::Tensor& dgate,
+                          const at::Tensor& dup, const at::Tensor& y) {
+  if (!fusible(gate, up, dy, dgate, dup, y)) {
+    const at::Tensor activated = at::silu(gate);
+    at::Tensor into_up = dup, into_gate = dgate, into_y = y;
+    at::mul_out(into_up, dy, activated);
+    at::silu_backward_out(into_gate, at::mul(dy, up), gate);
+    at::mul_out(into_y, activated, up);
+    return;
+  }
+  const float *g = gate.const_data_ptr<float>(), *u = up.const_data_ptr<float>(), *d = dy.const_data_ptr<float>();
+  float *dg = dgate.mutable_data_ptr<float>(), *du = dup.mutable_data_ptr<float>(), *out = y.mutable_data_ptr<float>();
+  at::parallel_for(0, y.numel(), kElementwiseGrain, [&](std::int64_t begin, std::int64_t end) {
+    row_kernels().swiglu_backward(end - begin, g + begin, u + begin, d + begin, dg + begin, du + begin, out + begin);
+  });
+}
 
 at::Tensor swiglu_feed_forward(const at::Tensor& x, const at::Tensor& w1, const at::Tensor& w2, const at::Tensor& w3) {
   if (!fusible(x, w1, w2, w3) || x.numel() == 0) {

@@ -11,6 +11,12 @@ namespace phalanx::kernels {
 /// pass and recomputes the product, so that no [rows, hidden] temporary exists in either pass.
 at::Tensor swiglu_feed_forward(const at::Tensor& x, const at::Tensor& w1, const at::Tensor& w2, const at::Tensor& w3);
 
+/// Into memory that is there, outside autograd: y = silu(gate) * up; and of dy the gradients, with y once more.
+/// Contiguous tensors of one shape; fused on the CPU in fp32, ATen ops elsewhere.
+void swiglu_into(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& y);
+void swiglu_backward_into(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& dy, const at::Tensor& dgate,
+                          const at::Tensor& dup, const at::Tensor& y);
+
 /// silu(gate) * up by ATen ops: what lies between the matrices; any dtype and device.
 at::Tensor swiglu_reference(const at::Tensor& gate, const at::Tensor& up);
 

@@ -42,9 +42,17 @@ void prepare_environment(EnvironmentMap& environment, int local_ranks, int cores
     if (!is_set_in(environment, "GOMP_SPINCOUNT")) environment["GOMP_SPINCOUNT"] = "1000";
   }
   auto& tunables = environment["GLIBC_TUNABLES"];
-  if (malloc_knows_huge_pages() && tunables.find("glibc.malloc.hugetlb") == std::string::npos) {
+  const auto add = [&](const std::string& name, const char* value) {
+    if (tunables.find(name) != std::string::npos) return;
     if (!tunables.empty()) tunables += ':';
-    tunables += "glibc.malloc.hugetlb=1";
+    tunables += name + '=' + value;
+  };
+  if (malloc_knows_huge_pages()) add("glibc.malloc.hugetlb", "1");
+  // Setting one of the two ends malloc's own choice of both.
+  if (tunables.find("glibc.malloc.mmap_threshold") == std::string::npos &&
+      tunables.find("glibc.malloc.trim_threshold") == std::string::npos) {
+    add("glibc.malloc.mmap_threshold", "33554432");   // 32 MiB, the highest there is
+    add("glibc.malloc.trim_threshold", "268435456");  // 256 MiB
   }
   if (tunables.empty()) environment.erase("GLIBC_TUNABLES");
 }

@@ -37,7 +37,10 @@ TEST(EnvironmentPreparationTest, LeavesTheUsersChoicesAlone) {
   EXPECT_EQ(environment.at("GLIBC_TUNABLES"), once);
   EnvironmentMap chosen{{"GLIBC_TUNABLES", "glibc.malloc.hugetlb=0"}};
   prepare_environment(chosen, 1, 1);
-  EXPECT_EQ(chosen.at("GLIBC_TUNABLES"), "glibc.malloc.hugetlb=0");
+  EXPECT_THAT(chosen.at("GLIBC_TUNABLES"), testing::StartsWith("glibc.malloc.hugetlb=0:glibc.malloc.mmap_threshold="));
+  EnvironmentMap trims{{"GLIBC_TUNABLES", "glibc.malloc.hugetlb=0:glibc.malloc.trim_threshold=1"}};
+  prepare_environment(trims, 1, 1);
+  EXPECT_EQ(trims.at("GLIBC_TUNABLES"), "glibc.malloc.hugetlb=0:glibc.malloc.trim_threshold=1");
 }
 
 TEST(WorkerReportTest, TravelsFromWorkerToLauncher) {

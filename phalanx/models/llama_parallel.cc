@@ -14,7 +14,7 @@
 
 namespace phalanx::models {
 
-std::vector<StyleOf> llama_tensor_plan(const Llama& model, int ranks, const ActivationLayout& between) {
+std::vector<StyleOf> llama_tensor_plan(const Llama& model, int ranks, const ActivationLayout& between, bool overlap) {
   const Colwise inner{.input = ActivationLayout::shared()};
   const auto kv_heads = static_cast<int>(model.config().n_kv_heads);
   Colwise key_value = inner;
@@ -22,18 +22,27 @@ std::vector<StyleOf> llama_tensor_plan(const Llama& model, int ranks, const Acti
   const auto any_layer = [&](auto member) {
     return std::ranges::any_of(model.layers, [&](const auto& layer) { return ((*layer).*member) != nullptr; });
   };
+  const ActivationLayout shared = ActivationLayout::shared();
+  const Rowwise last{.output = overlap ? ActivationLayout::partial() : between};
   std::vector<StyleOf> plan;
+  const auto exchange_around = [&](const std::string& layers) {
+    if (overlap) {
+      plan.push_back({layers, Overlapped{.activations = between}});
+    } else {
+      plan.push_back({layers, PrepareInput{.from = between, .to = shared}});
+    }
+  };
   if (model.tok_embeddings) plan.push_back({"tok_embeddings", Rowwise{.output = between}});
   if (any_layer(&nn::TransformerBlock::attention)) {
-    plan.push_back({"layers.*.attention", PrepareInput{.from = between, .to = ActivationLayout::shared()}});
+    exchange_around("layers.*.attention");
     plan.push_back({"layers.*.attention.wq", inner});
     plan.push_back({"layers.*.attention.w[kv]", key_value});
-    plan.push_back({"layers.*.attention.wo", Rowwise{.output = between}});
+    plan.push_back({"layers.*.attention.wo", last});
   }
   if (any_layer(&nn::TransformerBlock::feed_forward)) {
-    plan.push_back({"layers.*.feed_forward", PrepareInput{.from = between, .to = ActivationLayout::shared()}});
+    exchange_around("layers.*.feed_forward");
     plan.push_back({"layers.*.feed_forward.w[13]", inner});
-    plan.push_back({"layers.*.feed_forward.w2", Rowwise{.output = between}});
+    plan.push_back({"layers.*.feed_forward.w2", last});
   }
   if (model.output) plan.push_back({"output", inner});
   if (between.kind == ActivationLayout::Kind::split) plan.push_back({"*norm", SequenceParallel{}});
@@ -52,7 +61,8 @@ void parallelize_llama(Llama& model, const DeviceMesh& mesh, const LlamaParallel
   const ActivationLayout between =
       options.sequence_parallel ? ActivationLayout::split(options.split_dim) : ActivationLayout::replicated();
   config.validate_tensor_parallel(ranks, by_positions ? options.seq_len : 0);
-  parallelize_module(model, mesh, llama_tensor_plan(model, ranks, between));
+  parallelize_module(model, mesh,
+                     llama_tensor_plan(model, ranks, between, options.sequence_parallel && options.overlap));
   if (ranks == 1) return;
   const std::shared_ptr<Communicator> group = mesh.communicator("tp");
   const std::int64_t vocab = config.vocab_size;

@@ -33,13 +33,17 @@ struct LlamaParallelOptions {
   /// Along which dimension activations are split between the layers: 1, by positions; 0, by sequences, which moves no
   /// element within a rank, but batches must be multiples of the ranks.
   int split_dim = 1;
+  /// Under sequence parallelism: attention and feed-forward multiply piece by piece while activations and gradients are
+  /// on their way (parallel/tensor/overlapped_layers.h). Otherwise before and after; the sums are the same.
+  bool overlap = true;
   std::int64_t seq_len = 0;  // of the sequences to come, checked ahead of time where they are split; 0: not known
 };
 
 void parallelize_llama(Llama& model, const DeviceMesh& mesh, const LlamaParallelOptions& options = {});
 
 /// The plan itself, for parallelize_module(): all but the output layer's collectives.
-/// `between`: how activations lie between the layers, replicated or split.
-std::vector<StyleOf> llama_tensor_plan(const Llama& model, int ranks, const ActivationLayout& between);
+/// `between`: how activations lie between the layers, replicated or split; `overlap`: only where they are split.
+std::vector<StyleOf> llama_tensor_plan(const Llama& model, int ranks, const ActivationLayout& between,
+                                       bool overlap = false);
 
 }  // namespace phalanx::models

@@ -21,6 +21,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/comm/local.h"
 #include "phalanx/nn/init.h"
+#include "phalanx/observe/flight_recorder.h"
 #include "phalanx/optim/adamw.h"
 #include "phalanx/optim/grad_norm.h"
 #include "phalanx/parallel/activation_checkpoint.h"
@@ -43,11 +44,13 @@ struct Mix {
   bool recompute = false;  // blocks are checkpointed
   std::int64_t kv_heads = 2;
   int split_dim = 1;
+  bool overlap = true;
 };
 
 std::string label(const Mix& mix) {
-  return fmt::format("tp {} sequence {} tied {} dp {} stage {} recompute {} kv heads {} split {}", mix.tp, mix.sequence,
-                     mix.tied, mix.dp, mix.stage, mix.recompute, mix.kv_heads, mix.split_dim);
+  return fmt::format("tp {} sequence {} tied {} dp {} stage {} recompute {} kv heads {} split {} overlap {}", mix.tp,
+                     mix.sequence, mix.tied, mix.dp, mix.stage, mix.recompute, mix.kv_heads, mix.split_dim,
+                     mix.overlap);
 }
 
 models::LlamaConfig small_llama(const Mix& mix) {
@@ -96,8 +99,9 @@ struct MixOutcome {
 MixOutcome train_mix(const World& world, const Mix& mix, int steps) {
   const DeviceMesh mesh(world, {{"dp_shard", mix.dp}, {"tp", mix.tp}});
   models::Llama model(small_llama(mix), {.without_memory = mix.stage > 0});
-  parallelize_llama(model, mesh,
-                    {.sequence_parallel = mix.sequence, .split_dim = mix.split_dim, .seq_len = kPositions});
+  parallelize_llama(
+      model, mesh,
+      {.sequence_parallel = mix.sequence, .split_dim = mix.split_dim, .overlap = mix.overlap, .seq_len = kPositions});
   for (const auto& layer : model.layers) {
     if (mix.recompute) checkpoint_activations(*layer, keep_costly);
   }
@@ -183,13 +187,18 @@ TEST(LlamaTensorParallel, EqualsOneRank) {
     }
   }
   for (const int tp : {2, 4}) mixes.push_back({.tp = tp, .split_dim = 0});
+  for (const int split_dim : {0, 1}) mixes.push_back({.tp = 2, .split_dim = split_dim, .overlap = false});
   mixes.push_back({.tp = 4, .kv_heads = 1});
+  mixes.push_back({.tp = 4, .kv_heads = 1, .split_dim = 0});
   mixes.push_back({.tp = 4, .kv_heads = 4});
   expect_mixes(mixes);
 }
 
 TEST(LlamaTensorParallel, WithRecomputedBlocksEqualsOneRank) {
-  expect_mixes({{.tp = 2, .recompute = true}, {.tp = 4, .sequence = false, .recompute = true}});
+  expect_mixes({{.tp = 2, .recompute = true},
+                {.tp = 2, .recompute = true, .split_dim = 0},
+                {.tp = 2, .recompute = true, .overlap = false},
+                {.tp = 4, .sequence = false, .recompute = true}});
 }
 
 TEST(LlamaTensorParallel, UnderDataParallelismEqualsOneRank) {
@@ -204,6 +213,7 @@ TEST(LlamaTensorParallel, UnderShardedDataParallelismEqualsOneRank) {
                 {.tp = 2, .tied = true, .dp = 2, .stage = 3},
                 {.tp = 4, .dp = 2, .stage = 3, .recompute = true},
                 {.tp = 2, .dp = 2, .stage = 3, .split_dim = 0},
+                {.tp = 2, .dp = 2, .stage = 3, .overlap = false},
                 {.tp = 2, .dp = 1, .stage = 3}});
 }
 
@@ -221,6 +231,19 @@ TEST(LlamaTensorParallel, ShardsAreBoxesOnTheWholeMesh) {
     EXPECT_THAT(text["layers.0.feed_forward.w2.weight"], HasSubstr("tp:S(1), dp_shard:S(0)"));
     EXPECT_THAT(text["norm.weight"], HasSubstr("float32[32] on (dp_shard=2, tp=4): dp_shard:S(0)"));
     for (const auto& unit : sharded.parameters()) EXPECT_EQ(unit.tensor.sizes().vec(), unit.shard->box().shape);
+  });
+}
+
+TEST(LlamaTensorParallel, TheNormsOfALayerMeetOnceInTheBackwardPass) {
+  run_local_ranks(2, [](const World& world) {
+    const DeviceMesh mesh(world, {{"tp", 2}});
+    models::Llama model(small_llama({}));
+    parallelize_llama(model, mesh);
+    nn::initialise(model, 1);
+    model.loss(mix_tokens(0).narrow(1, 0, kPositions), mix_tokens(0).narrow(1, 1, kPositions)).backward();
+    std::map<std::string, int> count;
+    for (const auto& operation : mesh.communicator("tp")->recent_operations()) ++count[std::string(operation.verb)];
+    EXPECT_EQ(count["all_reduce"], 5);  // four layers, and the last norm
   });
 }
 
@@ -253,7 +276,7 @@ TEST(LlamaTensorParallel, PartsOfAModelMakeTheSameLossAndGradients) {
   const auto config = small_llama({});
   const at::Tensor tokens = mix_tokens(0).narrow(1, 0, kPositions), labels = mix_tokens(0).narrow(1, 1, kPositions);
   for (const models::LlamaParallelOptions& options :
-       {models::LlamaParallelOptions{}, {.split_dim = 0}, {.sequence_parallel = false}}) {
+       {models::LlamaParallelOptions{}, {.split_dim = 0}, {.overlap = false}, {.sequence_parallel = false}}) {
     const bool sequence = options.sequence_parallel;
     SCOPED_TRACE(::testing::Message() << sequence << " split " << options.split_dim);
     run_local_ranks(2, [&](const World& world) {

@@ -16,17 +16,29 @@ Attention::Attention(const AttentionOptions& options, TensorOptionsOfModule tens
   wo = register_module("wo", std::make_shared<Linear>(LinearOptions{q_dim, options.dim}, tensor));
 }
 
+std::vector<at::Tensor> Attention::projections(const at::Tensor& x) {
+  if (exchange_ && !wq->must_be_called() && !wk->must_be_called() && !wv->must_be_called()) {
+    return exchange_->gathered_products(x, {wq->used_weight(), wk->used_weight(), wv->used_weight()});
+  }
+  const at::Tensor all = exchange_ ? exchange_->gather(x) : x;
+  return {call(wq, all), call(wk, all), call(wv, all)};
+}
+
 Attention::Heads Attention::heads(const at::Tensor& x, const RotaryTables& rope) {
+  const std::vector<at::Tensor> qkv = projections(x);
   // The head counts are inferred: under tensor parallelism a rank holds only some of them.
   const auto split = [&](const at::Tensor& y) {
-    return y.view({x.size(0), x.size(1), -1, options_.head_dim}).transpose(1, 2);
+    return y.view({y.size(0), y.size(1), -1, options_.head_dim}).transpose(1, 2);
   };
-  return {kernels::apply_rotary(split(call(wq, x)), rope.cos, rope.sin),
-          kernels::apply_rotary(split(call(wk, x)), rope.cos, rope.sin), split(call(wv, x))};
+  return {kernels::apply_rotary(split(qkv[0]), rope.cos, rope.sin),
+          kernels::apply_rotary(split(qkv[1]), rope.cos, rope.sin), split(qkv[2])};
 }
 
 at::Tensor Attention::project(const at::Tensor& y) {
-  return call(wo, y.transpose(1, 2).reshape({y.size(0), y.size(2), -1}));
+  const at::Tensor rows = y.transpose(1, 2).reshape({y.size(0), y.size(2), -1});
+  if (!exchange_) return call(wo, rows);
+  return wo->must_be_called() ? exchange_->scatter(call(wo, rows))
+                              : exchange_->scattered_product(rows, wo->used_weight());
 }
 
 at::Tensor Attention::forward(const at::Tensor& x, const RotaryTables& rope) {

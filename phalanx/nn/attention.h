@@ -6,6 +6,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "phalanx/nn/kv_cache.h"
 #include "phalanx/nn/linear.h"
@@ -29,6 +31,10 @@ class Attention : public Module {
   /// Inference: x's tokens follow those of `cache`, whose pass the caller has begun; `rope` is at their positions.
   at::Tensor forward(const at::Tensor& x, const RotaryTables& rope, KvCache& cache, std::int64_t layer);
 
+  /// From now on x and the result are this rank's rows, and what the projections compute is exchanged. Not with a
+  /// cache.
+  void exchange_through(std::shared_ptr<const RowExchange> exchange) { exchange_ = std::move(exchange); }
+
   std::shared_ptr<Linear> wq, wk, wv, wo;
 
  private:
@@ -36,9 +42,11 @@ class Attention : public Module {
     at::Tensor q, k, v;  // [batch, heads, seq, head_dim]
   };
   Heads heads(const at::Tensor& x, const RotaryTables& rope);
+  std::vector<at::Tensor> projections(const at::Tensor& x);  // q, k, v: [batch, seq, heads * head_dim]
   at::Tensor project(const at::Tensor& y);
 
   AttentionOptions options_;
+  std::shared_ptr<const RowExchange> exchange_;
 };
 
 }  // namespace phalanx::nn

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 
 #include "phalanx/nn/linear.h"
 
@@ -14,7 +15,13 @@ class FeedForward : public Module {
 
   at::Tensor forward(const at::Tensor& x);  // [..., dim] -> [..., dim]
 
+  /// From now on x and the result are this rank's rows, and what the projections compute is exchanged.
+  void exchange_through(std::shared_ptr<const RowExchange> exchange) { exchange_ = std::move(exchange); }
+
   std::shared_ptr<Linear> w1, w2, w3;  // gate, down, up
+
+ private:
+  std::shared_ptr<const RowExchange> exchange_;
 };
 
 }  // namespace phalanx::nn

@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "phalanx/nn/fused_linear.h"
 #include "phalanx/nn/module.h"
 #include "phalanx/observe/memory_counters.h"
 #include "phalanx/tensor/grad_ready.h"
@@ -56,6 +57,9 @@ void give_memory(torch::nn::Module& model) {
   for (const auto& parameter : model.parameters()) {
     if (!has_memory(parameter)) parameter.set_data(at::empty(parameter.sizes(), parameter.options()));
   }
+  for_each_module(model, [](const std::string& /*prefix*/, const torch::nn::Module& module) {
+    if (const auto* fused = dynamic_cast<const FusedLinear*>(&module)) fused->share_storage();
+  });
 }
 
 std::vector<NamedTensor> named_parameters(const torch::nn::Module& model) {

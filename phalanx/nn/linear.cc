@@ -1,5 +1,7 @@
 #include "phalanx/nn/linear.h"
 
+#include <ATen/TensorOperators.h>
+
 #include "phalanx/kernels/linear.h"
 
 namespace phalanx::nn {
@@ -10,7 +12,10 @@ Linear::Linear(const LinearOptions& options, TensorOptionsOfModule tensor) : Mod
 }
 
 at::Tensor Linear::forward(const at::Tensor& x) {
-  return kernels::linear(x, used("weight", weight), used("bias", bias));
+  const at::Tensor w = used_weight(), b = used("bias", bias);
+  if (!gathers_ && !scatters_) return kernels::linear(x, w, b);
+  const at::Tensor y = gathers_ ? gathers_->gathered_products(x, {w})[0] : scatters_->scattered_product(x, w);
+  return b.defined() ? y + b : y;
 }
 
 }  // namespace phalanx::nn

@@ -2,8 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <utility>
 
 #include "phalanx/nn/module.h"
+#include "phalanx/nn/row_exchange.h"
 
 namespace phalanx::nn {
 
@@ -21,11 +24,20 @@ class Linear : public Module {
 
   const LinearOptions& options() const noexcept { return options_; }
 
+  /// From now on the product is computed through it: of all ranks' rows, or each rank's rows of the sum.
+  void gather_through(std::shared_ptr<const RowExchange> exchange) { gathers_ = std::move(exchange); }
+  void scatter_through(std::shared_ptr<const RowExchange> exchange) { scatters_ = std::move(exchange); }
+  /// What forward() uses for the weight, for a layer that multiplies with it in its place.
+  at::Tensor used_weight() const { return used("weight", weight); }
+  /// Whether somebody wants to see this layer's own call.
+  bool must_be_called() const { return has_forward_hooks() || has_input_hook() || has_parameter_hooks(); }
+
   at::Tensor weight;
   at::Tensor bias;  // undefined without a bias
 
  private:
   LinearOptions options_;
+  std::shared_ptr<const RowExchange> gathers_, scatters_;
 };
 
 }  // namespace phalanx::nn

@@ -14,6 +14,16 @@
 #include "phalanx/train/shard_options.h"
 
 namespace phalanx::train {
+namespace {
+
+/// Along which dimension activations are split: sequences, where each batch has as many for each rank, as then no row
+/// moves within a rank. Over many devices, positions: more of the exchange is behind products (tensor_parallel.md).
+int split_dim(const TrainConfig& config, const RunPlan& plan, at::Device device) {
+  const bool divides = plan.local_batch_size % plan.parallel.tp == 0 && plan.parallel.pp == 1;
+  return divides && !config.validation.enable && (device.is_cpu() || plan.parallel.tp == 2) ? 0 : 1;
+}
+
+}  // namespace
 
 ParallelModel::ParallelModel(const TrainConfig& config, const RunPlan& plan, std::shared_ptr<Communicator> world,
                              at::Device device)
@@ -26,8 +36,10 @@ ParallelModel::ParallelModel(const TrainConfig& config, const RunPlan& plan, std
   model_ = std::make_shared<models::Llama>(
       model_config(config), nn::TensorOptionsOfModule{.device = device, .without_memory = is_sharded || is_cut});
   if (plan.parallel.tp > 1) {
-    models::parallelize_llama(
-        *model_, mesh_, {.sequence_parallel = plan.parallel.sequence_parallel, .seq_len = config.training.seq_len});
+    models::parallelize_llama(*model_, mesh_,
+                              {.sequence_parallel = plan.parallel.sequence_parallel,
+                               .split_dim = split_dim(config, plan, device),
+                               .seq_len = config.training.seq_len});
   }
   if (plan.parallel.pp > 1) {
     pipeline_ = std::make_unique<PipelineModel>(config, plan, mesh_, device, *model_);

@@ -15,13 +15,18 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/comm/data_type.h"
+#include "phalanx/nn/attention.h"
 #include "phalanx/nn/dropout.h"
 #include "phalanx/nn/embedding.h"
+#include "phalanx/nn/feed_forward.h"
+#include "phalanx/nn/fused_linear.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/nn/linear.h"
 #include "phalanx/nn/rms_norm.h"
 #include "phalanx/optim/name_patterns.h"
 #include "phalanx/parallel/tensor/collective_functions.h"
+#include "phalanx/parallel/tensor/joined_sums.h"
+#include "phalanx/parallel/tensor/overlapped_layers.h"
 #include "phalanx/tensor/grad_ready.h"
 #include "phalanx/tensor/weight_gradient_queue.h"
 
@@ -77,6 +82,7 @@ class Parallelizer {
         std::visit([&](const auto& s) { take(modules_[i].name, *module, s); }, style);
       }
     }
+    for (const auto& check : checks_) check();
     for (const auto& m : modules_) {
       for (const auto& p : m.module->named_parameters(/*recurse=*/false)) add_shard(*m.module, p.value());
     }
@@ -94,6 +100,7 @@ class Parallelizer {
     for (const auto& m : modules_) {
       auto* ours = dynamic_cast<nn::Module*>(m.module);
       if (ours == nullptr) continue;
+      if (auto* fused = dynamic_cast<nn::FusedLinear*>(ours)) fused->share_storage();
       for (const auto& p : ours->named_parameters(/*recurse=*/false)) {
         ours->set_shard(p.key(), shards_.at(p.value().unsafeGetTensorImpl()));
       }
@@ -108,11 +115,38 @@ class Parallelizer {
     for (const auto& attach : prepare_outputs_) attach(group);
     for (const auto& attach : styles_) attach(group);
     for (const auto& attach : prepare_inputs_) attach(group);
-    for (const auto& sum : sums_over_copies_) sum(groups_of_copies);
+    for (const auto& [place, parameters] : sums_) {
+      const std::shared_ptr<Communicator>& ranks = place.copies == 0 ? group : groups_of_copies.at(place.copies);
+      auto* const parent = dynamic_cast<nn::Module*>(find(place.parent));
+      if (parent != nullptr && parameters.size() > 1) {
+        join_sums(*parent, parameters, ranks);
+        continue;
+      }
+      for (const auto& [module, parameter] : parameters) {
+        module->set_parameter_use(parameter, [ranks](const at::Tensor& p) { return copy_to_group(p, ranks); });
+      }
+    }
   }
 
  private:
   using Attach = std::function<void(const std::shared_ptr<Communicator>& group)>;
+
+  /// Where gradients are summed in one collective: those of one parent's modules, over the same ranks.
+  struct Meeting {
+    std::string parent;
+    int copies = 0;  // 0: over the whole group
+    auto operator<=>(const Meeting&) const = default;
+  };
+
+  void sum_gradient(const std::string& name, nn::Module& module, const std::string& parameter, int copies) {
+    const std::size_t dot = name.rfind('.');
+    sums_[{dot == std::string::npos ? "" : name.substr(0, dot), copies}].push_back({&module, parameter});
+  }
+
+  torch::nn::Module* find(const std::string& name) const {
+    const auto found = std::ranges::find(modules_, name, &NamedModule::name);
+    return found == modules_.end() ? nullptr : found->module;
+  }
 
   static std::string described(const std::string& name, const char* style) {
     return fmt::format("parallelize_module: '{}' ({})", name, style);
@@ -175,45 +209,131 @@ class Parallelizer {
     }
   }
 
+  static std::int64_t overlapped_dim(const std::string& what, const ActivationLayout& layout) {
+    if (layout.kind == ActivationLayout::Kind::split && layout.dim != -1) return layout.dim;
+    throw ConfigError(fmt::format(
+        "{}: products can overlap the exchange of rows only: expected activations split along another than the last "
+        "dimension, for example split(1), found {}",
+        what, layout.text()));
+  }
+
+  void take(const std::string& name, nn::Module& module, const Overlapped& style) {
+    const std::string what = described(name, "Overlapped");
+    once(what, module);
+    const std::int64_t dim = overlapped_dim(what, style.activations);
+    const auto exchange_through = [&](auto& layer) {
+      styles_.push_back([&layer, dim](const std::shared_ptr<Communicator>& group) {
+        layer.exchange_through(overlapped_exchange(group, dim));
+      });
+    };
+    if (auto* attention = dynamic_cast<nn::Attention*>(&module)) {
+      exchange_through(*attention);
+      expect_projections(what, {attention->wq.get(), attention->wk.get(), attention->wv.get()}, attention->wo.get());
+    } else if (auto* feed_forward = dynamic_cast<nn::FeedForward*>(&module)) {
+      exchange_through(*feed_forward);
+      expect_projections(what, {feed_forward->w1.get(), feed_forward->w3.get()}, feed_forward->w2.get());
+    } else {
+      refuse(what, module, "an Attention or a FeedForward");
+    }
+  }
+
+  // Once the whole plan has been read.
+  void expect_projections(const std::string& what, const std::vector<const nn::Linear*>& first,
+                          const nn::Linear* last) {
+    checks_.push_back([this, what, first, last] {
+      const bool are_first = std::ranges::all_of(first, [&](const auto* linear) {
+        const auto found = columns_.find(linear);
+        return found != columns_.end() && found->second.input == ActivationLayout::shared() &&
+               found->second.output == ActivationLayout::split(-1);
+      });
+      const auto found = rows_.find(last);
+      const bool is_last = found != rows_.end() && found->second.input == ActivationLayout::split(-1) &&
+                           found->second.output == ActivationLayout::partial();
+      if (are_first && is_last) return;
+      throw ConfigError(what +
+                        ": it exchanges what its projections take and give; expected Colwise{.input = shared()} for "
+                        "those of its input and Rowwise{.output = partial()} for the last one");
+    });
+  }
+
   void take(const std::string& name, nn::Module& module, const Colwise& style) {
     const std::string what = described(name, "Colwise");
     once(what, module);
-    const int ranks = mesh_.size(kTensorAxis);
-    if (style.copies < 1 || ranks % style.copies != 0) {
-      throw ConfigError(fmt::format("{}: copies = {}: expected a divisor of the {} ranks along '{}'", what,
-                                    style.copies, ranks, kTensorAxis));
-    }
-    if (style.copies > 1 && style.output != ActivationLayout::split(-1)) {
-      throw ConfigError(fmt::format("{}: with copies = {} the output stays split(-1), found {}", what, style.copies,
-                                    style.output.text()));
-    }
+    columns_.emplace(&module, style);
+    const std::map<std::string, int> copies_of = copies_of_parameters(what, module, style);
     check_conversion(what + ", output", ActivationLayout::split(-1), style.output);
-    if (auto* linear = dynamic_cast<nn::Linear*>(&module)) {
+    const auto take_input = [&](auto& layer) {
       check_conversion(what + ", input", style.input, ActivationLayout::shared());
-      own(what, linear->weight, {0, style.copies});
-      own(what, linear->bias, {0, style.copies});
-      styles_.push_back(convert_input(module, style.input, ActivationLayout::shared()));
+      for (const auto& p : layer.named_parameters(/*recurse=*/false)) own(what, p.value(), {0, copies_of.at(p.key())});
+      if (!style.overlap) {
+        styles_.push_back(convert_input(module, style.input, ActivationLayout::shared()));
+        return;
+      }
+      styles_.push_back([&layer, dim = overlapped_dim(what, style.input)](const auto& group) {
+        layer.gather_through(overlapped_exchange(group, dim));
+      });
+    };
+    if (auto* linear = dynamic_cast<nn::Linear*>(&module)) {
+      take_input(*linear);
+    } else if (auto* fused = dynamic_cast<nn::FusedLinear*>(&module)) {
+      if (style.output != ActivationLayout::split(-1)) {
+        throw ConfigError(
+            fmt::format("{}: a rank's columns of each part are not one range of all columns, so the "
+                        "output stays split(-1), found {}",
+                        what, style.output.text()));
+      }
+      take_input(*fused);
     } else if (auto* embedding = dynamic_cast<nn::Embedding*>(&module)) {
+      if (style.overlap) refuse(what + ", overlap", module, "a Linear");
       own(what, embedding->weight, {1, style.copies});
     } else {
       refuse(what, module, "a Linear or an Embedding");
     }
     styles_.push_back(convert_output(module, ActivationLayout::split(-1), style.output));
-    if (style.copies == 1) return;
-    copies_.insert(style.copies);
-    for (const auto& p : module.named_parameters(/*recurse=*/false)) {
-      sums_over_copies_.push_back([&module, parameter = p.key(), copies = style.copies](const auto& groups) {
-        module.set_parameter_use(parameter,
-                                 [group = groups.at(copies)](const at::Tensor& p) { return copy_to_group(p, group); });
-      });
+    for (const auto& [parameter, copies] : copies_of) {
+      if (copies == 1) continue;
+      copies_.insert(copies);
+      sum_gradient(name, module, parameter, copies);
     }
+  }
+
+  // How many neighbours hold the same part of each parameter.
+  std::map<std::string, int> copies_of_parameters(const std::string& what, const nn::Module& module,
+                                                  const Colwise& style) const {
+    std::map<std::string, int> result;
+    for (const auto& p : module.named_parameters(/*recurse=*/false)) result[p.key()] = style.copies;
+    for (const auto& [part, copies] : style.part_copies) {
+      if (dynamic_cast<const nn::FusedLinear*>(&module) == nullptr)
+        refuse(what + ", part_copies", module, "a FusedLinear");
+      if (!result.contains(part)) {
+        std::vector<std::string> known;
+        for (const auto& p : module.named_parameters(/*recurse=*/false)) known.push_back(p.key());
+        throw ConfigError(fmt::format("{}: part_copies names '{}', which is no part of it: expected one of {}", what,
+                                      part, fmt::join(known, ", ")));
+      }
+      result[part] = copies;
+    }
+    const int ranks = mesh_.size(kTensorAxis);
+    for (const auto& [parameter, copies] : result) {
+      if (copies < 1 || ranks % copies != 0) {
+        throw ConfigError(fmt::format("{}: copies = {}: expected a divisor of the {} ranks along '{}'", what, copies,
+                                      ranks, kTensorAxis));
+      }
+      if (copies > 1 && style.output != ActivationLayout::split(-1)) {
+        throw ConfigError(fmt::format("{}: with copies = {} the output stays split(-1), found {}", what, copies,
+                                      style.output.text()));
+      }
+    }
+    return result;
   }
 
   void take(const std::string& name, nn::Module& module, const Rowwise& style) {
     const std::string what = described(name, "Rowwise");
     once(what, module);
+    rows_.emplace(&module, style);
     check_conversion(what + ", output", ActivationLayout::partial(), style.output);
     if (auto* embedding = dynamic_cast<nn::Embedding*>(&module)) {
+      if (style.overlap) refuse(what + ", overlap", module, "a Linear");
       own(what, embedding->weight, {0});
       styles_.push_back(convert_output(module, ActivationLayout::partial(), style.output));
       return;
@@ -225,19 +345,25 @@ class Parallelizer {
     own(what, linear->weight, {1});
     own(what, linear->bias, {});
     styles_.push_back(convert_input(module, style.input, ActivationLayout::split(-1)));
+    if (style.overlap) {
+      styles_.push_back([linear, dim = overlapped_dim(what, style.output)](const auto& group) {
+        linear->scatter_through(overlapped_exchange(group, dim));
+      });
+    }
+    const ActivationLayout made = style.overlap ? style.output : ActivationLayout::partial();
     if (!linear->bias.defined()) {
-      styles_.push_back(convert_output(module, ActivationLayout::partial(), style.output));
+      styles_.push_back(convert_output(module, made, style.output));
       return;
     }
     if (style.output == ActivationLayout::partial()) {
       throw ConfigError(what + ": the bias would be added by every rank; expected another output than partial");
     }
-    styles_.push_back([linear, output = style.output](const std::shared_ptr<Communicator>& group) {
+    styles_.push_back([linear, made, output = style.output](const std::shared_ptr<Communicator>& group) {
       // The sum over the ranks first, then the bias, once.
       linear->set_parameter_use("bias", [](const at::Tensor&) { return at::Tensor(); });
       on_output(*linear, [=, bias = linear->bias](const at::Tensor& y) {
         const bool has_all = output == ActivationLayout::replicated();
-        return convert(y, ActivationLayout::partial(), output, group).add(has_all ? bias : copy_to_group(bias, group));
+        return convert(y, made, output, group).add(has_all ? bias : copy_to_group(bias, group));
       });
     });
   }
@@ -256,9 +382,7 @@ class Parallelizer {
     if (!reads_by_used) refuse(what, module, "an RMSNorm, a Linear or a Dropout");
     for (const auto& p : module.named_parameters(/*recurse=*/false)) {
       own(what, p.value(), {});
-      styles_.push_back([&module, parameter = p.key()](const std::shared_ptr<Communicator>& group) {
-        module.set_parameter_use(parameter, [group](const at::Tensor& p) { return copy_to_group(p, group); });
-      });
+      sum_gradient(name, module, p.key(), 0);
     }
   }
 
@@ -331,9 +455,12 @@ class Parallelizer {
   std::map<const void*, std::shared_ptr<const Shard>> shards_;
   std::map<const void*, at::Tensor> tensors_;
   std::set<const nn::Module*> styled_;
+  std::map<const nn::Module*, Colwise> columns_;
+  std::map<const nn::Module*, Rowwise> rows_;
+  std::vector<std::function<void()>> checks_;
   std::set<int> copies_;
   std::vector<Attach> prepare_outputs_, styles_, prepare_inputs_;
-  std::vector<std::function<void(const std::map<int, std::shared_ptr<Communicator>>&)>> sums_over_copies_;
+  std::map<Meeting, std::vector<SummedParameter>> sums_;
 };
 
 }  // namespace

@@ -7,11 +7,15 @@
 //
 // Styles; L(in, out) is a Linear, whose weight is [out, in], E(count, dim) an Embedding. Defaults are PyTorch's.
 //   Colwise          L: rows of the weight and the bias, so columns of y = x W^T + b. E: columns.
+//                    A FusedLinear, [q; k; v] or [gate; up]: rows of each part, so y has this rank's columns of each.
 //                    input: any -> shared. output: split(-1) -> any
 //   Rowwise          L: columns of the weight, and the whole bias, added once. E: rows, that is ids ("vocabulary").
 //                    input (L): any -> split(-1); E: none, ids are replicated. output: partial -> any
 //   SequenceParallel the module works on parts of the activations: parameters of a norm or a Linear stay whole, their
 //                    gradients are summed over the group; a Dropout drops its part of what one rank would drop
+//   Overlapped       an Attention or a FeedForward takes and gives parts of the activations, and multiplies piece by
+//                    piece while the rows are on their way (overlapped_layers.h). Its projections say
+//                    Colwise{.input = shared()}, the last one Rowwise{.output = partial()}
 //   PrepareInput     the first input of a module of any kind is converted; PrepareOutput: its output
 // "any -> shared" is what convert() of layout.h does, in the module's forward pass and, mirrored, in its backward pass.
 // A module that prepares the input for the Colwise layers inside gathers once for all of them, which then say
@@ -39,6 +43,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -57,10 +62,19 @@ struct Colwise {
   /// So many neighbours hold the same part, and their gradients are summed: key and value heads that are fewer than the
   /// ranks. The output is split over groups of them then, and can only be left so.
   int copies = 1;
+  /// Of a Linear whose input is split along another than the last dimension: multiplies what is there while the rest of
+  /// the input comes, and sends the input's gradient piece by piece.
+  bool overlap = false;
+  /// The same of single parts of a FusedLinear, whose other parts have `copies`: {{"k", 2}, {"v", 2}}.
+  std::vector<std::pair<std::string, int>> part_copies = {};
 };
 struct Rowwise {
   ActivationLayout input = ActivationLayout::split(-1);
   ActivationLayout output = ActivationLayout::replicated();
+  bool overlap = false;  // of a Linear whose output is split so: likewise, mirrored
+};
+struct Overlapped {
+  ActivationLayout activations = ActivationLayout::split(1);
 };
 struct SequenceParallel {
   int dim = 1;  // along which activations are split, for a Dropout
@@ -76,7 +90,7 @@ struct PrepareOutput {
 
 struct StyleOf {
   std::string pattern;
-  std::variant<Colwise, Rowwise, SequenceParallel, PrepareInput, PrepareOutput> style;
+  std::variant<Colwise, Rowwise, SequenceParallel, Overlapped, PrepareInput, PrepareOutput> style;
 };
 
 void parallelize_module(torch::nn::Module& model, const DeviceMesh& mesh, const std::vector<StyleOf>& plan);

@@ -22,8 +22,11 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/comm/local.h"
+#include "phalanx/kernels/fused_linear.h"
 #include "phalanx/nn/dropout.h"
 #include "phalanx/nn/embedding.h"
+#include "phalanx/nn/feed_forward.h"
+#include "phalanx/nn/fused_linear.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/nn/linear.h"
 #include "phalanx/nn/rms_norm.h"
@@ -171,6 +174,15 @@ TEST_P(Styles, EachFormEqualsOneRank) {
                      {"in_proj", Colwise{.input = rows}},
                      {"out_proj", Rowwise{.output = rows}}},
                     rows);
+    // Products that overlap the exchange, of both.
+    for (const ActivationLayout& between : {rows, parts}) {
+      expect_same_net(comm, one,
+                      {{"embedding", Rowwise{.output = between}},
+                       {"norm", SequenceParallel{}},
+                       {"in_proj", Colwise{.input = between, .overlap = true}},
+                       {"out_proj", Rowwise{.output = between, .overlap = true}}},
+                      between);
+    }
   });
 }
 INSTANTIATE_TEST_SUITE_P(Worlds, Styles, ::testing::Values(1, 2, 4));
@@ -240,6 +252,106 @@ TEST(StylesWithCopies, NeighboursHoldTheSameRowsAndTheirGradientsAreSummed) {
     (y.narrow(1, 0, 2).sum() * 3 + y.narrow(1, 2, 2).sum() * 7).backward();
     EXPECT_TRUE(at::allclose(net.k->weight.grad(), one.k->weight.grad().narrow(0, first, 2)));
     EXPECT_TRUE(at::allclose(net.k->bias.grad(), one.k->bias.grad().narrow(0, first, 2)));
+  });
+}
+
+/// [gate; up] and a down projection; [q; k; v], where k and v have fewer rows.
+struct FusedNet : nn::Module {
+  explicit FusedNet(nn::TensorOptionsOfModule tensor = {}) : nn::Module("FusedNet") {
+    inner = register_module("inner", std::make_shared<nn::FusedLinear>(
+                                         6, std::vector<nn::FusedPart>{{"q", 8}, {"k", 4}, {"v", 4}}, tensor));
+    down = register_module("down", std::make_shared<nn::Linear>(nn::LinearOptions{8, 6}, tensor));
+  }
+  // Each query row takes part with the key and value of its group of rows, wherever that is.
+  at::Tensor forward(const at::Tensor& x) {
+    const auto qkv = inner->parts(nn::call(inner, x));
+    const auto grouped = [](const at::Tensor& t, std::int64_t size) { return t.unflatten(-1, {-1, size}); };
+    const at::Tensor kv = at::sin(qkv[1]) * qkv[2];
+    const std::int64_t share = qkv[0].size(-1) / kv.size(-1);
+    return nn::call(down, (grouped(qkv[0], share) * kv.unsqueeze(-1)).flatten(-2));
+  }
+  std::shared_ptr<nn::FusedLinear> inner;
+  std::shared_ptr<nn::Linear> down;
+};
+
+void expect_fused_parts(const Comm& comm, const std::vector<StyleOf>& plan, int split_dim, bool without_memory) {
+  const at::Tensor all = at::sin(at::arange(4 * 4 * 6, at::kFloat).mul(0.7)).view({4, 4, 6});
+  FusedNet one;
+  nn::initialise(one, 8);
+  const at::Tensor expected = nn::call(one, all);
+  const at::Tensor w = at::sin(at::arange(4 * 4 * 6, at::kFloat).mul(0.3)).view({4, 4, 6});
+  (expected * w).sum().backward();
+  FusedNet net({.without_memory = without_memory});
+  if (!without_memory) nn::initialise(net, 8);
+  parallelize_module(net, DeviceMesh(comm, {{"tp", comm->size()}}), plan);
+  if (without_memory) nn::initialise(net, 8);
+  EXPECT_TRUE(kernels::lie_in_a_row({net.inner->weight("q"), net.inner->weight("k"), net.inner->weight("v")}));
+  const auto part = [&](const at::Tensor& t) { return split_dim < 0 ? t : part_along(t, split_dim, comm); };
+  const at::Tensor y = nn::call(net, part(all));
+  EXPECT_TRUE(at::allclose(y, part(expected), 1e-5, 1e-5));
+  (y * part(w)).sum().backward();
+  const auto whole = nn::named_parameters(one);
+  const auto parts = nn::named_parameters(net);
+  ASSERT_EQ(parts.size(), 4);
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    SCOPED_TRACE(parts[i].name);
+    EXPECT_EQ(parts[i].name, whole[i].name);
+    const Box box = parts[i].shard->box();
+    EXPECT_EQ(parts[i].shard->spec.shape(), whole[i].tensor.sizes().vec());
+    EXPECT_TRUE(at::equal(parts[i].tensor, in_box(whole[i].tensor.detach(), box)));
+    EXPECT_TRUE(at::allclose(parts[i].tensor.grad(), in_box(whole[i].tensor.grad(), box), 1e-5, 1e-5));
+  }
+}
+
+TEST(StylesOfFusedWeights, EachPartIsSplitByRowsAndEqualsOneRank) {
+  for (const int ranks : {1, 2, 4}) {
+    run_local_ranks(ranks, [](const Comm& comm) {
+      for (const bool without_memory : {false, true}) {
+        expect_fused_parts(comm, {{"inner", Colwise{}}, {"down", Rowwise{}}}, -1, without_memory);
+      }
+      for (const int dim : {0, 1}) {
+        for (const bool overlap : {false, true}) {
+          const ActivationLayout between = ActivationLayout::split(dim);
+          expect_fused_parts(comm,
+                             {{"inner", Colwise{.input = between, .overlap = overlap}},
+                              {"down", Rowwise{.output = between, .overlap = overlap}}},
+                             comm->size() == 1 ? -1 : dim, true);
+        }
+      }
+    });
+  }
+}
+
+// Eight ranks: four rows of keys and of values, each held by two neighbours.
+TEST(StylesOfFusedWeights, PartsOfFewerRowsThanRanksAreHeldByNeighbours) {
+  run_local_ranks(8, [](const Comm& comm) {
+    const Colwise inner{.part_copies = {{"k", 2}, {"v", 2}}};
+    expect_fused_parts(comm, {{"inner", inner}, {"down", Rowwise{}}}, -1, true);
+  });
+}
+
+TEST(StylesOfFusedWeights, RefusalsNameThePartAndTheNumbers) {
+  run_local_ranks(8, [](const Comm& comm) {
+    FusedNet net({.without_memory = true});
+    const auto refusal = [&](const Colwise& style, const char* module = "inner") {
+      try {
+        parallelize_module(net, DeviceMesh(comm, {{"tp", 8}}), {{module, style}});
+      } catch (const ConfigError& error) {
+        return std::string(error.what());
+      }
+      return std::string("none");
+    };
+    EXPECT_THAT(refusal({}), HasSubstr("'inner.k' [4, 6] cannot be split evenly along dimension 0 over 8 ranks of "
+                                       "'tp': 4 % 8 = 4, expected 0"));
+    EXPECT_THAT(refusal({.part_copies = {{"keys", 2}}}),
+                HasSubstr("part_copies names 'keys', which is no part of it: expected one of q, k, v"));
+    EXPECT_THAT(refusal({.part_copies = {{"k", 3}}}), HasSubstr("copies = 3: expected a divisor of the 8 ranks"));
+    EXPECT_THAT(refusal({.part_copies = {{"k", 2}}}, "down"), HasSubstr("it is a Linear; expected a FusedLinear"));
+    EXPECT_THAT(refusal({.output = ActivationLayout::replicated()}),
+                HasSubstr("columns of each part are not one range of all columns, so the output stays split(-1)"));
+    EXPECT_THROW(nn::FusedLinear(4, {}), ConfigError);
+    EXPECT_THROW(nn::FusedLinear(4, {{"q", 0}}), ConfigError);
+    EXPECT_THROW(nn::FusedLinear(4, {{"q", 4}, {"q", 4}}), ConfigError);
   });
 }
 
@@ -322,6 +434,38 @@ TEST(StylesErrors, SayWhatIsWrongAndWhatWouldDo) {
   EXPECT_THAT(
       styles_refusal({{"norm", PrepareInput{.from = ActivationLayout::shared(), .to = ActivationLayout::split(1)}}}),
       HasSubstr("'norm' (PrepareInput): nothing turns shared into split(1)"));
+  EXPECT_THAT(
+      styles_refusal({{"in_proj", Colwise{.overlap = true}}}),
+      HasSubstr("'in_proj' (Colwise): products can overlap the exchange of rows only: expected activations split "
+                "along another than the last dimension, for example split(1), found replicated"));
+  EXPECT_THAT(styles_refusal({{"out_proj", Rowwise{.output = ActivationLayout::split(-1), .overlap = true}}}),
+              HasSubstr("found split(-1)"));
+  EXPECT_THAT(styles_refusal({{"norm", Overlapped{}}}), HasSubstr("expected an Attention or a FeedForward"));
+}
+
+TEST(StylesErrors, AnOverlappedModuleExchangesForItsProjections) {
+  run_local_ranks(2, [](const Comm& comm) {
+    struct Net : nn::Module {
+      Net() : nn::Module("Net") { ffn = register_module("ffn", std::make_shared<nn::FeedForward>(4, 8)); }
+      std::shared_ptr<nn::FeedForward> ffn;
+    } net;
+    const Colwise inner{.input = ActivationLayout::shared()};
+    const auto refusal = [&](const std::vector<StyleOf>& plan) {
+      try {
+        parallelize_module(net, DeviceMesh(comm, {{"tp", 2}}), plan);
+      } catch (const ConfigError& error) {
+        return std::string(error.what());
+      }
+      return std::string("none");
+    };
+    const char* const expected = "'ffn' (Overlapped): it exchanges what its projections take and give; expected";
+    EXPECT_THAT(refusal({{"ffn", Overlapped{}}}), HasSubstr(expected));
+    EXPECT_THAT(refusal({{"ffn", Overlapped{}}, {"ffn.w[13]", inner}, {"ffn.w2", Rowwise{}}}), HasSubstr(expected));
+    EXPECT_EQ(
+        refusal(
+            {{"ffn", Overlapped{}}, {"ffn.w[13]", inner}, {"ffn.w2", Rowwise{.output = ActivationLayout::partial()}}}),
+        "none");
+  });
 }
 
 TEST(StylesErrors, PlainModulesHaveNoHooksAndAPlanIsSaidOnce) {

@@ -1,0 +1,63 @@
+#include "phalanx/nn/fused_linear.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "phalanx/base/error.h"
+#include "phalanx/kernels/fused_linear.h"
+#include "phalanx/tensor/grad_ready.h"
+
+namespace phalanx::nn {
+
+FusedLinear::FusedLinear(std::int64_t in_features, std::vector<FusedPart> parts, TensorOptionsOfModule tensor)
+    : Module("FusedLinear"), list_(std::move(parts)) {
+  if (list_.empty()) throw ConfigError("FusedLinear: no parts: expected at least one, for example {\"q\", 512}");
+  for (const auto& [name, rows] : list_) {
+    if (rows < 1) throw ConfigError(fmt::format("FusedLinear: part '{}' has {} rows; expected at least 1", name, rows));
+    if (std::ranges::count(list_, name, &FusedPart::name) > 1) {
+      throw ConfigError(fmt::format("FusedLinear: two parts are called '{}'", name));
+    }
+    weights_.push_back(make_parameter(name, {rows, in_features}, tensor));
+  }
+  share_storage();
+}
+
+void FusedLinear::share_storage() const {
+  const at::NoGradGuard no_grad;
+  if (!std::ranges::all_of(weights_, [](const auto& w) { return has_memory(w); })) return;
+  if (kernels::lie_in_a_row(weights_)) return;
+  const at::Tensor all = at::cat(weights_);
+  std::int64_t first = 0;
+  for (const at::Tensor& weight : weights_) {
+    weight.set_data(all.narrow(0, first, weight.size(0)));
+    first += weight.size(0);
+  }
+}
+
+at::Tensor FusedLinear::weight(const std::string& part) const {
+  const auto found = std::ranges::find(list_, part, &FusedPart::name);
+  if (found == list_.end()) throw Error(fmt::format("FusedLinear: there is no part '{}'", part));
+  return weights_[static_cast<std::size_t>(found - list_.begin())];
+}
+
+at::Tensor FusedLinear::forward(const at::Tensor& x) {
+  std::vector<at::Tensor> weights;
+  for (std::size_t i = 0; i < weights_.size(); ++i) weights.push_back(used(list_[i].name.c_str(), weights_[i]));
+  return gathers_ ? at::cat(gathers_->gathered_products(x, weights), -1) : kernels::fused_linear(x, weights);
+}
+
+std::vector<at::Tensor> FusedLinear::parts(const at::Tensor& y) const {
+  std::vector<at::Tensor> result;
+  std::int64_t first = 0;
+  for (const at::Tensor& weight : weights_) {
+    result.push_back(y.narrow(-1, first, weight.size(0)));
+    first += weight.size(0);
+  }
+  return result;
+}
+
+}  // namespace phalanx::nn

@@ -1,0 +1,50 @@
+// Several linear layers of one input as one product: [q; k; v], [gate; up].
+//
+//   FusedLinear wqkv(dim, {{"q", 512}, {"k", 128}, {"v", 128}});
+//   const auto qkv = wqkv.parts(call(wqkv, x));              // [..., 512], [..., 128], [..., 128]
+//
+// Each part is a parameter of its own, "wqkv.q", with a box, a gradient and an entry in a checkpoint of its own, so
+// that a rank may hold some rows of each (Colwise of parallel/tensor/styles.h), and a checkpoint fits any number of
+// ranks. The parts lie one after the other in one storage: share_storage() sees to that again after somebody has given
+// them others. Where they do not (a sharded unit has its own order), they are put together for the product.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "phalanx/nn/module.h"
+#include "phalanx/nn/row_exchange.h"
+
+namespace phalanx::nn {
+
+struct FusedPart {
+  std::string name;
+  std::int64_t rows = 0;
+};
+
+class FusedLinear : public Module {
+ public:
+  /// ConfigError for no parts, a part without rows, or two of one name.
+  FusedLinear(std::int64_t in_features, std::vector<FusedPart> parts, TensorOptionsOfModule tensor = {});
+
+  at::Tensor forward(const at::Tensor& x);  // [..., in] -> [..., rows of all parts that this rank holds]
+  /// forward()'s result (or another tensor with these columns), cut into the parts: views.
+  std::vector<at::Tensor> parts(const at::Tensor& y) const;
+
+  const std::vector<FusedPart>& part_list() const noexcept { return list_; }
+  at::Tensor weight(const std::string& part) const;
+  /// Moves the parts' values together, unless they lie so or one has no memory.
+  void share_storage() const;
+  /// From now on the products are of all ranks' rows.
+  void gather_through(std::shared_ptr<const RowExchange> exchange) { gathers_ = std::move(exchange); }
+
+ private:
+  std::vector<FusedPart> list_;
+  std::vector<at::Tensor> weights_;
+  std::shared_ptr<const RowExchange> gathers_;
+};
+
+}  // namespace phalanx::nn

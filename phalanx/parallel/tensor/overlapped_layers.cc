@@ -1,0 +1,307 @@
+#include "phalanx/parallel/tensor/overlapped_layers.h"
+
+#include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/mm.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "phalanx/base/error.h"
+#include "phalanx/kernels/deferred_weights.h"
+#include "phalanx/kernels/kept_outputs.h"
+#include "phalanx/kernels/swiglu_feed_forward.h"
+#include "phalanx/parallel/tensor/collective_functions.h"
+#include "phalanx/parallel/tensor/moving_rows.h"
+#include "phalanx/tensor/weight_gradient.h"
+
+namespace phalanx {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::tensor_list;
+
+constexpr std::int64_t kHiddenRows = 512;  // of a hidden layer at a time, so that they are still in a cache when used
+
+struct Exchange : torch::CustomClassHolder {
+  Exchange(std::shared_ptr<Communicator> group, std::int64_t dim) : group(std::move(group)), dim(dim) {}
+  std::shared_ptr<Communicator> group;
+  std::int64_t dim;
+};
+using ExchangePtr = c10::intrusive_ptr<Exchange>;
+
+void remember(AutogradContext& ctx, const ExchangePtr& exchange) {
+  ctx.saved_data["exchange"] = c10::IValue::make_capsule(exchange);
+  kernels::remember_queue(ctx);
+}
+
+ExchangePtr remembered(const AutogradContext& ctx) {
+  if (at::GradMode::is_enabled()) {
+    throw Error(
+        "tensor parallel: create_graph through layers whose products overlap communication, which are differentiable "
+        "once; expected .overlap = false in the plan");
+  }
+  const auto capsule = ctx.saved_data.at("exchange").toCapsule();
+  return ExchangePtr::reclaim_copy(static_cast<Exchange*>(capsule.get()));
+}
+
+at::Tensor as_rows(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
+at::Tensor rows_of(const at::Tensor& rows, const RowPiece& piece) { return rows.narrow(0, piece.first, piece.count); }
+
+template <class Body>
+void in_chunks(const RowPiece& piece, Body body) {
+  for (std::int64_t from = 0; from < piece.count; from += kHiddenRows) {
+    body(from, piece.first + from, std::min(kHiddenRows, piece.count - from));
+  }
+}
+
+// dy^T x: what backward() returns for the weight, which is nothing if the gradient has its place, or will be computed
+// later.
+at::Tensor weight_product(const AutogradContext& ctx, std::size_t input, const at::Tensor& weight, const at::Tensor& dy,
+                          const at::Tensor& x) {
+  if (!ctx.needs_input_grad(input)) return {};
+  if (const auto later = kernels::queue_for(ctx, weight); later.queue) {
+    later.queue->leave(later.key, weight, [dy, x = x.detach()](const WeightGradient& dweight) {
+      dweight.out.addmm_(dy.t(), x, dweight.beta);
+    });
+    return {};
+  }
+  const WeightGradient dweight = weight_gradient(weight);
+  dweight.out.addmm_(dy.t(), x, dweight.beta);
+  return dweight.returned;
+}
+
+struct GatheredProducts : torch::autograd::Function<GatheredProducts> {
+  static tensor_list forward(AutogradContext* ctx, const at::Tensor& x_part, const at::Tensor& w0,
+                             const std::optional<at::Tensor>& w1, const std::optional<at::Tensor>& w2,
+                             const ExchangePtr& exchange) {
+    tensor_list weights = {w0};
+    for (const auto& weight : {w1, w2}) {
+      if (weight) weights.push_back(*weight);
+    }
+    const GatheredRows x(x_part, exchange->dim, *exchange->group);
+    const auto outputs = products(x, weights);
+    tensor_list saved = {x.rows()};
+    saved.insert(saved.end(), weights.begin(), weights.end());
+    ctx->save_for_backward(saved);
+    ctx->saved_data["part"] = x_part.sizes().vec();
+    remember(*ctx, exchange);
+    tensor_list results;
+    for (const at::Tensor& y : outputs) results.push_back(y.view(x.layout().of_width(y.size(-1)).whole));
+    return results;
+  }
+
+  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
+    const ExchangePtr exchange = remembered(*ctx);
+    const auto saved = ctx->get_saved_variables();
+    tensor_list dys, result(5);
+    for (const at::Tensor& grad : grads) dys.push_back(as_rows(grad));
+    std::optional<ScatteredRows> dx;
+    if (ctx->needs_input_grad(0)) {
+      const auto part = ctx->saved_data.at("part").toIntVector();
+      dx.emplace(RowLayout::of_part(part, exchange->dim, *exchange->group), saved[0].options(), *exchange->group);
+      for (const RowPiece& piece : dx->pieces()) {
+        at::Tensor rows = dx->room(piece);
+        for (std::size_t i = 0; i < dys.size(); ++i) {
+          const at::Tensor dy = rows_of(dys[i], piece);
+          i == 0 ? at::mm_out(rows, dy, saved[1]) : rows.addmm_(dy, saved[i + 1]);
+        }
+        dx->send(piece);
+      }
+    }
+    for (std::size_t i = 0; i < dys.size(); ++i) {
+      result[i + 1] = weight_product(*ctx, i + 1, saved[i + 1], dys[i], saved[0]);
+    }
+    if (dx) result[0] = dx->finish();
+    return result;
+  }
+
+ private:
+  static void multiply(const GatheredRows& x, const RowPiece& piece, const at::Tensor& weight, const at::Tensor& y) {
+    at::Tensor rows = rows_of(y, piece);
+    at::mm_out(rows, x.wait(piece), weight.t());
+  }
+
+  static tensor_list products(const GatheredRows& x, const tensor_list& weights) {
+    const auto room = [&](const at::Tensor& weight) {
+      return at::empty({x.layout().rows(), weight.size(0)}, x.rows().options());
+    };
+    tensor_list ys;
+    if (kernels::KeptOutputs::current() != nullptr) {  // some are not computed again: one after the other
+      for (const at::Tensor& weight : weights) {
+        ys.push_back(kernels::computed_once(kernels::KeptOp::linear, [&] {
+          const at::Tensor y = room(weight);
+          for (const RowPiece& piece : x.pieces()) multiply(x, piece, weight, y);
+          return tensor_list{y};
+        })[0]);
+      }
+      for (const RowPiece& piece : x.pieces()) x.wait(piece);
+      return ys;
+    }
+    for (const at::Tensor& weight : weights) ys.push_back(room(weight));
+    for (const RowPiece& piece : x.pieces()) {
+      for (std::size_t i = 0; i < weights.size(); ++i) multiply(x, piece, weights[i], ys[i]);
+    }
+    return ys;
+  }
+};
+
+struct ScatteredProduct : torch::autograd::Function<ScatteredProduct> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_in, const at::Tensor& weight,
+                            const ExchangePtr& exchange) {
+    const at::Tensor x = as_rows(x_in);
+    ctx->save_for_backward({x, weight});
+    ctx->saved_data["whole"] = x_in.sizes().vec();
+    remember(*ctx, exchange);
+    return kernels::computed_once(kernels::KeptOp::linear, [&] {
+      const auto layout = RowLayout::of_whole(x_in.sizes(), exchange->dim, *exchange->group).of_width(weight.size(0));
+      ScatteredRows y(layout, x.options().requires_grad(false), *exchange->group);
+      for (const RowPiece& piece : y.pieces()) {
+        at::Tensor rows = y.room(piece);
+        at::mm_out(rows, rows_of(x, piece), weight.t());
+        y.send(piece);
+      }
+      return tensor_list{y.finish()};
+    })[0];
+  }
+
+  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
+    const ExchangePtr exchange = remembered(*ctx);
+    const auto saved = ctx->get_saved_variables();
+    const at::Tensor &x = saved[0], &weight = saved[1];
+    const GatheredRows dy(grads[0], exchange->dim, *exchange->group);
+    at::Tensor dx;
+    if (ctx->needs_input_grad(0)) dx = at::empty_like(x);
+    for (const RowPiece& piece : dy.pieces()) {
+      const at::Tensor dy_rows = dy.wait(piece);
+      if (!dx.defined()) continue;
+      at::Tensor rows = rows_of(dx, piece);
+      at::mm_out(rows, dy_rows, weight);
+    }
+    if (dx.defined()) dx = dx.view(ctx->saved_data.at("whole").toIntVector());
+    return {dx, weight_product(*ctx, 1, weight, dy.rows(), x), at::Tensor()};
+  }
+};
+
+struct ExchangedFeedForward : torch::autograd::Function<ExchangedFeedForward> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_part, const at::Tensor& w1, const at::Tensor& w2,
+                            const at::Tensor& w3, const ExchangePtr& exchange) {
+    const GatheredRows x(x_part, exchange->dim, *exchange->group);
+    const std::vector<std::int64_t> size = {x.layout().rows(), w1.size(0)};
+    const at::Tensor gates = at::empty(size, x.rows().options()), ups = at::empty_like(gates);
+    const at::Tensor products = at::empty_like(gates);
+    for (const RowPiece& piece : x.pieces()) {
+      const at::Tensor x_piece = x.wait(piece);
+      in_chunks(piece, [&](std::int64_t in_piece, std::int64_t first, std::int64_t n) {
+        const at::Tensor x_rows = x_piece.narrow(0, in_piece, n);
+        at::Tensor gate = gates.narrow(0, first, n), up = ups.narrow(0, first, n);
+        at::mm_out(gate, x_rows, w1.t());
+        at::mm_out(up, x_rows, w3.t());
+        kernels::swiglu_into(gate, up, products.narrow(0, first, n));
+      });
+    }
+    ScatteredRows y(x.layout().of_width(w2.size(0)), gates.options(), *exchange->group);
+    for (const RowPiece& piece : y.pieces()) {
+      at::Tensor rows = y.room(piece);
+      at::mm_out(rows, rows_of(products, piece), w2.t());
+      y.send(piece);
+    }
+    ctx->save_for_backward({x.rows(), w1, w2, w3, gates, ups});
+    ctx->saved_data["part"] = x_part.sizes().vec();
+    remember(*ctx, exchange);
+    return y.finish();
+  }
+
+  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
+    const ExchangePtr exchange = remembered(*ctx);
+    const auto saved = ctx->get_saved_variables();
+    const at::Tensor &x = saved[0], &w1 = saved[1], &w2 = saved[2], &w3 = saved[3], &gates = saved[4], &ups = saved[5];
+    const GatheredRows dy(grads[0], exchange->dim, *exchange->group);
+    const at::Tensor dgates = at::empty_like(gates), dups = at::empty_like(gates), products = at::empty_like(gates);
+    const at::Tensor room = at::empty({std::min(kHiddenRows, gates.size(0)), gates.size(1)}, gates.options());
+    for (const RowPiece& piece : dy.pieces()) {
+      const at::Tensor dy_piece = dy.wait(piece);
+      in_chunks(piece, [&](std::int64_t in_piece, std::int64_t first, std::int64_t n) {
+        at::Tensor dproduct = room.narrow(0, 0, n);
+        at::mm_out(dproduct, dy_piece.narrow(0, in_piece, n), w2);
+        const auto rows = [&](const at::Tensor& t) { return t.narrow(0, first, n); };
+        kernels::swiglu_backward_into(rows(gates), rows(ups), dproduct, rows(dgates), rows(dups), rows(products));
+      });
+    }
+    std::optional<ScatteredRows> dx;
+    if (ctx->needs_input_grad(0)) {
+      const auto part = ctx->saved_data.at("part").toIntVector();
+      dx.emplace(RowLayout::of_part(part, exchange->dim, *exchange->group), x.options(), *exchange->group);
+      for (const RowPiece& piece : dx->pieces()) {
+        at::Tensor rows = dx->room(piece);
+        at::mm_out(rows, rows_of(dgates, piece), w1);
+        rows.addmm_(rows_of(dups, piece), w3);
+        dx->send(piece);
+      }
+    }
+    const at::Tensor dw2 = weight_product(*ctx, 2, w2, dy.rows(), products);
+    const at::Tensor dw1 = weight_product(*ctx, 1, w1, dgates, x), dw3 = weight_product(*ctx, 3, w3, dups, x);
+    return {dx ? dx->finish() : at::Tensor(), dw1, dw2, dw3, at::Tensor()};
+  }
+};
+
+class OverlappedExchange final : public nn::RowExchange {
+ public:
+  OverlappedExchange(std::shared_ptr<Communicator> group, std::int64_t dim)
+      : exchange_(c10::make_intrusive<Exchange>(std::move(group), dim)) {}
+
+  tensor_list gathered_products(const at::Tensor& x, const tensor_list& weights) const override {
+    tensor_list results;
+    const at::Tensor input = cast(x);
+    for (std::size_t i = 0; i < weights.size(); i += 3) {  // Function::apply() knows single tensors
+      const auto weight = [&](std::size_t at) {
+        return at < weights.size() ? std::optional(like(input, weights[at])) : std::nullopt;
+      };
+      for (auto& y : GatheredProducts::apply(input, *weight(i), weight(i + 1), weight(i + 2), exchange_)) {
+        results.push_back(std::move(y));
+      }
+    }
+    return results;
+  }
+  at::Tensor scattered_product(const at::Tensor& x, const at::Tensor& weight) const override {
+    const at::Tensor input = cast(x);
+    return ScatteredProduct::apply(input, like(input, weight), exchange_);
+  }
+  at::Tensor feed_forward(const at::Tensor& x, const at::Tensor& w1, const at::Tensor& w2,
+                          const at::Tensor& w3) const override {
+    const at::Tensor input = cast(x);
+    return ExchangedFeedForward::apply(input, like(input, w1), like(input, w2), like(input, w3), exchange_);
+  }
+  at::Tensor gather(const at::Tensor& x) const override {
+    return all_gather_along(x, exchange_->dim, exchange_->group);
+  }
+  at::Tensor scatter(const at::Tensor& y) const override {
+    return reduce_scatter_along(y, exchange_->dim, exchange_->group);
+  }
+
+ private:
+  // As autocast does it in front of a product.
+  static at::Tensor cast(const at::Tensor& x) {
+    const auto device = x.device().type();
+    const bool casts = at::autocast::is_autocast_enabled(device) && x.scalar_type() == at::kFloat;
+    return casts ? x.to(at::autocast::get_autocast_dtype(device)) : x;
+  }
+  static at::Tensor like(const at::Tensor& x, const at::Tensor& weight) {
+    return weight.scalar_type() == x.scalar_type() ? weight : weight.to(x.scalar_type());
+  }
+
+  ExchangePtr exchange_;
+};
+
+}  // namespace
+
+std::shared_ptr<const nn::RowExchange> overlapped_exchange(std::shared_ptr<Communicator> group, std::int64_t dim) {
+  return std::make_shared<OverlappedExchange>(std::move(group), dim);
+}
+
+}  // namespace phalanx

@@ -1,0 +1,37 @@
+// Linear layers, and a whole feed-forward net, whose products overlap the exchange of rows around them: the RowExchange
+// (nn/row_exchange.h) of a tensor-parallel group.
+//
+//                     forward                                        backward
+//   gathered_products gather x, piece by piece multiplied            dx piece by piece, sent while the rest is
+//   computed,
+//                                                                    then while the weight gradients are
+//   scattered_product y piece by piece, sent while the rest is       gather dy, piece by piece multiplied
+//                     computed
+//   feed_forward      both, around one hidden layer                  both
+//
+// How activations are cut into pieces is said in moving_rows.h.
+//
+// Contract
+// - As all_gather_along(), linear() and reduce_scatter_along() one after the other: the same sums over the ranks in the
+//   same order. A product in pieces may differ from the whole one in its last bits, as matrix libraries choose their
+//   way by the number of rows (1e-6 relative; none where they do not).
+// - Weights are this rank's: rows of those that are multiplied with gathered rows, columns of the others.
+// - Weight gradients as kernels::linear: into an offered buffer, or left in the queue of a scope around.
+// - Once differentiable: a backward pass with create_graph is an Error. Under autocast, activations and weights are
+// cast
+//   first and travel so.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "phalanx/nn/row_exchange.h"
+
+namespace phalanx {
+
+class Communicator;
+
+/// `dim`: along which activations are split between the layers; not the last one.
+std::shared_ptr<const nn::RowExchange> overlapped_exchange(std::shared_ptr<Communicator> group, std::int64_t dim);
+
+}  // namespace phalanx
