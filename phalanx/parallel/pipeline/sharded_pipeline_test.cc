@@ -143,6 +143,30 @@ TEST(ShardedPipeline, GathersOnceAStepOrInEveryPass) {
   });
 }
 
+// What an evaluation gathered is out of date after it.
+TEST(ShardedPipeline, AnEvaluationBetweenStepAndUpdate) {
+  run_local_ranks(4, [&](const std::shared_ptr<Communicator>& world) {
+    DeviceMesh mesh(world, {{"pp", 2}, {"dp_shard", 2}});
+    const auto plan = make_schedule({.name = "1F1B", .ranks = 2, .micro_batches = 2});
+    const at::Tensor x = random_rows(4, "x"), y = random_rows(4, "y");
+    const auto losses_of_two_steps = [&](bool evaluates) {
+      const ShardedStages sharded(plan, mesh, Layers::own, {.stage = 1});
+      PipelineRuntime pipeline(mesh.communicator("pp"), plan, sharded.stages);
+      const double first = pipeline.step(x, y).loss();
+      EXPECT_EQ(evaluates ? pipeline.evaluate(x, y).loss() : first, first);
+      {
+        const at::NoGradGuard no_grad;
+        for (const auto& [key, p] : sharded.parameters()) p.tensor.add_(1.0);
+      }
+      sharded.reset_gradients();
+      return std::pair(first, pipeline.step(x, y).loss());
+    };
+    const auto plain = losses_of_two_steps(false);
+    EXPECT_NE(plain.first, plain.second);
+    EXPECT_EQ(losses_of_two_steps(true), plain);
+  });
+}
+
 TEST(ShardedPipeline, UnshardAndReshardOfTheSchedule) {
   run_local_ranks(4, [&](const std::shared_ptr<Communicator>& world) {
     DeviceMesh mesh(world, {{"pp", 2}, {"dp_shard", 2}});
