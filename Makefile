@@ -8,17 +8,18 @@ PYTHON = $(firstword $(wildcard .venv/bin/python) python3)
 CONFIGURE_FLAGS = $(if $(wildcard .deps/lib/cmake),-DCMAKE_PREFIX_PATH=$(CURDIR)/.deps)
 
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap configure build all test test-all soak mutations layouts demo format check cuda-check clean
+.PHONY: help bootstrap configure build all test test-all soak timeline mutations layouts demo format check cuda-check clean
 
 help:
 	@echo 'make demo      set up, build, train a small Llama on 2 ranks, resume it, generate text'
 	@echo 'make test      set up, build, run every test'
 	@echo 'make build     set up, build the programs and libraries (into $(BUILD), $(JOBS) jobs; make build JOBS=4)'
 	@echo 'make all       the same with tests, recipes and benchmarks'
-	@echo 'make test-all  the soak, every layout, every mutation, and the tests again under AddressSanitizer (into $(SANITIZED))'
+	@echo 'make test-all  the soak, the timeline, every layout, every mutation, and the tests again under AddressSanitizer (into $(SANITIZED))'
 	@echo 'make soak      200 random kills, stops and restarts of communicating ranks; about 2 minutes (make soak FAULTS=40)'
 	@echo 'make layouts   every layout of up to 8 ranks and every pipeline schedule beside one rank; some minutes'
 	@echo 'make mutations everything that the check of layouts must find, spoilt and found; about 10 minutes'
+	@echo 'make timeline  pipelines of 2 ranks that compute, against the simulator: needs two cores with nothing else to do'
 	@echo 'make check     formatting, layering and lint checks'
 	@echo 'make cuda-check  build the CUDA flavour, without a GPU (downloads 750 MB once)'
 	@echo 'make format    rewrite the sources with clang-format'
@@ -50,7 +51,10 @@ mutations: all
 layouts: all
 	@BUILD=$(BUILD) scripts/verify_layouts.sh
 
-test-all: test soak layouts mutations
+timeline: build
+	$(PYTHON) scripts/pipeline_timeline.py --program $(BUILD)/bin/phalanx --check
+
+test-all: test soak timeline layouts mutations
 	cmake --preset asan -B $(SANITIZED) $(CONFIGURE_FLAGS)
 	cmake --build $(SANITIZED) --parallel $(JOBS)
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 ctest --test-dir $(SANITIZED) --output-on-failure --no-tests=error

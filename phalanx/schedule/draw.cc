@@ -9,6 +9,7 @@
 #include <iterator>
 #include <limits>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "phalanx/schedule/actions.h"
@@ -74,9 +75,16 @@ double round_step(double least) {
   return 10.0 * power;
 }
 
+struct Frame {
+  std::string name = {};  // of the picture, among others
+  std::string unit = {};  // of the times
+  double longest = 0.0;   // the time that the width stands for; at least the makespan
+};
+
 class Picture {
  public:
-  Picture(const Schedule& schedule, const Simulation& simulation) : schedule_(schedule), simulation_(simulation) {
+  Picture(const Schedule& schedule, const Simulation& simulation, Frame frame = {})
+      : schedule_(schedule), simulation_(simulation), frame_(std::move(frame)) {
     double narrowest = std::numeric_limits<double>::infinity();
     std::size_t longest_text = 1, longest_number = 1;
     each_pass([&](std::size_t, const Action& part, const Span& span, int, int) {
@@ -84,7 +92,7 @@ class Picture {
       longest_text = std::max(longest_text, to_text(part).size());
       longest_number = std::max(longest_number, std::to_string(part.micro_batch).size());
     });
-    const double time = std::max(simulation.makespan, 1e-300);
+    const double time = std::max({simulation.makespan, frame_.longest, 1e-300});
     plot_ = std::isinf(narrowest) ? kNarrowestPlot
                                   : std::clamp(kNarrowestBox * time / narrowest, kNarrowestPlot, kWidestPlot);
     scale_ = plot_ / time;
@@ -101,16 +109,35 @@ class Picture {
     width_ = kMargin + kLabels + plot_ + kNotes;
   }
 
-  std::string draw() {
-    add("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" height=\"{1:.0f}\" viewBox=\"0 0 {0:.0f} "
+  double width() const { return width_; }
+  double height() const { return height_; }
+  double plot() const { return plot_; }
+  /// For a row of pictures to one scale.
+  void widen_to(double plot) {
+    width_ += plot - plot_;
+    scale_ *= plot / plot_;
+    plot_ = plot;
+  }
+
+  static std::string sheet(double width, double height, const std::string& title, const std::string& content) {
+    return fmt::format(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" height=\"{1:.0f}\" viewBox=\"0 0 {0:.0f} "
         "{1:.0f}\" "
-        "role=\"img\" font-family=\"'DejaVu Sans', Verdana, Helvetica, Arial, sans-serif\" font-size=\"13\">\n",
-        width_, height_);
+        "role=\"img\" font-family=\"'DejaVu Sans', Verdana, Helvetica, Arial, sans-serif\" font-size=\"13\">\n"
+        "<title>{2}</title>\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n{3}</svg>\n",
+        width, height, escaped(title), content);
+  }
+
+  std::string title() const {
+    return fmt::format("{}{}: {:.1f} % bubble", schedule_.name, frame_.name.empty() ? "" : ", " + frame_.name,
+                       100 * simulation_.bubble);
+  }
+
+  std::string draw() {
     head();
     rows();
     axis();
     legend();
-    add("</svg>\n");
     return std::move(svg_);
   }
 
@@ -122,6 +149,7 @@ class Picture {
     fmt::format_to(std::back_inserter(svg_), format, std::forward<Values>(values)...);
   }
 
+  std::string in_unit() const { return frame_.unit.empty() ? "" : " " + frame_.unit; }
   double x(double time) const { return kMargin + kLabels + time * scale_; }
   static double y(std::size_t rank) { return kHead + static_cast<double>(rank) * (kRow + kRowGap); }
 
@@ -144,13 +172,10 @@ class Picture {
   void head() {
     const int stages = schedule_.stages(), ranks = schedule_.ranks();
     const std::string each = stages == ranks ? "" : fmt::format(" with {} stages", stages / ranks);
-    const std::string title = fmt::format("{}: {:.1f} % bubble", schedule_.name, 100 * simulation_.bubble);
-    add("<title>{}</title>\n", escaped(title));
-    add("<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n");
     add("<text x=\"{:.0f}\" y=\"30\" font-size=\"19\" font-weight=\"bold\" fill=\"#1b1f24\">{}</text>\n", kMargin,
-        escaped(title));
-    add("<text x=\"{:.0f}\" y=\"50\" fill=\"#57606a\">{} ranks{}, {} micro-batches, makespan {:.6g}</text>\n", kMargin,
-        ranks, each, schedule_.micro_batches, simulation_.makespan);
+        escaped(title()));
+    add("<text x=\"{:.0f}\" y=\"50\" fill=\"#57606a\">{} ranks{}, {} micro-batches, makespan {:.6g}{}</text>\n",
+        kMargin, ranks, each, schedule_.micro_batches, simulation_.makespan, in_unit());
     add("<text x=\"{:.1f}\" y=\"50\" fill=\"#57606a\">waits</text>\n", x(0) + plot_ + 14);
     add("<text x=\"{:.1f}\" y=\"50\" fill=\"#57606a\">live at most</text>\n", x(0) + plot_ + 84);
   }
@@ -209,13 +234,14 @@ class Picture {
     add("<g stroke=\"#8c959f\" fill=\"#57606a\" font-size=\"11\">\n<path d=\"M{:.2f} {:.1f}h{:.2f}\"/>\n", x(0), top,
         plot_);
     const double step = round_step(60 / scale_);
-    for (int tick = 0; tick * step <= simulation_.makespan * (1 + 1e-9); ++tick) {
+    for (int tick = 0; tick * step <= std::max(simulation_.makespan, frame_.longest) * (1 + 1e-9); ++tick) {
       const double at = x(tick * step);
       add("<path d=\"M{:.2f} {:.1f}v5\"/><text x=\"{:.2f}\" y=\"{:.1f}\" text-anchor=\"middle\" "
           "stroke=\"none\">{:.6g}</text>\n",
           at, top, at, top + 18, tick * step);
     }
-    add("<text x=\"{:.2f}\" y=\"{:.1f}\" stroke=\"none\">time</text>\n</g>\n", x(0) + plot_ + 14, top + 18);
+    add("<text x=\"{:.2f}\" y=\"{:.1f}\" stroke=\"none\">time{}</text>\n</g>\n", x(0) + plot_ + 14, top + 18,
+        frame_.unit.empty() ? "" : ", " + frame_.unit);
   }
 
   void legend() {
@@ -238,6 +264,7 @@ class Picture {
 
   const Schedule& schedule_;
   const Simulation& simulation_;
+  const Frame frame_;
   double plot_ = 0, scale_ = 0, width_ = 0, height_ = 0;
   Label label_ = Label::none;
   std::string svg_;
@@ -246,7 +273,27 @@ class Picture {
 }  // namespace
 
 std::string to_svg(const Schedule& schedule, const Simulation& simulation) {
-  return Picture(schedule, simulation).draw();
+  Picture picture(schedule, simulation);
+  const std::string title = picture.title();
+  return Picture::sheet(picture.width(), picture.height(), title, picture.draw());
+}
+
+std::string to_svg(const Schedule& schedule, const std::vector<NamedSimulation>& simulations, const std::string& unit) {
+  double longest = 0.0, plot = 0.0, width = 0.0, height = 0.0;
+  for (const auto& one : simulations) longest = std::max(longest, one.simulation.makespan);
+  std::vector<Picture> pictures;
+  for (const auto& one : simulations) {
+    pictures.emplace_back(schedule, one.simulation, Frame{.name = one.name, .unit = unit, .longest = longest});
+    plot = std::max(plot, pictures.back().plot());
+  }
+  std::string content;
+  for (Picture& picture : pictures) {
+    picture.widen_to(plot);
+    content += fmt::format("<g transform=\"translate(0 {:.0f})\">\n{}</g>\n", height, picture.draw());
+    width = std::max(width, picture.width());
+    height += picture.height();
+  }
+  return Picture::sheet(width, height, schedule.name, content);
 }
 
 }  // namespace phalanx::schedule

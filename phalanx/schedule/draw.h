@@ -18,4 +18,11 @@ namespace phalanx::schedule {
 /// `simulation` is simulate()'s of the same schedule.
 std::string to_svg(const Schedule& schedule, const Simulation& simulation);
 
+/// Several of one schedule, one below the other and to one scale, each under its name; times in `unit`.
+struct NamedSimulation {
+  std::string name;
+  Simulation simulation;
+};
+std::string to_svg(const Schedule& schedule, const std::vector<NamedSimulation>& simulations, const std::string& unit);
+
 }  // namespace phalanx::schedule

@@ -61,8 +61,12 @@ Simulation simulate(const Schedule& schedule, const Times& times) {
     });
     return sum;
   };
+  return summarise(schedule, walk(schedule, {.action = duration, .transfer = times.transfer}).spans);
+}
+
+Simulation summarise(const Schedule& schedule, std::vector<std::vector<Span>> spans) {
   Simulation result;
-  result.spans = walk(schedule, {.action = duration, .transfer = times.transfer}).spans;
+  result.spans = std::move(spans);
   result.peak_live_activations = peak_live_activations(schedule);
 
   double longest = 0.0, work_of_longest = 0.0, first_start = 0.0, last_end = 0.0;

@@ -60,6 +60,9 @@ struct Simulation {
 /// A schedule that is wrong (validate.h), and times that are negative or not one for each stage, are a ConfigError.
 Simulation simulate(const Schedule& schedule, const Times& times = {});
 
+/// The same of any spans, one for each action, such as measured ones.
+Simulation summarise(const Schedule& schedule, std::vector<std::vector<Span>> spans);
+
 /// By rank: the most activations alive at once, from F to the end of B or W. What an overlap makes is alive before what
 /// it ends is gone. All 0 in a schedule without backward passes.
 std::vector<int> peak_live_activations(const Schedule& schedule);

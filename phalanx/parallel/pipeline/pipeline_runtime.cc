@@ -211,6 +211,7 @@ PipelineResult PipelineRuntime::Impl::run(Mode how, const std::function<void()>&
   losses.assign(static_cast<std::size_t>(schedule.micro_batches), at::Tensor());
   returned.assign(mode == Mode::forward && is_here(last_stage()) ? losses.size() : 0, at::Tensor());
   statistics.passes.clear();
+  statistics.began = begin;
   if (mode == Mode::train) statistics.peak_live_activations = 0;
   PipelineResult result;
   try {

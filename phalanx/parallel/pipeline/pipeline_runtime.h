@@ -39,6 +39,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -49,6 +50,7 @@
 #include "phalanx/parallel/pipeline/stage.h"
 #include "phalanx/parallel/pipeline/stage_run.h"
 #include "phalanx/schedule/schedule.h"
+#include "phalanx/schedule/timeline.h"
 
 namespace phalanx {
 
@@ -68,16 +70,13 @@ struct PipelineResult {
   double loss() const;              // their mean
 };
 
-/// A pass as it ran: seconds since the step began, waiting for its input not included.
-struct ExecutedPass {
-  schedule::Action action;
-  double start = 0.0, end = 0.0;
-};
+using schedule::ExecutedPass;  // in seconds since the step began on this rank
 
 struct PipelineStatistics {
   int peak_live_activations = 0;     // of the last step, on this rank: micro-batches of a stage between F and B or W
   std::int64_t sent_bytes = 0;       // to other stages, by this rank, so far
   std::vector<ExecutedPass> passes;  // of the last step, on this rank
+  std::chrono::steady_clock::time_point began;  // it: one clock for all ranks of a machine
 };
 
 class PipelineRuntime {
