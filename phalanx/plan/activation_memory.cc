@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "phalanx/plan/cut_model.h"
+
 namespace phalanx::plan {
 namespace {
 
@@ -9,38 +11,75 @@ constexpr std::int64_t kRowsAtOnce = 512;  // of the fused feed-forward and loss
 
 struct Sizes {
   explicit Sizes(const TrainingShape& s)
-      : tokens(s.batch * s.seq),
-        dim(tokens * s.model.dim),
-        queries(tokens * s.model.n_heads * s.model.head_dim()),
-        keys(tokens * s.model.n_kv_heads * s.model.head_dim()),
-        heads(tokens * s.model.n_heads),
-        ffn(tokens * s.model.ffn_hidden),
-        rows_at_once(std::min(tokens, kRowsAtOnce)) {}
-  // Numbers of elements: of the hidden states, all query heads, all key (or value) heads, one number a head, and inside
-  // the feed-forward layer.
-  std::int64_t tokens, dim, queries, keys, heads, ffn;
+      : model(s),
+        tokens(s.batch * s.seq),
+        tokens_between(s.splits_tokens ? tokens / s.tensor_ranks : tokens),
+        dim(tokens * model.dim),
+        between(tokens_between * model.dim),
+        queries(tokens * model.queries),
+        keys(tokens * model.keys),
+        heads(tokens * model.heads),
+        ffn(tokens * model.feed_forward_hidden),
+        rows_at_once(std::min(tokens, kRowsAtOnce)),
+        is_cut(s.tensor_ranks > 1),
+        splits(is_cut && s.splits_tokens),
+        copies_parts(splits && s.batch > 1) {}
+  CutModel model;
+  // Numbers of elements: of the hidden states inside a layer and between layers, all query heads, all key (or value)
+  // heads, one number a head, and inside the feed-forward layer.
+  std::int64_t tokens, tokens_between, dim, between, queries, keys, heads, ffn;
   std::int64_t rows_at_once;
+  bool is_cut, splits;
+  bool copies_parts;  // positions are split and there are several sequences: parts are put together by a copy
 };
 
 // As the fused kernels of the CPU keep them.
 ActivationBytes fused(const TrainingShape& shape) {
   const Sizes n(shape);
   ActivationBytes bytes;
-  bytes.input = kFloatBytes * n.dim;
+  bytes.input = kFloatBytes * n.between;
   // Attention: its input, normalised; turned queries and keys, values, the result, the softmax's log-sums.
   // Feed-forward: its input, that normalised; gate and up. An inverse RMS a token for either norm.
-  bytes.block =
-      kFloatBytes * (n.dim + n.dim + 2 * n.queries + 2 * n.keys + n.heads + 2 * n.dim + 2 * n.ffn + 2 * n.tokens);
+  bytes.attention = kFloatBytes * (n.between + n.dim + 2 * n.queries + 2 * n.keys + n.heads + n.tokens_between);
+  bytes.feed_forward = kFloatBytes * (n.between + n.dim + 2 * n.ffn + n.tokens_between);
   // Where it is computed again: the result and log-sums of attention, queries and values before they are turned.
   bytes.kept = kFloatBytes * (2 * n.queries + n.keys + n.heads);
+  // Inputs and outputs' gradients of the layers, and the product of gate and up with its gradients.
+  bytes.attention_left = kFloatBytes * (2 * n.dim + 2 * n.queries + 2 * n.keys);
+  bytes.feed_forward_left = kFloatBytes * (2 * n.dim + 3 * n.ffn);
+  bytes.forward = kFloatBytes * (n.dim + n.between + n.rows_at_once * n.model.feed_forward_hidden);
   // In a block's backward pass, at its feed-forward layer: the gradients of its output and input, the sum of both, and
   // four chunks of the hidden layer.
-  bytes.backward = kFloatBytes * (3 * n.dim + 4 * n.rows_at_once * shape.model.ffn_hidden);
+  const std::int64_t chunk = n.rows_at_once * n.model.feed_forward_hidden;
+  bytes.backward = kFloatBytes * (3 * n.dim + 4 * chunk);
+  bytes.input_backward = kFloatBytes * (3 * n.dim + chunk);
+  if (n.is_cut) {
+    // The gradient of the output from all ranks and that of the input to all, with the copy that is summed up. Weights'
+    // gradients wait until this is on its way, and so does what they need; not in a pipeline, which has its own queue.
+    const std::int64_t moving = n.splits ? (n.copies_parts ? n.dim : 0) + 2 * n.between : 2 * n.dim;
+    bytes.backward = kFloatBytes * (2 * n.dim + moving + (shape.pipeline ? 4 * chunk : 3 * n.ffn + chunk));
+    bytes.input_backward = kFloatBytes * (2 * n.dim + moving + chunk);
+  }
+  const bool waits = !n.is_cut && shape.pipeline && n.tokens <= n.model.dim;  // the output layer's own weight gradient
   // The last norm's input and output, its gradient, a chunk of logits.
-  bytes.loss = kFloatBytes * (3 * n.dim + n.rows_at_once * shape.model.vocab_size + 2 * n.tokens);
-  // The output layer's gradient is made in the forward pass: beside the one that is there from the micro-batch before.
-  if (shape.accumulates) bytes.loss += kFloatBytes * shape.model.vocab_size * shape.model.dim;
-  bytes.loss_backward = kFloatBytes * 3 * n.dim;
+  const std::int64_t early = kFloatBytes * n.model.table();  // the output layer's gradient, made in the forward pass
+  if (n.is_cut) {
+    const std::int64_t blocks = n.tokens > kRowsAtOnce ? 2 : 1;
+    bytes.loss = kFloatBytes * (n.between + 2 * n.dim + blocks * n.rows_at_once * n.model.vocab + 2 * n.tokens);
+    bytes.loss_backward = kFloatBytes * (2 * n.dim + (n.copies_parts ? n.dim : 0) + 2 * n.between);
+    bytes.head = kFloatBytes * (n.between + n.dim + n.tokens_between) + early;
+  } else {
+    bytes.loss = kFloatBytes * (3 * n.dim + n.rows_at_once * n.model.vocab + 2 * n.tokens);
+    bytes.loss_backward = kFloatBytes * 3 * n.dim;
+    bytes.head = kFloatBytes * (2 * n.dim + n.tokens + (waits ? n.dim + n.tokens * n.model.vocab : 0));
+    if (waits) {
+      bytes.head_left = kFloatBytes * (n.dim + n.tokens * n.model.vocab);
+    } else {
+      bytes.head += early;
+    }
+  }
+  // Beside the one that is there from the micro-batch before; a pipeline's head has it already.
+  if ((shape.accumulates || shape.pipeline) && !waits) bytes.loss += early;
   return bytes;
 }
 
@@ -50,21 +89,29 @@ ActivationBytes by_operators(const TrainingShape& shape) {
   const std::int64_t wide =
       shape.weight_bytes == 2 || shape.gather_bytes == 2 ? 2 : kFloatBytes;  // of the residual stream
   const std::int64_t narrow = shape.autocast ? 2 : wide;                     // of matrix products
-  const std::int64_t logits = n.tokens * shape.model.vocab_size;
+  const std::int64_t logits = n.tokens * n.model.vocab;
   ActivationBytes bytes;
-  bytes.input = wide * n.dim;
+  bytes.input = wide * n.between;
   // A norm keeps its input and that times the inverse RMS, in float32, and hands on its output.
   const std::int64_t norm =
-      (wide == kFloatBytes ? kFloatBytes : wide + kFloatBytes) * n.dim + wide * n.dim + narrow * n.dim;
-  bytes.block = 2 * norm + narrow * (2 * n.queries + 2 * n.keys) + kFloatBytes * n.heads + narrow * 4 * n.ffn +
-                kFloatBytes * 2 * n.tokens;
+      (wide == kFloatBytes ? kFloatBytes : wide + kFloatBytes) * n.between + wide * n.between + narrow * n.dim;
+  bytes.attention =
+      norm + narrow * (2 * n.queries + 2 * n.keys) + kFloatBytes * n.heads + kFloatBytes * n.tokens_between;
+  bytes.feed_forward = norm + narrow * 4 * n.ffn + kFloatBytes * n.tokens_between;
+  bytes.attention_left = narrow * (2 * n.dim + 2 * n.queries + 2 * n.keys);
+  bytes.feed_forward_left = narrow * (2 * n.dim + 3 * n.ffn);
   if (!shape.autocast) bytes.kept = narrow * (n.queries + n.keys);
+  bytes.forward = wide * (n.dim + n.between) + narrow * n.ffn;
   bytes.backward = wide * 3 * n.dim + narrow * 3 * n.ffn;
+  bytes.input_backward = bytes.backward;
   bytes.loss = norm + kFloatBytes * 2 * logits + (narrow == 2 ? 2 * logits : 0);
   bytes.loss_backward = norm + kFloatBytes * 3 * logits;
+  bytes.head = bytes.loss;
   if (shape.autocast) {
-    const std::int64_t outside = shape.model.tie_embeddings ? 0 : shape.model.vocab_size * shape.model.dim;
-    bytes.always = 2 * (shape.model.parameter_count() - outside);  // 16-bit copies of the weights
+    const bool tied = shape.model.tie_embeddings;
+    const std::int64_t outside = tied ? 0 : n.model.table();
+    // 16-bit copies of the weights.
+    bytes.always = 2 * (n.model.parameters(models::whole_llama(shape.model), tied) - outside);
   }
   return bytes;
 }
@@ -85,11 +132,11 @@ std::vector<std::int64_t> activations_by_moment(const TrainingShape& shape) {
   std::int64_t kept = bytes.always;
   const std::int64_t costly = shape.keeps_costly ? bytes.kept : 0;  // handed to the block when it is computed again
   const std::int64_t recomputed = bytes.input + costly;
-  for (std::int64_t i = 0; i < shape.model.n_layers; ++i) kept += is_recomputed(shape, i) ? recomputed : bytes.block;
+  for (std::int64_t i = 0; i < shape.model.n_layers; ++i) kept += is_recomputed(shape, i) ? recomputed : bytes.block();
   std::vector<std::int64_t> moments = {kept + std::max(bytes.loss, bytes.loss_backward)};
   for (std::int64_t i = shape.model.n_layers; i-- > 0;) {
-    moments.push_back(kept + bytes.backward + (is_recomputed(shape, i) ? bytes.block - costly : 0));
-    kept -= is_recomputed(shape, i) ? recomputed : bytes.block;
+    moments.push_back(kept + bytes.backward + (is_recomputed(shape, i) ? bytes.block() - costly : 0));
+    kept -= is_recomputed(shape, i) ? recomputed : bytes.block();
   }
   return moments;
 }

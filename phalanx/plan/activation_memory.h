@@ -9,13 +9,21 @@
 namespace phalanx::plan {
 
 struct ActivationBytes {
-  std::int64_t input = 0;          // of a block: all that one that is computed again keeps,
-  std::int64_t kept = 0;           // unless it keeps what is costly as well
-  std::int64_t block = 0;          // what any other keeps
-  std::int64_t backward = 0;       // beside that, in a block's backward pass
+  std::int64_t input = 0;      // of a block: all that one that is computed again keeps,
+  std::int64_t kept = 0;       // unless it keeps what is costly as well
+  std::int64_t attention = 0;  // what the halves of any other keep
+  std::int64_t feed_forward = 0;
+  std::int64_t forward = 0;        // beside that, in a block's forward pass,
+  std::int64_t backward = 0;       // and in its backward pass
   std::int64_t loss = 0;           // of the last norm, the output layer and the loss
   std::int64_t loss_backward = 0;  // in their backward pass
+  std::int64_t head = 0;           // of them, what is kept for a backward pass that comes later
   std::int64_t always = 0;
+  // Where weights' gradients are left for later: what these need.
+  std::int64_t attention_left = 0, feed_forward_left = 0, head_left = 0;
+  std::int64_t input_backward = 0;  // beside that, while they are left
+
+  std::int64_t block() const noexcept { return attention + feed_forward; }
 };
 
 ActivationBytes activation_sizes(const TrainingShape& shape);

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <limits>
 
+#include "phalanx/base/error.h"
 #include "phalanx/base/human.h"
+#include "phalanx/schedule/generators.h"
 
 namespace phalanx::plan {
 namespace {
@@ -26,7 +28,7 @@ class Remedies {
     if (by_sharding || by_recomputing || by_batch) return found_;
     TrainingShape most = shape_;
     std::string keys;
-    if (shape_.ranks() > 1) {
+    if (shape_.ranks() > 1 && !shape_.pipeline) {
       most = sharded(3);
       keys = keys_of_sharding(most) + ", ";
     }
@@ -63,7 +65,7 @@ class Remedies {
 
   /// The lowest stage that does: the higher ones communicate more, or keep less.
   bool shard_more() {
-    if (shape_.ranks() == 1) return false;
+    if (shape_.ranks() == 1 || shape_.pipeline) return false;
     for (int stage = 1; stage <= 3; ++stage) {
       const TrainingShape shape = sharded(stage);
       if (shape.shards == shape_.shards && stage < shape_.zero_stage) continue;
@@ -79,6 +81,7 @@ class Remedies {
   /// The same global batch in more parts. It stays a multiple of every divisor of the present local batch; unless it is
   /// given, it would follow the local one.
   bool shrink_batch(TrainingShape shape, const std::string& keys) {
+    if (shape.pipeline) return shrink_micro_batch(shape, keys);
     const std::int64_t present = shape.batch;
     const std::int64_t global = shape.global_batch > 0 ? shape.global_batch : present * shape.ranks();
     shape.accumulates = true;
@@ -89,6 +92,27 @@ class Remedies {
               fmt::format("{}training.local_batch_size = {}, training.global_batch_size = {}", keys, batch, global))) {
         return true;
       }
+    }
+    return false;
+  }
+
+  /// Of a pipeline: the same in more micro-batches, where its schedule allows them.
+  bool shrink_micro_batch(TrainingShape shape, const std::string& keys) {
+    const std::int64_t present = shape.batch;
+    const schedule::Schedule before = shape.pipeline->schedule;
+    for (std::int64_t batch = present / 2; batch >= 1; --batch) {
+      if (present % batch != 0) continue;
+      try {
+        shape.pipeline->schedule =
+            schedule::make_schedule({.name = before.name,
+                                     .ranks = before.ranks(),
+                                     .stages_per_rank = before.stages() / before.ranks(),
+                                     .micro_batches = before.micro_batches * static_cast<int>(present / batch)});
+      } catch (const ConfigError&) {
+        continue;
+      }
+      shape.batch = batch;
+      if (add(shape, fmt::format("{}parallelism.pipeline_parallel_microbatch_size = {}", keys, batch))) return true;
     }
     return false;
   }

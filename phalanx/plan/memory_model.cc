@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <functional>
+#include <utility>
 
 #include "phalanx/parallel/fsdp/flat_layout.h"
 #include "phalanx/plan/activation_memory.h"
+#include "phalanx/plan/cut_model.h"
+#include "phalanx/plan/pipeline_memory.h"
 
 namespace phalanx::plan {
 namespace {
@@ -31,13 +34,15 @@ struct UnitShape {
 };
 
 // As Llama::shard_units() and find_units() make them.
-std::vector<UnitShape> units_of(const models::LlamaConfig& model) {
-  const std::int64_t dim = model.dim, kv = model.n_kv_heads * model.head_dim(), ffn = model.ffn_hidden;
-  const FlatParameter table{model.vocab_size, dim}, norm{dim, 1};
+std::vector<UnitShape> units_of(const TrainingShape& shape) {
+  const models::LlamaConfig& model = shape.model;
+  const CutModel m(shape);
+  const std::int64_t dim = m.dim, q = m.queries, kv = m.keys, ffn = m.feed_forward_hidden;
+  const FlatParameter table{m.vocab, dim}, norm{dim, 1};
   std::vector<UnitShape> units;
   units.push_back({.parameters = {table}, .is_root = model.tie_embeddings});
   units.push_back(
-      {.parameters = {{dim, dim}, {kv, dim}, {kv, dim}, {dim, dim}, {ffn, dim}, {dim, ffn}, {ffn, dim}, norm, norm},
+      {.parameters = {{q, dim}, {kv, dim}, {kv, dim}, {dim, q}, {ffn, dim}, {dim, ffn}, {ffn, dim}, norm, norm},
        .count = model.n_layers});
   units.push_back({.parameters = {norm}});
   if (!model.tie_embeddings) units.back().parameters.push_back(table);
@@ -46,7 +51,9 @@ std::vector<UnitShape> units_of(const models::LlamaConfig& model) {
 
 class Prediction {
  public:
-  explicit Prediction(const TrainingShape& shape) : s_(shape), weights_(shape.model.parameter_count()) {}
+  /// `rank`: of a pipeline.
+  Prediction(const TrainingShape& shape, std::size_t rank)
+      : s_(shape), model_(shape), rank_(rank), weights_(weights_of(shape, rank)) {}
 
   TrainingMemory run() {
     s_.shards > 1 ? shard() : replicate();
@@ -64,11 +71,21 @@ class Prediction {
   }
 
  private:
+  static std::int64_t weights_of(const TrainingShape& shape, std::size_t rank) {
+    const CutModel model(shape);
+    if (!shape.pipeline) return model.parameters(models::whole_llama(shape.model), shape.model.tie_embeddings);
+    std::int64_t sum = 0;
+    for (const int stage : shape.pipeline->schedule.stages_of(static_cast<int>(rank))) {
+      sum += model.parameters(shape.pipeline->parts[static_cast<std::size_t>(stage)], shape.model.tie_embeddings);
+    }
+    return sum;
+  }
+
   std::int64_t copies_of_float32() const { return s_.optimizer_copies + (s_.weight_bytes < kFloatBytes ? 1 : 0); }
 
   std::int64_t beside_tensors(std::int64_t activations) const {
     if (s_.on_device) return kDeviceRuntime;
-    const bool in_heap = kFloatBytes * s_.batch * s_.seq * s_.model.ffn_hidden < kNeverInHeap;
+    const bool in_heap = kFloatBytes * s_.batch * s_.seq * model_.feed_forward_hidden < kNeverInHeap;
     return kHostRuntime +
            static_cast<std::int64_t>((in_heap ? kGaps : kGapsBetweenLarge) * static_cast<double>(activations));
   }
@@ -114,7 +131,7 @@ class Prediction {
     const bool direct = s_.gather_bytes == s_.weight_bytes && !s_.offload;
     std::int64_t pooled = 0, with_pooled_grads = 0, largest = 0, largest_grads = 0, whole_grads = 0, padding = 0,
                  kept = 0;
-    for (const UnitShape& unit : units_of(s_.model)) {
+    for (const UnitShape& unit : units_of(s_)) {
       const FlatLayout layout = fsdp::lay_out_flat(unit.parameters, static_cast<int>(s_.shards));
       const std::int64_t flat = layout.flat_elements(), mine = layout.shard_elements;
       padding += unit.count * layout.padding();
@@ -152,6 +169,7 @@ class Prediction {
     TrainingShape shape = s_;
     if (s_.validation_batch > 0) shape.batch = s_.validation_batch;
     shape.accumulates = false;
+    shape.pipeline.reset();
     const ActivationBytes bytes = activation_sizes(shape);
     return bytes.always + bytes.input + bytes.loss;
   }
@@ -165,23 +183,30 @@ class Prediction {
     std::vector<Moment> moments;
     // A single rank's gradients are made by the backward pass, and dropped after the step.
     const bool makes_gradients = s_.ranks() == 1;
-    const std::int64_t table = s_.model.vocab_size * s_.model.dim;
-    const std::int64_t tables = s_.model.tie_embeddings ? 1 : 2;
-    const std::int64_t block = (weights_ - tables * table) / s_.model.n_layers;
-    std::int64_t made = makes_gradients ? table * s_.weight_bytes : 0;
-    for (const std::int64_t activations : activations_by_moment(s_)) {
-      moments.push_back({activations, made});
-      if (makes_gradients) made += block * s_.weight_bytes;
+    const std::int64_t table = model_.table();
+    if (s_.pipeline) {
+      for (const PipelineMoment& moment : pipeline_moments(s_, rank_, !makes_gradients)) {
+        moments.push_back({moment.activations, moment.gradients});
+      }
+    } else {
+      const std::int64_t block = model_.attention() + model_.feed_forward();
+      // Those of the micro-batches before are there already.
+      const bool has_all = makes_gradients && s_.accumulates;
+      std::int64_t made = has_all ? weights_ * s_.weight_bytes : makes_gradients ? table * s_.weight_bytes : 0;
+      for (const std::int64_t activations : activations_by_moment(s_)) {
+        moments.push_back({activations, made});
+        if (makes_gradients && !has_all) made += block * s_.weight_bytes;
+      }
     }
     moments.push_back({0, makes_gradients ? weights_ * s_.weight_bytes : new_buckets_});
     if (s_.resumes) moments.push_back({moments.front().activations, new_buckets_});
     if (s_.validation_batch != 0) moments.push_back({validation_activations(), 0});
-    if (s_.exports_at_end && s_.shards > 1) {
+    if (s_.exports_at_end && (s_.shards > 1 || s_.cuts_model())) {
       // The embedding is the largest parameter; the first rank alone keeps those before it.
-      moments.push_back({table * kFloatBytes, 0});
+      moments.push_back({s_.model.vocab_size * s_.model.dim * kFloatBytes, 0});
       const std::int64_t of_others = std::ranges::max_element(moments, {}, &Moment::total)->total();
-      export_only_ = std::max<std::int64_t>(weights_ * kFloatBytes - of_others, 0);
-      moments.push_back({weights_ * kFloatBytes, 0});
+      export_only_ = std::max<std::int64_t>(s_.model.parameter_count() * kFloatBytes - of_others, 0);
+      moments.push_back({s_.model.parameter_count() * kFloatBytes, 0});
     }
     const Moment highest = *std::ranges::max_element(moments, {}, &Moment::total);
     add(MemoryCategory::activations, highest.activations);
@@ -196,7 +221,9 @@ class Prediction {
   }
 
   const TrainingShape& s_;
-  const std::int64_t weights_;
+  const CutModel model_;
+  const std::size_t rank_;
+  const std::int64_t weights_;  // of this rank, before they are sharded
   std::int64_t new_buckets_ = 0;
   std::int64_t export_only_ = 0;  // of the activations, on the first rank
   TrainingMemory memory_;
@@ -204,6 +231,17 @@ class Prediction {
 
 }  // namespace
 
-TrainingMemory predict_memory(const TrainingShape& shape) { return Prediction(shape).run(); }
+TrainingMemory predict_memory(const TrainingShape& shape) {
+  TrainingMemory most = Prediction(shape, 0).run();
+  for (std::size_t rank = 1; shape.pipeline && rank < shape.pipeline->schedule.actions.size(); ++rank) {
+    TrainingMemory memory = Prediction(shape, rank).run();
+    if (memory.total() > most.total()) most = std::move(memory);
+  }
+  return most;
+}
+
+TrainingMemory predict_memory_of_stage_rank(const TrainingShape& shape, std::size_t rank) {
+  return Prediction(shape, rank).run();
+}
 
 }  // namespace phalanx::plan

@@ -13,26 +13,40 @@
 //   log::info(memory.peak.text());
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "phalanx/models/llama_config.h"
+#include "phalanx/models/llama_part.h"
 #include "phalanx/observe/memory_counters.h"
+#include "phalanx/schedule/schedule.h"
 
 namespace phalanx::plan {
 
 inline constexpr std::int64_t kFloatBytes = 4;  // of a float32
 
+/// The stages of a pipeline.
+struct PipelineShape {
+  schedule::Schedule schedule;
+  std::vector<models::LlamaPart> parts;  // by stage
+};
+
 /// What decides how much memory a rank takes.
 struct TrainingShape {
   models::LlamaConfig model;
-  std::int64_t batch = 1;  // sequences in one forward pass
+  std::int64_t batch = 1;  // sequences in one forward pass; in a pipeline, of a micro-batch
   std::int64_t seq = 1;
   std::int64_t global_batch = 0;      // sequences of all ranks in one step; 0: one forward pass of each
   std::int64_t validation_batch = 0;  // sequences in a forward pass of the validation; -1: batch; 0: there is none
   bool accumulates = false;           // gradients of several forward passes are added up before they are averaged
+
+  std::int64_t tensor_ranks = 1;  // over which every large matrix is cut
+  bool splits_tokens = true;      // between these each has some of the tokens
+  std::optional<PipelineShape> pipeline;
 
   std::int64_t replicas = 1;  // of the model, or of its shards
   std::int64_t shards = 1;    // 1: each rank has the whole model
@@ -55,7 +69,9 @@ struct TrainingShape {
   bool copies_to_save = false;     // asynchronous checkpoints
   bool exports_at_end = false;     // the whole model on rank 0, after training
   std::int64_t thread_stacks = 0;  // of the intra-op pool, in bytes of address space
+  /// Those that have the same part of the model, or shards of it.
   std::int64_t ranks() const noexcept { return replicas * shards; }
+  bool cuts_model() const noexcept { return tensor_ranks > 1 || pipeline; }
 };
 
 struct TrainingMemory {
@@ -79,6 +95,9 @@ struct TrainingMemory {
   std::int64_t total() const noexcept { return peak.total() + runtime; }
 };
 
+/// Of a pipeline: that of the rank that needs most.
 TrainingMemory predict_memory(const TrainingShape& shape);
+/// Of one of its ranks, by its coordinate. Stages of a pipeline cannot be sharded.
+TrainingMemory predict_memory_of_stage_rank(const TrainingShape& shape, std::size_t rank);
 
 }  // namespace phalanx::plan

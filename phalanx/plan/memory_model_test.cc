@@ -3,9 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "phalanx/plan/activation_memory.h"
+#include "phalanx/schedule/generators.h"
 
 namespace phalanx::plan {
 namespace {
@@ -158,6 +160,47 @@ TEST(MemoryModel, ValidationInLargeBatchesIsTheMost) {
   // A block's input, the last norm's in- and output and its gradient, in float32; a chunk of logits.
   const std::int64_t tokens = 256 * 256;
   EXPECT_EQ(activations(256), 4 * (4 * tokens * shape.model.dim + 512 * shape.model.vocab_size + 2 * tokens));
+}
+
+TEST(MemoryModel, StateOfCutModelsAddsUp) {
+  const auto model = models::llama_flavor("5M");
+  const std::int64_t p = model.parameter_count(), norms = (2 * model.n_layers + 1) * model.dim;
+  const auto state = [](const TrainingMemory& memory) { return memory.peak[MemoryCategory::parameters]; };
+  const std::int64_t keys = 2 * model.n_layers * model.n_kv_heads * model.head_dim() * model.dim;  // and values
+  ASSERT_EQ(model.n_kv_heads, 2);
+  // Every rank has the norms; of four, two have the same key-value head.
+  EXPECT_EQ(state(predict_memory({.model = model, .tensor_ranks = 2})), 4 * ((p - norms) / 2 + norms));
+  EXPECT_EQ(state(predict_memory({.model = model, .tensor_ranks = 4})),
+            4 * ((p - norms - keys) / 4 + keys / 2 + norms));
+  for (const char* name : {"GPipe", "1F1B", "ZBV", "DualPipeV", "Interleaved1F1B"}) {
+    TrainingShape shape{.model = model, .batch = 2, .seq = 64};
+    shape.pipeline = PipelineShape{schedule::make_schedule({.name = name, .ranks = 2, .micro_batches = 4}), {}};
+    shape.pipeline->parts = models::balance_llama(model, shape.pipeline->schedule.stages(), 64);
+    const TrainingMemory first = predict_memory_of_stage_rank(shape, 0), last = predict_memory_of_stage_rank(shape, 1);
+    EXPECT_EQ(state(first) + state(last), 4 * p) << name;
+    EXPECT_EQ(predict_memory(shape).total(), std::max(first.total(), last.total())) << name;
+    // All gradients are there at the moment when most is.
+    EXPECT_EQ(first.peak[MemoryCategory::gradients], state(first)) << name;
+    EXPECT_EQ(first.peak[MemoryCategory::optimizer], 2 * state(first)) << name;
+  }
+}
+
+// What a schedule keeps alive is what it takes: GPipe every micro-batch, 1F1B at most as many as there are stages.
+TEST(MemoryModel, ActivationsOfAPipelineFollowItsSchedule) {
+  const auto activations = [](const char* name, int micro_batches, std::size_t rank) {
+    TrainingShape shape{.model = models::llama_flavor("5M"), .batch = 2, .seq = 512};
+    shape.pipeline =
+        PipelineShape{schedule::make_schedule({.name = name, .ranks = 2, .micro_batches = micro_batches}), {}};
+    shape.pipeline->parts = models::balance_llama(shape.model, shape.pipeline->schedule.stages(), 512);
+    return predict_memory_of_stage_rank(shape, rank).peak[MemoryCategory::activations];
+  };
+  EXPECT_EQ(activations("1F1B", 4, 0), activations("1F1B", 16, 0));
+  EXPECT_EQ(activations("1F1B", 2, 0), activations("GPipe", 2, 0));
+  const std::int64_t one = activations("GPipe", 4, 0) - activations("GPipe", 3, 0);
+  EXPECT_GT(one, 0);
+  EXPECT_EQ(activations("GPipe", 10, 0) - activations("GPipe", 3, 0), 7 * one);
+  EXPECT_LT(activations("1F1B", 8, 1), activations("1F1B", 8, 0));  // the last stage has one alive
+  EXPECT_GT(activations("ZBV", 8, 0), activations("1F1B", 8, 1));
 }
 
 }  // namespace

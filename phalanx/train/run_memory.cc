@@ -20,6 +20,8 @@
 #include "phalanx/base/human.h"
 #include "phalanx/base/process_stats.h"
 #include "phalanx/comm/peer_processes.h"
+#include "phalanx/models/llama_part.h"
+#include "phalanx/schedule/generators.h"
 #include "phalanx/tensor/counting_allocator.h"
 #include "phalanx/train/model_config.h"
 
@@ -126,6 +128,17 @@ plan::TrainingShape training_shape(const TrainConfig& config, const RunPlan& pla
                             .shards = plan.parallel.dp_shard,
                             .zero_stage = static_cast<int>(config.parallelism.zero_stage),
                             .reshard_after_forward = reshards_after_forward(config)};
+  shape.tensor_ranks = plan.parallel.tp;
+  shape.splits_tokens = plan.parallel.sequence_parallel;
+  if (plan.parallel.pp > 1) {
+    // Stages that are balanced by what is measured later are taken for those that are counted.
+    shape.pipeline =
+        plan::PipelineShape{.schedule = schedule::make_schedule(schedule_options(config, plan)), .parts = {}};
+    shape.pipeline->parts =
+        models::balance_llama(shape.model, shape.pipeline->schedule.stages(), config.training.seq_len);
+    shape.batch = config.parallelism.pipeline_parallel_microbatch_size;
+    shape.accumulates = false;
+  }
   shape.recompute_every = recompute_every(config);
   shape.keeps_costly = keeps_costly(config);
   shape.optimizer_copies = config.optimizer.name == "AdamW" ? 2 : config.optimizer.momentum > 0 ? 1 : 0;
@@ -174,7 +187,7 @@ bool is_memory_failure(const std::exception& error) {
 RunMemory::RunMemory(const TrainConfig& config, const RunPlan& plan, std::shared_ptr<Communicator> world,
                      c10::Device device, bool resumes)
     : checks_(config.memory.check),
-      predicts_(!plan.parallel.cuts_model()),
+      predicts_(plan.parallel.pp == 1 || plan.parallel.dp_shard == 1),
       world_(std::move(world)),
       device_(device),
       shape_(training_shape(config, plan, *world_, device, resumes)),
@@ -230,8 +243,8 @@ std::string RunMemory::remedies_text(const std::function<bool(const plan::Traini
   const std::vector<std::string> found = plan::remedies(shape_, fits);
   if (found.empty()) {
     return fmt::format("no layout of {} rank{}, recomputation or smaller batch makes it fit: use a smaller model or {}",
-                       shape_.ranks(), shape_.ranks() == 1 ? "" : "s",
-                       shape_.ranks() == 1 ? "several ranks with parallelism.data_parallel_shard_degree = -1"
+                       world_->size(), world_->size() == 1 ? "" : "s",
+                       world_->size() == 1 ? "several ranks with parallelism.data_parallel_shard_degree = -1"
                                            : "more ranks with parallelism.data_parallel_shard_degree = -1");
   }
   return fmt::format("it would fit with {}", fmt::join(found, "\n    or with "));
@@ -270,16 +283,16 @@ void RunMemory::explain_failures(const std::function<void()>& body) const {
       worst ? fmt::format("\n  {} were missing from the beginning: rank {} {}", human(worst->second.missing),
                           worst->first, first_line(plan::shortage_text(worst->second, predicted_)))
             : "";
-  throw MemoryError(
-      fmt::format("not enough memory: an allocation failed on rank {}: {}{}{}\n  {}\n  counted until then: {}\n  {}",
-                  world_->rank(), reason, missing, limits,
-                  predicts_ ? plan::prediction_text(predicted_)
-                            : "nothing was predicted: the memory of models that are cut over ranks is not known ahead",
-                  observe::peak_memory().text(),
-                  predicts_ ? remedies_text([&](const plan::TrainingMemory& memory) {
-                    return memory.total() < predicted_.total() && !worst_shortage(memory);
-                  })
-                            : "use more ranks, activation_checkpoint.mode = \"full\" or a smaller local_batch_size"));
+  throw MemoryError(fmt::format(
+      "not enough memory: an allocation failed on rank {}: {}{}{}\n  {}\n  counted until then: {}\n  {}",
+      world_->rank(), reason, missing, limits,
+      predicts_ ? plan::prediction_text(predicted_)
+                : "nothing was predicted: the memory of a pipeline whose stages are sharded is not known ahead",
+      observe::peak_memory().text(),
+      predicts_ ? remedies_text([&](const plan::TrainingMemory& memory) {
+        return memory.total() < predicted_.total() && !worst_shortage(memory);
+      })
+                : "use more ranks, activation_checkpoint.mode = \"full\" or a smaller local_batch_size"));
 }
 
 // The device's allocator knows how much there was at most, and the run what it keeps; the rest came and went.
@@ -312,10 +325,13 @@ RunMemory::Report RunMemory::finish(const MemoryCounts& held) const {
   const MemoryCounts first = counts_from(measured[0]);
   report.lines.push_back(fmt::format("peak memory: {}", first.text()));
   if (predicts_) {
-    report.lines.push_back(fmt::format("  predicted: {} ({:+.1f} %)", predicted_.peak.text(),
-                                       100.0 * (static_cast<double>(predicted_.peak.total()) /
-                                                    static_cast<double>(std::max<std::int64_t>(first.total(), 1)) -
-                                                1)));
+    // Ranks of a pipeline differ, and the prediction is of the fullest.
+    const std::int64_t compared = shape_.pipeline ? total_of(*fullest) : first.total();
+    report.lines.push_back(fmt::format(
+        "  predicted{}: {} ({:+.1f} %)", shape_.pipeline ? ", of the fullest rank" : "", predicted_.peak.text(),
+        100.0 *
+            (static_cast<double>(predicted_.peak.total()) / static_cast<double>(std::max<std::int64_t>(compared, 1)) -
+             1)));
   }
   if (measured.size() > 1) {
     report.lines.push_back(

@@ -46,7 +46,7 @@ class RunMemory {
   RunMemory(const TrainConfig& config, const RunPlan& plan, std::shared_ptr<Communicator> world, c10::Device device,
             bool resumes);
 
-  /// Whether it knows how to predict: not yet where the model is cut by tensor or pipeline parallelism.
+  /// Whether it knows how to predict: not where a pipeline's stages are sharded.
   bool predicts() const noexcept { return predicts_; }
   const plan::TrainingMemory& predicted() const noexcept { return predicted_; }
   /// What limits any rank, as it was at the beginning.

@@ -12,6 +12,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/parallel/pipeline/graph_split.h"
+#include "phalanx/tensor/counting_allocator.h"
 
 namespace phalanx {
 namespace {
@@ -88,12 +89,18 @@ at::Tensor StageRun::run_backward(Kept& kept, const at::Tensor& output_gradient,
   return kept.input.grad();
 }
 
+// Autograd makes them, and does not say so.
+void StageRun::count_gradients() const {
+  for (const at::Tensor& parameter : trained_) count_as(parameter.grad(), observe::MemoryCategory::gradients);
+}
+
 at::Tensor StageRun::backward(int micro_batch, const at::Tensor& output_gradient, bool leaves_weights) {
   if (leaves_weights) return input_half(micro_batch, output_gradient);
   const auto kept = std::exchange(kept_.at(micro_batch), nullptr);
   kept->split.reset();
   at::Tensor dx = run_backward(*kept, output_gradient, /*deferring=*/false);
   kept_.erase(micro_batch);
+  count_gradients();
   if (!dx.defined() && kept->input.requires_grad()) dx = at::zeros_like(kept->input);
   return dx;
 }
@@ -122,6 +129,7 @@ void StageRun::weight_half(int micro_batch) {
   } else {
     queue_->flush({stage_.index, micro_batch});
   }
+  count_gradients();
 }
 
 void StageRun::forget() {

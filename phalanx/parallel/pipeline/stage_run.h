@@ -46,6 +46,7 @@ class StageRun {
 
  private:
   struct Kept;
+  void count_gradients() const;
   at::Tensor run_backward(Kept& kept, const at::Tensor& output_gradient, bool deferring);
 
   PipelineStage stage_;
