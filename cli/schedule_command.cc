@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
 #include <optional>
 #include <system_error>
 #include <utility>
 
+#include "cli/executed_timeline.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/nearest.h"
@@ -26,6 +28,7 @@ namespace phalanx::cli {
 
 const std::string_view kScheduleHelp = R"(usage: phalanx schedule NAME --ranks P --micro-batches M [options]
        phalanx schedule --from FILE.csv [options]
+       phalanx schedule --executed FOLDER [--step N] [--from FILE.csv] [--svg FILE]
        phalanx schedule --compare --ranks P --micro-batches M [--stages-per-rank V] [--times ...]
 
 Simulates a pipeline schedule and says how long each rank waits and how many activations it keeps alive. NAME is GPipe,
@@ -44,12 +47,17 @@ Simulates a pipeline schedule and says how long each rank waits and how many act
   --max-live N[,N...]       with --validate: no rank (each rank) keeps more live activations
   --csv FILE                write the schedule
   --svg FILE                write a picture of it
+  --executed FOLDER         a step as it ran, beside the same schedule simulated with the times that its passes took:
+                            from the traces of a pipeline's ranks, which a training run writes with
+                            --profiling.enable_profiling to profile_traces/iteration_N in its folder
+  --step N                  of --executed: this step of the traces (the last one where not given)
   --compare                 all schedules in one table. The times are then those of all stages of a rank together
 
   phalanx schedule 1F1B --ranks 4 --micro-batches 8 --table
   phalanx schedule zbv --ranks 4 --micro-batches 8 --times F=1,I=1.2,W=0.8,send=0.1 --svg zbv.svg
   phalanx schedule --from mine.csv --validate
   phalanx schedule --compare --ranks 4 --micro-batches 8
+  phalanx schedule --executed outputs/profile_traces/iteration_10 --svg step.svg
 )";
 
 namespace {
@@ -58,7 +66,8 @@ struct ScheduleArguments {
   schedule::ScheduleOptions options;
   schedule::Times times;
   std::string times_text;  // all of them, as they are used
-  std::string from, csv, svg;
+  std::string from, csv, svg, executed;
+  std::optional<std::int64_t> step;
   std::vector<int> max_live;
   bool table = false, transfers = false, validate = false, compare = false;
 };
@@ -127,7 +136,7 @@ ScheduleArguments parse_schedule(Arguments words) {
     }
   }
   text.clear();
-  take_option(words, "--times", text);
+  const bool given_times = take_option(words, "--times", text);
   parse_times(text, parsed);
   if (take_option(words, "--max-live", text)) {
     for (const std::string_view part : split_at_commas(text)) {
@@ -137,6 +146,8 @@ ScheduleArguments parse_schedule(Arguments words) {
   take_option(words, "--from", parsed.from);
   take_option(words, "--csv", parsed.csv);
   take_option(words, "--svg", parsed.svg);
+  take_option(words, "--executed", parsed.executed);
+  if (take_option(words, "--step", text)) parsed.step = whole_number("--step", text);
   parsed.table = take_flag(words, "--table");
   parsed.transfers = take_flag(words, "--transfers");
   parsed.validate = take_flag(words, "--validate");
@@ -144,10 +155,10 @@ ScheduleArguments parse_schedule(Arguments words) {
   for (const std::string& word : words) {
     if (!word.starts_with('-')) continue;
     const std::string name = word.substr(0, word.find('='));
-    throw UsageError(fmt::format(
-        "unknown or repeated option '{}'{}", name,
-        did_you_mean(name, {"--ranks", "--micro-batches", "--stages-per-rank", "--from", "--times", "--table",
-                            "--transfers", "--validate", "--max-live", "--csv", "--svg", "--compare"})));
+    throw UsageError(fmt::format("unknown or repeated option '{}'{}", name,
+                                 did_you_mean(name, {"--ranks", "--micro-batches", "--stages-per-rank", "--from",
+                                                     "--times", "--table", "--transfers", "--validate", "--max-live",
+                                                     "--csv", "--svg", "--compare", "--executed", "--step"})));
   }
   if (!words.empty()) {
     parsed.options.name = words[0];
@@ -156,6 +167,14 @@ ScheduleArguments parse_schedule(Arguments words) {
   refuse_rest(words, "schedule");
 
   const bool named = !parsed.options.name.empty();
+  if (!parsed.executed.empty()) {
+    if (named || ranks || micro_batches || stages || parsed.compare || parsed.table || parsed.transfers ||
+        parsed.validate || given_times || !parsed.csv.empty()) {
+      throw UsageError("--executed goes together with --step, --from and --svg only: the rest is what the traces say");
+    }
+    return parsed;
+  }
+  if (parsed.step) throw UsageError("--step is one of the traces of --executed FOLDER: add it");
   if (named + !parsed.from.empty() + parsed.compare != 1) {
     throw UsageError(fmt::format("expected one of NAME ({}), --from FILE.csv and --compare",
                                  fmt::join(schedule::schedule_names(), ", ")));
@@ -253,6 +272,18 @@ int show(const ScheduleArguments& arguments) {
   return 0;
 }
 
+int show_executed(const ScheduleArguments& arguments) {
+  ExecutedStepOptions options{.step = arguments.step, .schedule = {}};
+  if (!arguments.from.empty()) options.schedule = schedule::read_csv(arguments.from);
+  const ExecutedStep executed = executed_step(observe::read_trace_files(arguments.executed), options);
+  print_executed(executed);
+  if (!arguments.svg.empty()) {
+    write_file(arguments.svg, schedule::to_svg(executed.timeline));
+    fmt::print("wrote {}\n", arguments.svg);
+  }
+  return 0;
+}
+
 int compare(const ScheduleArguments& arguments) {
   std::string rows, refused;
   int shown = 0;
@@ -296,6 +327,7 @@ int compare(const ScheduleArguments& arguments) {
 
 int schedule_command(const Arguments& arguments) {
   const ScheduleArguments parsed = parse_schedule(arguments);
+  if (!parsed.executed.empty()) return show_executed(parsed);
   return parsed.compare ? compare(parsed) : show(parsed);
 }
 

@@ -3,12 +3,19 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <vector>
 
+#include "cli/trace_command.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/observe/trace.h"
+#include "phalanx/schedule/generators.h"
+#include "phalanx/schedule/schedule_text.h"
+#include "phalanx/schedule/simulate.h"
 
 namespace phalanx::cli {
 namespace {
@@ -173,6 +180,71 @@ TEST_F(ScheduleCommandTest, WrongInputIsOneErrorAndTheRightStatus) {
   // With --table the file's actions are shown, that they can be looked at beside the error.
   EXPECT_EQ(run({"--from", path("wrong.csv"), "--table"}), 2);
   EXPECT_THAT(out_, HasSubstr("Step 0: 0F0    1B0\nStep 1: 0B0    1F0\n"));
+}
+
+// Traces of ranks that kept to 1F1B exactly, F = 10 ms and B = 20 ms with transfers of 1 ms: two pipelines side by
+// side, ranks 0, 2 and 1, 3, of which the second is slower by a fifth.
+class ExecutedScheduleTest : public ScheduleCommandTest {
+ protected:
+  void write_traces(std::int64_t step, bool with_passes = true) {
+    const auto plan = schedule::make_schedule({.name = "1F1B", .ranks = 2, .micro_batches = 2});
+    const schedule::Times times{.common = {.forward = 0.010, .backward = 0.020}, .by_stage = {}, .transfer = 0.001};
+    const auto simulation = schedule::simulate(plan, times);
+    const auto begin = observe::TraceRecorder::Clock::now();
+    for (int rank = 0; rank < 4; ++rank) {
+      const auto stage = static_cast<std::size_t>(rank / 2);
+      const double factor = rank % 2 == 0 ? 1.0 : 1.2;
+      observe::TraceRecorder trace({.rank = rank});
+      const auto at = [&](double seconds) {
+        return begin + std::chrono::nanoseconds(static_cast<std::int64_t>(1e9 * factor * seconds));
+      };
+      for (std::size_t i = 0; with_passes && i < plan.actions[stage].size(); ++i) {
+        const auto& span = simulation.spans[stage][i];
+        trace.span(schedule::to_text(plan.actions[stage][i]), "pass", at(span.start), at(span.end));
+      }
+      trace.span("step " + std::to_string(step), "step", at(0), at(1));
+      write_file(directory_.path() / ("rank" + std::to_string(rank) + "_trace.json"), trace.to_json());
+    }
+  }
+};
+
+TEST_F(ExecutedScheduleTest, TheSlowestPipelineBesideItsSimulation) {
+  write_traces(10);
+  ASSERT_EQ(run({"--executed", directory_.path().string(), "--svg", path("step.svg")}), 0) << error_;
+  EXPECT_THAT(out_, AllOf(StartsWith("step 10, the slowest of 2 pipelines: ranks 1, 3\n1F1B: 2 ranks, 2 stages, "),
+                          HasSubstr("\n    1     1     12.000     24.000          -          -\n"),
+                          HasSubstr("\na transfer 1.")));
+  EXPECT_THAT(out_, HasSubstr("\nwrote "));
+  EXPECT_THAT(read_file(path("step.svg")), HasSubstr("1F1B, simulated: "));
+  ASSERT_EQ(run({"--executed", directory_.path().string(), "--step", "10"}), 0) << error_;
+
+  // The same from `phalanx trace analyze`.
+  const std::string expected = out_;
+  ::testing::internal::CaptureStdout();
+  EXPECT_EQ(run_command({"trace", "", kTraceHelp, trace_command}, {"analyze", directory_.path().string()}), 0);
+  EXPECT_EQ(::testing::internal::GetCapturedStdout(), expected);
+}
+
+TEST_F(ExecutedScheduleTest, Refusals) {
+  const std::string folder = directory_.path().string();
+  EXPECT_EQ(run({"--executed", path("none")}), 1);
+  EXPECT_THAT(error_, HasSubstr("none does not exist"));
+  write_traces(10, /*with_passes=*/false);
+  EXPECT_EQ(run({"--executed", folder}), 1);
+  EXPECT_THAT(error_, HasSubstr("step 10 of rank 0 has no passes of a pipeline"));
+  write_traces(10);
+  EXPECT_EQ(run({"--executed", folder, "--step", "9"}), 1);
+  EXPECT_THAT(error_, HasSubstr("step 9 is not in the traces of all ranks: they have 10"));
+  write_file(path("gpipe.csv"), "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n");
+  EXPECT_EQ(run({"--executed", folder, "--from", path("gpipe.csv")}), 2);
+  EXPECT_THAT(error_, HasSubstr("what ran is not schedule gpipe: rank 1, pass 1: expected 1F1, found 1B0"));
+  std::filesystem::remove(path("rank3_trace.json"));
+  EXPECT_EQ(run({"--executed", folder}), 1);
+  EXPECT_THAT(error_, HasSubstr("the trace of a rank is missing"));
+  EXPECT_EQ(run({"--executed", folder, "--ranks", "4"}), 2);
+  EXPECT_THAT(error_, HasSubstr("--executed goes together with --step, --from and --svg only"));
+  EXPECT_EQ(run({"1F1B", "--ranks", "4", "--micro-batches", "4", "--step", "3"}), 2);
+  EXPECT_THAT(error_, HasSubstr("--step is one of the traces of --executed FOLDER"));
 }
 
 }  // namespace

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <filesystem>
 
+#include "cli/executed_timeline.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/nearest.h"
 #include "phalanx/observe/flight_analysis.h"
@@ -19,8 +21,23 @@ group of ranks, and why the files were written. In training FOLDER is comm.save_
   kill -USR1 PID_OF_EACH_RANK                       a job that hangs: have them write
   phalanx trace analyze outputs/comm_traces
 
+A folder of traces (profile_traces/iteration_N, written with --profiling.enable_profiling) of ranks that are a pipeline:
+when each of its passes ran, beside the simulation of the schedule, as phalanx schedule --executed FOLDER tells it.
+
 The status is 0 if every rank's file could be read, 1 if one is missing or malformed.
 )";
+
+namespace {
+
+bool holds_traces(const std::filesystem::path& folder) {
+  std::error_code error;
+  for (const auto& one : std::filesystem::directory_iterator(folder, error)) {
+    if (one.path().filename().string().ends_with("_trace.json")) return true;
+  }
+  return false;
+}
+
+}  // namespace
 
 int trace_command(const Arguments& arguments) {
   if (arguments.empty()) throw UsageError("expected what to do: phalanx trace analyze FOLDER");
@@ -28,9 +45,13 @@ int trace_command(const Arguments& arguments) {
     throw UsageError(fmt::format("unknown action '{}'{}: expected phalanx trace analyze FOLDER", arguments[0],
                                  did_you_mean(arguments[0], {"analyze"})));
   }
-  if (arguments.size() < 2) throw UsageError("expected the folder that holds the flight recorder files");
+  if (arguments.size() < 2) throw UsageError("expected the folder that holds the flight recorder files or the traces");
   refuse_rest({arguments.begin() + 2, arguments.end()}, "trace analyze");
 
+  if (holds_traces(arguments[1])) {
+    print_executed(executed_step(observe::read_trace_files(arguments[1])));
+    return 0;
+  }
   const observe::FlightAnalysis analysis = observe::analyze_flight_files(observe::read_flight_files(arguments[1]));
   fmt::print("{}", observe::to_text(analysis));
   if (!analysis.ranks_without_file.empty()) {

@@ -3,11 +3,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <thread>
 #include <vector>
+
+#include "phalanx/base/error.h"
+#include "phalanx/base/file.h"
+#include "phalanx/base/temp_directory.h"
+#include "phalanx/observe/trace_file.h"
 
 namespace phalanx::observe {
 namespace {
@@ -115,6 +122,54 @@ TEST(Trace, ThreadsGetRowsOfTheirOwn) {
     if (event["ph"] == "X") rows.insert(event["tid"].get<int>());
   }
   EXPECT_EQ(rows.size(), 4u);
+}
+
+TEST(TraceFiles, WhatWasWrittenIsReadByRank) {
+  const TempDirectory folder("traces");
+  const auto begin = TraceRecorder::Clock::now();
+  const auto after = [&](int milliseconds) { return begin + std::chrono::milliseconds(milliseconds); };
+  for (const int rank : {1, 0}) {
+    TraceRecorder trace({.rank = rank});
+    trace.name_thread("training");
+    trace.span("0F1", "pass", after(10 + rank), after(30));
+    trace.span("step 1", "step", after(5), after(50));
+    trace.counter("memory_gib", 1.0);
+    write_file(folder.path() / ("rank" + std::to_string(rank) + "_trace.json"), trace.to_json());
+  }
+  const auto files = read_trace_files(folder.path());
+  ASSERT_EQ(files.size(), 2U);
+  EXPECT_EQ(files[1].rank, 1);
+  ASSERT_EQ(files[1].spans.size(), 2U);
+  EXPECT_EQ(files[1].spans[0].name, "0F1");
+  EXPECT_EQ(files[1].spans[0].category, "pass");
+  EXPECT_NEAR(files[1].spans[0].begin_seconds, 0.006, 1e-6);
+  EXPECT_NEAR(files[1].spans[0].end_seconds, 0.025, 1e-6);
+  EXPECT_NEAR(files[0].epoch_seconds, files[1].epoch_seconds, 0.005);
+}
+
+TEST(TraceFiles, WhatIsNoTraceIsNamed) {
+  const TempDirectory folder("traces");
+  const auto refusal = [&](const std::filesystem::path& path) {
+    try {
+      read_trace_files(path);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_THAT(refusal(folder.path() / "none"), testing::HasSubstr("none does not exist"));
+  EXPECT_THAT(refusal(folder.path()), testing::EndsWith("holds no trace (*_trace.json)"));
+  const auto below = folder.path() / "profile_traces" / "iteration_10";
+  std::filesystem::create_directories(below);
+  TraceRecorder trace;
+  trace.instant("saved", "checkpoint");
+  write_file(below / "rank0_trace.json", trace.to_json());
+  EXPECT_THAT(refusal(folder.path()), testing::EndsWith("; did you mean " + below.string() + "?"));
+  EXPECT_THAT(refusal(below / "rank0_trace.json"), testing::HasSubstr("is no folder"));
+  write_file(below / "rank1_trace.json", trace.to_json());
+  EXPECT_THAT(refusal(below), testing::HasSubstr("rank1_trace.json is the second trace of rank 0"));
+  write_file(below / "rank1_trace.json", "{\"traceEvents\": 3}");
+  EXPECT_THAT(refusal(below), testing::HasSubstr("rank1_trace.json is no trace: "));
 }
 
 }  // namespace

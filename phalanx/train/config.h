@@ -84,6 +84,7 @@ struct TrainConfig {
     std::string pipeline_parallel_schedule = "1F1B";
     std::int64_t pipeline_parallel_microbatch_size = 1;
     std::int64_t pipeline_parallel_stages_per_rank = 0;  // 0: as many as is usual for the schedule
+    std::string pipeline_parallel_balance = "counted";
   } parallelism;
 
   struct ActivationCheckpoint {

@@ -196,6 +196,14 @@ const std::vector<Key>& known_keys() {
       {"parallelism", "pipeline_parallel_stages_per_rank",
        at<&C::parallelism, &C::Parallelism::pipeline_parallel_stages_per_rank>,
        "0: as many as is usual for the schedule, 1 or 2.", 0, kAny},
+      {"parallelism",
+       "pipeline_parallel_balance",
+       at<&C::parallelism, &C::Parallelism::pipeline_parallel_balance>,
+       "What makes the stages equal: the multiplications of their half-layers (counted), or the time that each kind of "
+       "half-layer and the output take, which rank 0 measures at the start (measured).",
+       -kAny,
+       kAny,
+       {"counted", "measured"}},
 
       {"activation_checkpoint",
        "mode",

@@ -34,7 +34,7 @@ GradientPass compute_gradients(ParallelModel& model, const WeightUpdate& update,
 
     if (model.has_stages()) {
       const TraceSpan span(tracing, "pipeline", "compute");
-      pass.loss_sum = model.train_pipeline(batch.inputs, batch.labels, update.loss_scale());
+      pass.loss_sum = model.train_pipeline(batch.inputs, batch.labels, update.loss_scale(), tracing);
       continue;
     }
     const std::shared_ptr<void> local_only = part + 1 < parts ? model.no_sync() : nullptr;

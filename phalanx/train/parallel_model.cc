@@ -71,8 +71,9 @@ void ParallelModel::initialise(std::uint64_t seed) {
   }
 }
 
-at::Tensor ParallelModel::train_pipeline(const at::Tensor& inputs, const at::Tensor& labels, double loss_scale) {
-  return at::full({}, pipeline_->train(inputs, labels, loss_scale),
+at::Tensor ParallelModel::train_pipeline(const at::Tensor& inputs, const at::Tensor& labels, double loss_scale,
+                                         observe::TraceRecorder* trace) {
+  return at::full({}, pipeline_->train(inputs, labels, loss_scale, trace),
                   at::TensorOptions(inputs.device()).dtype(at::kDouble));
 }
 

@@ -47,7 +47,8 @@ class ParallelModel {
   bool has_stages() const noexcept { return pipeline_ != nullptr; }
   /// Forward and backward passes of a whole step of this data rank; the mean loss, 0-dim. Gradients are averaged, and
   /// `loss_scale` times as large.
-  at::Tensor train_pipeline(const at::Tensor& inputs, const at::Tensor& labels, double loss_scale);
+  at::Tensor train_pipeline(const at::Tensor& inputs, const at::Tensor& labels, double loss_scale,
+                            observe::TraceRecorder* trace = nullptr);
   /// What this rank holds of the weights, to be filled.
   std::vector<NamedTensor> weights() const;
   /// What this rank trains; not before values_were_loaded().

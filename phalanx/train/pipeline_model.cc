@@ -4,7 +4,10 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
+#include <chrono>
 #include <map>
 #include <sstream>
 #include <utility>
@@ -13,7 +16,9 @@
 #include "phalanx/models/llama_parallel.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/schedule/generators.h"
+#include "phalanx/schedule/schedule_text.h"
 #include "phalanx/train/autocast_guard.h"
+#include "phalanx/train/layer_costs.h"
 #include "phalanx/train/precision.h"
 #include "phalanx/train/recompute_layers.h"
 #include "phalanx/train/shard_options.h"
@@ -72,13 +77,42 @@ ShardSpec spec_over_stages(const NamedTensor& held, const DeviceMesh& mesh, int 
   return {held.name, shape, spec.dtype(), whole, over_stages(spec.placement(), spec.mesh(), shape[0], owner, pp)};
 }
 
+/// Records the passes of a step where it ends, however that is.
+class PassSpans {
+ public:
+  PassSpans(observe::TraceRecorder* trace, const PipelineStatistics& statistics)
+      : trace_(trace), statistics_(statistics) {}
+  PassSpans(const PassSpans&) = delete;
+  PassSpans& operator=(const PassSpans&) = delete;
+  ~PassSpans() {
+    if (trace_ == nullptr) return;
+    const auto at = [&](double seconds) {
+      return statistics_.began + std::chrono::duration_cast<observe::TraceRecorder::Clock::duration>(
+                                     std::chrono::duration<double>(seconds));
+    };
+    for (const ExecutedPass& pass : statistics_.passes) {
+      trace_->span(schedule::to_text(pass.action), "pass", at(pass.start), at(pass.end));
+    }
+  }
+
+ private:
+  observe::TraceRecorder* trace_;
+  const PipelineStatistics& statistics_;
+};
+
 }  // namespace
 
 PipelineModel::PipelineModel(const TrainConfig& config, const RunPlan& plan, const DeviceMesh& mesh, at::Device device,
                              const models::Llama& whole)
     : schedule_(schedule::make_schedule(schedule_options(config, plan))),
       ranks_(mesh.communicator("pp")),
-      parts_(models::balance_llama(whole.config(), schedule_.stages(), config.training.seq_len)),
+      is_measured_(config.parallelism.pipeline_parallel_balance == "measured"),
+      parts_(is_measured_
+                 ? models::balance_llama(
+                       whole.config(), schedule_.stages(),
+                       measure_layer_costs(config, whole.config(), config.parallelism.pipeline_parallel_microbatch_size,
+                                           device, *mesh.world()))
+                 : models::balance_llama(whole.config(), schedule_.stages(), config.training.seq_len)),
       numbers_(schedule_.stages_of(mesh.coordinate("pp"))),
       autocast_(autocast_dtype(config, plan)),
       device_(device) {
@@ -217,9 +251,11 @@ void PipelineModel::copy_shared_weights() {
   for (const auto& sharded : sharded_) sharded->forget_values();
 }
 
-double PipelineModel::train(const at::Tensor& inputs, const at::Tensor& labels, double loss_scale) {
+double PipelineModel::train(const at::Tensor& inputs, const at::Tensor& labels, double loss_scale,
+                            observe::TraceRecorder* trace) {
   copy_shared_weights();
   runtime_->scale_gradients(loss_scale);
+  const PassSpans spans(trace, runtime_->statistics());
   const double loss = runtime_->step(inputs, labels).loss();
   // What other stages hold is stepped, too: of nothing.
   for (const auto& [name, tensor, shard] : weights_) {
@@ -240,8 +276,11 @@ double PipelineModel::evaluate(const at::Tensor& inputs, const at::Tensor& label
 }
 
 std::string PipelineModel::text() const {
-  return fmt::format("pipeline over {} ({}, {} stages, {} micro-batches)", schedule_.ranks(), schedule_.name,
-                     schedule_.stages(), schedule_.micro_batches);
+  std::vector<double> layers;
+  for (const models::LlamaPart& part : parts_) layers.push_back(static_cast<double>(part.end - part.begin) / 2.0);
+  return fmt::format(
+      "pipeline over {} ({}, {} stages{}, {} micro-batches)", schedule_.ranks(), schedule_.name, schedule_.stages(),
+      is_measured_ ? fmt::format(" of {} layers as measured", fmt::join(layers, ", ")) : "", schedule_.micro_batches);
 }
 
 }  // namespace phalanx::train

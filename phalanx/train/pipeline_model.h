@@ -24,6 +24,7 @@
 
 #include "phalanx/mesh/device_mesh.h"
 #include "phalanx/models/llama.h"
+#include "phalanx/observe/trace.h"
 #include "phalanx/parallel/ddp.h"
 #include "phalanx/parallel/fully_shard.h"
 #include "phalanx/parallel/pipeline/pipeline_runtime.h"
@@ -51,8 +52,10 @@ class PipelineModel {
   const std::vector<std::shared_ptr<models::Llama>>& models() const noexcept { return models_; }
 
   /// Forward and backward passes of all micro-batches; the mean loss, on every rank of the pipeline. Gradients are
-  /// those of `loss_scale` times the loss.
-  double train(const at::Tensor& inputs, const at::Tensor& labels, double loss_scale = 1.0);
+  /// those of `loss_scale` times the loss. With a recorder each pass becomes a span "2F0" of the category "pass", also
+  /// where one of them throws.
+  double train(const at::Tensor& inputs, const at::Tensor& labels, double loss_scale = 1.0,
+               observe::TraceRecorder* trace = nullptr);
   /// The same without gradients, of any number of sequences, as one micro-batch.
   double evaluate(const at::Tensor& inputs, const at::Tensor& labels);
 
@@ -71,6 +74,7 @@ class PipelineModel {
 
   schedule::Schedule schedule_;
   std::shared_ptr<Communicator> ranks_;
+  bool is_measured_;
   std::vector<models::LlamaPart> parts_;                            // of all stages
   std::vector<int> numbers_;                                        // of this rank's stages
   std::vector<std::shared_ptr<models::Llama>> models_;              // these

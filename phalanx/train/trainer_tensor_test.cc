@@ -2,9 +2,15 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 
+#include <algorithm>
 #include <atomic>
 
 #include "phalanx/base/error.h"
+#include "phalanx/observe/trace_file.h"
+#include "phalanx/schedule/schedule_text.h"
+#include "phalanx/schedule/timeline.h"
+#include "phalanx/train/layer_costs.h"
+#include "phalanx/train/model_config.h"
 #include "phalanx/train/trainer_test_support.h"
 
 namespace phalanx::train {
@@ -60,6 +66,7 @@ TEST_F(TrainerTensorTest, TrainsAsOneRankDoes) {
        .keys = {"--parallelism.data_parallel_shard_degree=2", "--activation_checkpoint.mode=full"}},
       {.name = "pp2", .ranks = 2, .pp = 2},
       {.name = "pp2_zbv", .ranks = 2, .pp = 2, .keys = {"--parallelism.pipeline_parallel_schedule=ZBVZeroBubble"}},
+      {.name = "pp2_measured", .ranks = 2, .pp = 2, .keys = {"--parallelism.pipeline_parallel_balance=measured"}},
       {.name = "pp2_ddp2", .ranks = 4, .pp = 2, .keys = {"--activation_checkpoint.mode=full"}},
       {.name = "pp2_tp2", .ranks = 4, .tp = 2, .pp = 2},
       {.name = "pp2_zero3_2", .ranks = 4, .pp = 2, .keys = sharded(2)},
@@ -145,6 +152,61 @@ TEST_F(TrainerTensorTest, TiedEmbeddingsGoOnInAnotherLayout) {
     step += 4;
   }
   expect_same_run("parts", "whole");
+}
+
+TEST_F(TrainerTensorTest, LayersAreMeasuredOnceForAllRanks) {
+  const TrainConfig plain = config_of({.name = "pp2", .ranks = 2, .pp = 2}, "pp2");
+  const TrainConfig recomputing =
+      config_of({.name = "pp2", .ranks = 2, .pp = 2}, "pp2",
+                {"--activation_checkpoint.mode=selective", "--activation_checkpoint.selective_ac_option=2"});
+  const models::LlamaConfig model = model_config(plain);
+  std::vector<std::vector<double>> plain_costs(2), recomputing_costs(2);
+  run_local_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
+    const auto rank = static_cast<std::size_t>(world->rank());
+    plain_costs[rank] = measure_layer_costs(plain, model, 2, at::kCPU, *world);
+    recomputing_costs[rank] = measure_layer_costs(recomputing, model, 2, at::kCPU, *world);
+  });
+  EXPECT_EQ(plain_costs[0], plain_costs[1]);
+  const std::vector<double>& costs = plain_costs[0];
+  ASSERT_EQ(costs.size(), static_cast<std::size_t>(2 * model.n_layers + 1));
+  for (std::size_t i = 0; i < costs.size(); ++i) {
+    EXPECT_GT(costs[i], 0.0);
+    if (i >= 2 && i + 1 < costs.size()) {
+      EXPECT_EQ(costs[i], costs[i - 2]);  // built alike
+    }
+  }
+  EXPECT_NE(recomputing_costs[0][0], recomputing_costs[0][2]);  // every second one is not computed again
+  EXPECT_EQ(recomputing_costs[0], recomputing_costs[1]);
+}
+
+TEST_F(TrainerTensorTest, ATraceHoldsEveryPassOfAPipeline) {
+  train(config_of({.name = "pp2_zbv", .ranks = 2, .pp = 2, .keys = {"--parallelism.pipeline_parallel_schedule=ZBV"}},
+                  "traced", {"--training.steps=3", "--profiling.enable_profiling", "--profiling.profile_freq=3"}),
+        2);
+  std::vector<std::vector<schedule::ExecutedPass>> ranks;
+  const auto files = observe::read_trace_files(path("traced") + "/profile_traces/iteration_3");
+  for (const auto& file : files) {
+    const double offset = file.epoch_seconds - files[0].epoch_seconds;
+    ranks.emplace_back();
+    const auto all = std::ranges::find(file.spans, "pipeline", &observe::TraceFileSpan::name);
+    ASSERT_NE(all, file.spans.end());
+    for (const auto& span : file.spans) {
+      if (span.category != "pass") continue;
+      EXPECT_GE(span.begin_seconds, all->begin_seconds);  // inside the pipeline's span, and none in another
+      EXPECT_LE(span.end_seconds, all->end_seconds);
+      if (!ranks.back().empty()) {
+        EXPECT_GE(offset + span.begin_seconds + 1e-6, ranks.back().back().end);
+      }
+      ranks.back().push_back(
+          {schedule::parse_action(span.name), offset + span.begin_seconds, offset + span.end_seconds});
+    }
+  }
+  const auto plan = schedule::schedule_of(ranks);
+  EXPECT_EQ(plan.name, "ZBVZeroBubble");
+  EXPECT_EQ(plan.micro_batches, 8);
+  const auto timeline = schedule::make_timeline(plan, ranks);
+  EXPECT_GT(timeline.executed.makespan, 0.0);
+  EXPECT_GE(timeline.earliest_use, -1e-4);  // all on one clock
 }
 
 TEST_F(TrainerTensorTest, TheWholeModelIsThatOfOneRank) {
