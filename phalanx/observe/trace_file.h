@@ -20,8 +20,8 @@ struct TraceFile {
   std::vector<TraceFileSpan> spans;  // in the file's order: as they ended
 };
 
-/// Every *_trace.json file of the folder, by rank. An Error names a folder that holds none, a file that is no trace, and two
-/// files of one rank.
+/// Every *_trace.json file of the folder, by rank. An Error names a folder that holds none, a file that is no trace,
+/// and two files of one rank.
 std::vector<TraceFile> read_trace_files(const std::filesystem::path& folder);
 
 }  // namespace phalanx::observe
