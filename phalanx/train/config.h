@@ -80,6 +80,7 @@ struct TrainConfig {
     std::string fsdp_reshard_after_forward = "default";  // or a number of ranks
     std::int64_t tensor_parallel_degree = 1;
     bool enable_sequence_parallel = true;
+    bool enable_async_tensor_parallel = true;
     std::int64_t pipeline_parallel_degree = 1;
     std::string pipeline_parallel_schedule = "1F1B";
     std::int64_t pipeline_parallel_microbatch_size = 1;

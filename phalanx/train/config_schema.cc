@@ -185,6 +185,11 @@ const std::vector<Key>& known_keys() {
       {"parallelism", "enable_sequence_parallel", at<&C::parallelism, &C::Parallelism::enable_sequence_parallel>,
        "Under tensor parallelism each rank has some of the tokens between the matrices (norms, residuals), which takes "
        "less memory at the same communication. The degree divides seq_len then."},
+      {"parallelism", "enable_async_tensor_parallel",
+       at<&C::parallelism, &C::Parallelism::enable_async_tensor_parallel>,
+       "With enable_sequence_parallel: attention and feed-forward multiply piece by piece while tokens are on their "
+       "way "
+       "between the ranks. Otherwise before and after; the sums over the ranks are the same."},
       {"parallelism", "pipeline_parallel_degree", at<&C::parallelism, &C::Parallelism::pipeline_parallel_degree>,
        "Ranks over which the layers are cut into stages.", 1, kAny},
       {"parallelism", "pipeline_parallel_schedule", at<&C::parallelism, &C::Parallelism::pipeline_parallel_schedule>,
@@ -338,7 +343,6 @@ const std::vector<RefusedKey>& refused_keys() {
        "weights are kept in float32; training.mixed_precision_param sets the type of the matrix products"},
       {"training", "gc_freq", "", "there is no garbage collector to run"},
       {"training", "gc_debug", "false", "there is no garbage collector to run"},
-      {"parallelism", "enable_async_tensor_parallel", "", "communication overlaps as far as it can without a key"},
       {"parallelism", "disable_loss_parallel", "false", "the logits are never held as a whole on any rank"},
       {"parallelism", "pipeline_parallel_split_points", "[]", "stages are balanced by the work of their layers"},
       {"parallelism", "context_parallel_degree", "1", "context parallelism is not part of this version"},

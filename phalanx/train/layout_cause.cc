@@ -51,7 +51,8 @@ std::optional<std::string> own_guess(const SuspectValue& value, const DeviceMesh
   if (before.defined() && is_same_value(found, before)) return "stale: it is the value of the step before";
   const double squares = norm_of(expected) * norm_of(expected);
   const double factor = squares > 0 ? (found * expected).sum().item<double>() / squares : 0;
-  if (std::abs(factor) > kSame && is_same_value(found / factor, expected)) return scaled_text(factor, mesh);
+  const bool is_scaled = std::abs(factor) > kSame && std::abs(factor - 1) > kSame;
+  if (is_scaled && is_same_value(found / factor, expected)) return scaled_text(factor, mesh);
   for (const auto& [rank, other] : others) {
     if (is_same_value(found, other)) return fmt::format("wrong shard: it has the part of rank {}", rank);
   }

@@ -17,8 +17,10 @@ namespace phalanx::train {
 namespace {
 
 /// Along which dimension activations are split: sequences, where each batch has as many for each rank, as then no row
-/// moves within a rank. Over many devices, positions: more of the exchange is behind products (tensor_parallel.md).
+/// moves within a rank and whole parts are exchanged while others are multiplied. Over many devices, positions: more of
+/// the exchange is behind products (tensor_parallel.md).
 int split_dim(const TrainConfig& config, const RunPlan& plan, at::Device device) {
+  if (!config.parallelism.enable_async_tensor_parallel) return 1;
   const bool divides = plan.local_batch_size % plan.parallel.tp == 0 && plan.parallel.pp == 1;
   return divides && !config.validation.enable && (device.is_cpu() || plan.parallel.tp == 2) ? 0 : 1;
 }
@@ -39,6 +41,7 @@ ParallelModel::ParallelModel(const TrainConfig& config, const RunPlan& plan, std
     models::parallelize_llama(*model_, mesh_,
                               {.sequence_parallel = plan.parallel.sequence_parallel,
                                .split_dim = split_dim(config, plan, device),
+                               .overlap = config.parallelism.enable_async_tensor_parallel,
                                .seq_len = config.training.seq_len});
   }
   if (plan.parallel.pp > 1) {

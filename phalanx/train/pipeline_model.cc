@@ -122,8 +122,10 @@ PipelineModel::PipelineModel(const TrainConfig& config, const RunPlan& plan, con
                                         nn::TensorOptionsOfModule{.device = device, .without_memory = true});
     recompute_layers(*part, config);
     if (plan.parallel.tp > 1) {
-      models::parallelize_llama(
-          *part, mesh, {.sequence_parallel = plan.parallel.sequence_parallel, .seq_len = config.training.seq_len});
+      models::parallelize_llama(*part, mesh,
+                                {.sequence_parallel = plan.parallel.sequence_parallel,
+                                 .overlap = config.parallelism.enable_async_tensor_parallel,
+                                 .seq_len = config.training.seq_len});
     }
     models_.push_back(part);
     if (plan.parallel.dp_shard == 1) {
