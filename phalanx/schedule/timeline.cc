@@ -231,14 +231,14 @@ Schedule schedule_of(const std::vector<std::vector<ExecutedPass>>& ranks) {
   if (std::ranges::all_of(ranks, [](const ExecutedRow& row) { return row.empty(); })) {
     throw ConfigError("nothing has run: no rank has a pass");
   }
-  const Schedule found = parse_csv(to_csv({.name = "executed", .actions = actions_of(ranks)}), {.name = "executed"});
+  Schedule found = parse_csv(to_csv({.name = "executed", .actions = actions_of(ranks)}), {.name = "executed"});
   check(found);
   for (const std::string& name : schedule_names()) {
     try {
-      const Schedule known = make_schedule({.name = name,
-                                            .ranks = found.ranks(),
-                                            .stages_per_rank = found.stages() / found.ranks(),
-                                            .micro_batches = found.micro_batches});
+      Schedule known = make_schedule({.name = name,
+                                      .ranks = found.ranks(),
+                                      .stages_per_rank = found.stages() / found.ranks(),
+                                      .micro_batches = found.micro_batches});
       if (without_overlaps(known) == found.actions && known.rank_of_stage == found.rank_of_stage) return known;
     } catch (const ConfigError&) {
       // Not one that this size allows.
