@@ -14,19 +14,6 @@
 namespace phalanx::schedule {
 namespace {
 
-double time_of(const Action& part, const PassTimes& times) {
-  switch (part.kind) {
-    case ActionKind::forward:
-      return times.forward;
-    case ActionKind::backward:
-      return times.backward;
-    case ActionKind::input_backward:
-      return times.input_backward;
-    default:
-      return times.weight_backward;
-  }
-}
-
 void check_times(const Schedule& schedule, const Times& times) {
   const auto check_one = [](std::string_view name, double value) {
     if (!(value >= 0.0) || std::isinf(value)) {
@@ -50,6 +37,19 @@ void check_times(const Schedule& schedule, const Times& times) {
 
 }  // namespace
 
+double& PassTimes::of(ActionKind kind) {
+  switch (kind) {
+    case ActionKind::forward:
+      return forward;
+    case ActionKind::backward:
+      return backward;
+    case ActionKind::input_backward:
+      return input_backward;
+    default:
+      return weight_backward;
+  }
+}
+
 Simulation simulate(const Schedule& schedule, const Times& times) {
   check_times(schedule, times);
   check(schedule);
@@ -57,7 +57,7 @@ Simulation simulate(const Schedule& schedule, const Times& times) {
     double sum = 0.0;
     for_each_part(action, [&](const Action& part) {
       sum +=
-          time_of(part, times.by_stage.empty() ? times.common : times.by_stage[static_cast<std::size_t>(part.stage)]);
+          (times.by_stage.empty() ? times.common : times.by_stage[static_cast<std::size_t>(part.stage)]).of(part.kind);
     });
     return sum;
   };

@@ -37,6 +37,10 @@ struct PassTimes {
   double backward = 2.0;
   double input_backward = 1.0;
   double weight_backward = 1.0;
+
+  /// Of a pass of one of these four kinds.
+  double& of(ActionKind kind);
+  double of(ActionKind kind) const { return PassTimes(*this).of(kind); }
 };
 
 struct Times {

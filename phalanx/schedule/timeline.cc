@@ -70,19 +70,6 @@ void check_passes(const Schedule& schedule, const std::vector<ExecutedRow>& rank
   }
 }
 
-double& time_of(PassTimes& times, ActionKind kind) {
-  switch (kind) {
-    case ActionKind::forward:
-      return times.forward;
-    case ActionKind::backward:
-      return times.backward;
-    case ActionKind::input_backward:
-      return times.input_backward;
-    default:
-      return times.weight_backward;
-  }
-}
-
 constexpr std::array kKinds = {ActionKind::forward, ActionKind::backward, ActionKind::input_backward,
                                ActionKind::weight_backward};
 
@@ -92,13 +79,13 @@ std::vector<PassTimes> mean_times(const Schedule& schedule, const std::vector<Ex
   for (const ExecutedRow& row : ranks) {
     for (const ExecutedPass& pass : row) {
       const auto stage = static_cast<std::size_t>(pass.action.stage);
-      time_of(sums[stage], pass.action.kind) += pass.end - pass.start;
-      time_of(counts[stage], pass.action.kind) += 1.0;
+      sums[stage].of(pass.action.kind) += pass.end - pass.start;
+      counts[stage].of(pass.action.kind) += 1.0;
     }
   }
   for (std::size_t stage = 0; stage < stages; ++stage) {
     for (const ActionKind kind : kKinds) {
-      time_of(sums[stage], kind) /= std::max(time_of(counts[stage], kind), 1.0);
+      sums[stage].of(kind) /= std::max(counts[stage].of(kind), 1.0);
     }
   }
   return sums;
@@ -257,7 +244,7 @@ std::string to_text(const Timeline& timeline) {
     text += fmt::format("{:>5}  {:>4}", stage, rank_of(schedule, stage));
     PassTimes times = timeline.times.by_stage[static_cast<std::size_t>(stage)];
     for (const ActionKind kind : kKinds) {
-      const double time = time_of(times, kind);
+      const double time = times.of(kind);
       text += fmt::format(" {:>10}", time > 0.0 ? number(time) : "-");
     }
     text += '\n';

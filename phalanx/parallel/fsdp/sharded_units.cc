@@ -180,8 +180,11 @@ void ShardedUnits::prefetch(std::size_t unit, int direction) {
   const std::size_t place = place_of(unit);
   const bool at_end = direction > 0 ? place + 1 == order_.size() : place == 0;
   if (at_end) return;
-  const std::size_t next = order_[direction > 0 ? place + 1 : place - 1];
-  Unit& u = *units_[next];
+  gather_ahead_if_room(order_[direction > 0 ? place + 1 : place - 1]);
+}
+
+void ShardedUnits::gather_ahead_if_room(std::size_t unit) {
+  Unit& u = *units_[unit];
   if (u.is_gathered()) return;
   if (!u.has_memory()) {
     auto memory = parameter_pool_.take();

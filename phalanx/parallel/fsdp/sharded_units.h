@@ -94,6 +94,7 @@ class ShardedUnits : public StageSharding, public std::enable_shared_from_this<S
   void gather(std::size_t unit);
   void let_go(std::size_t unit);
   void prefetch(std::size_t unit, int direction);
+  void gather_ahead_if_room(std::size_t unit);
   bool is_idle(std::size_t unit) const;
   at::Tensor parameter_memory();
   at::Tensor grad_memory();

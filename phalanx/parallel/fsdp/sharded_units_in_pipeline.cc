@@ -28,16 +28,7 @@ void ShardedUnits::begin_step() {
 void ShardedUnits::gather_ahead() {
   const at::NoGradGuard no_grad;
   for (const std::size_t u : order_) {
-    Unit& unit = *units_[u];
-    if (unit.is_gathered() || (!unit.resident() && !prefetches_)) continue;
-    if (!unit.has_memory()) {
-      auto memory = parameter_pool_.take();
-      if (!memory) continue;
-      unit.attach(*memory);
-    }
-    unit.start_gather();
-    ++statistics_.gathers;
-    ++statistics_.gathers_ahead;
+    if (units_[u]->resident() || prefetches_) gather_ahead_if_room(u);
   }
 }
 

@@ -29,6 +29,7 @@ namespace phalanx {
 namespace {
 
 using pipeline_testing::descend;
+using pipeline_testing::errors_of;
 using pipeline_testing::Layers;
 using pipeline_testing::one_rank;
 using pipeline_testing::OneRank;
@@ -207,19 +208,6 @@ TEST(Pipeline, ShardingActionsCallTheirHooks) {
     pipeline.step(random_rows(4, "x"), random_rows(4, "y"));
     EXPECT_EQ(calls, comm->rank() == 0 ? "u0g0r0" : "u1g1r1");
   });
-}
-
-// What each rank's step() throws.
-std::vector<std::string> errors_of(int ranks, const std::function<void(const std::shared_ptr<Communicator>&)>& body) {
-  std::vector<std::string> errors(static_cast<std::size_t>(ranks));
-  run_local_ranks(ranks, [&](const std::shared_ptr<Communicator>& comm) {
-    try {
-      body(comm);
-    } catch (const Error& error) {
-      errors[static_cast<std::size_t>(comm->rank())] = error.what();
-    }
-  });
-  return errors;
 }
 
 TEST(PipelineErrors, AFailingStageIsNamedOnEveryRank) {

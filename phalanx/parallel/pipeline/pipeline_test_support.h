@@ -12,12 +12,15 @@
 #include <torch/nn/modules/linear.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <memory>
 #include <numeric>
 #include <string>
 #include <vector>
 
+#include "phalanx/base/error.h"
+#include "phalanx/comm/local.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/nn/linear.h"
 #include "phalanx/parallel/pipeline/pipeline_runtime.h"
@@ -144,6 +147,20 @@ inline bool adds_in_order(const schedule::Schedule& schedule) {
 
 inline double relative_difference(const at::Tensor& found, const at::Tensor& expected) {
   return (found - expected).norm().item<double>() / std::max(expected.norm().item<double>(), 1e-30);
+}
+
+/// What each rank throws; empty where it does not.
+inline std::vector<std::string> errors_of(int ranks,
+                                          const std::function<void(const std::shared_ptr<Communicator>&)>& body) {
+  std::vector<std::string> errors(static_cast<std::size_t>(ranks));
+  run_local_ranks(ranks, [&](const std::shared_ptr<Communicator>& comm) {
+    try {
+      body(comm);
+    } catch (const Error& error) {
+      errors[static_cast<std::size_t>(comm->rank())] = error.what();
+    }
+  });
+  return errors;
 }
 
 }  // namespace phalanx::pipeline_testing

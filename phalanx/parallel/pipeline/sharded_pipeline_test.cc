@@ -239,21 +239,8 @@ TEST(ShardedPipeline, GradientsAddUpInTheirOwnDtype) {
   });
 }
 
-std::vector<std::string> errors_of_ranks(int ranks,
-                                         const std::function<void(const std::shared_ptr<Communicator>&)>& body) {
-  std::vector<std::string> errors(static_cast<std::size_t>(ranks));
-  run_local_ranks(ranks, [&](const std::shared_ptr<Communicator>& comm) {
-    try {
-      body(comm);
-    } catch (const Error& error) {
-      errors[static_cast<std::size_t>(comm->rank())] = error.what();
-    }
-  });
-  return errors;
-}
-
 TEST(ShardedPipelineErrors, AStageThatDoesNotKnowOfItsSharding) {
-  const auto errors = errors_of_ranks(2, [](const std::shared_ptr<Communicator>& world) {
+  const auto errors = errors_of(2, [](const std::shared_ptr<Communicator>& world) {
     DeviceMesh mesh(world, {{"pp", 1}, {"dp_shard", 2}});
     const auto plan = make_schedule({.name = "GPipe", .ranks = 1, .micro_batches = 2});
     ShardedStages sharded(plan, mesh, Layers::own, {});
@@ -265,7 +252,7 @@ TEST(ShardedPipelineErrors, AStageThatDoesNotKnowOfItsSharding) {
 }
 
 TEST(ShardedPipelineErrors, AFailingRankEndsTheStepOfAll) {
-  const auto errors = errors_of_ranks(4, [](const std::shared_ptr<Communicator>& world) {
+  const auto errors = errors_of(4, [](const std::shared_ptr<Communicator>& world) {
     DeviceMesh mesh(world, {{"pp", 2}, {"dp_shard", 2}});
     const auto plan = make_schedule({.name = "1F1B", .ranks = 2, .micro_batches = 4});
     ShardedStages sharded(plan, mesh, Layers::own, {});
@@ -281,7 +268,7 @@ TEST(ShardedPipelineErrors, AFailingRankEndsTheStepOfAll) {
 }
 
 TEST(ShardedPipelineErrors, TheGraphCannotBeWalkedWhereWeightsComeAndGo) {
-  const auto errors = errors_of_ranks(1, [](const std::shared_ptr<Communicator>& world) {
+  const auto errors = errors_of(1, [](const std::shared_ptr<Communicator>& world) {
     DeviceMesh mesh(world, {{"pp", 1}, {"dp_shard", 1}});
     const auto plan = make_schedule({.name = "GPipe", .ranks = 1, .micro_batches = 2});
     const ShardedStages sharded(plan, mesh, Layers::foreign, {});
