@@ -13,7 +13,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <regex>
 #include <sstream>
@@ -75,7 +74,8 @@ class MemoryLimitTest : public ::testing::Test {
   struct Outcome {
     int status = -1;
     std::string out, err;
-    std::map<pid_t, std::int64_t> peak_pss;  // of each rank, as often as it was looked at
+    std::int64_t peak_pss = 0;  // of all ranks together, as often as they were looked at
+    std::size_t ranks_seen = 0;
   };
 
   MemoryLimitTest() {
@@ -139,7 +139,11 @@ class MemoryLimitTest : public ::testing::Test {
   }
 
  private:
+  /// What the ranks share counts in full for the last of them that still has it mapped, so a rank's own figure rises
+  /// when the others end before it. The sum over the ranks does not.
   void look_at_ranks(Outcome& outcome) const {
+    std::int64_t sum = 0;
+    std::size_t ranks = 0;
     for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
       const std::string name = entry.path().filename().string();
       if (name.find_first_not_of("0123456789") != std::string::npos) continue;
@@ -148,9 +152,11 @@ class MemoryLimitTest : public ::testing::Test {
         continue;
       const std::int64_t pss = own_pss(text_of(entry.path() / "smaps_rollup"));
       if (pss == 0) continue;  // it has just ended
-      std::int64_t& peak = outcome.peak_pss[std::stoi(name)];
-      peak = std::max(peak, pss);
+      sum += pss;
+      ++ranks;
     }
+    outcome.peak_pss = std::max(outcome.peak_pss, sum);
+    outcome.ranks_seen = std::max(outcome.ranks_seen, ranks);
   }
 
   TempDirectory folder_;
@@ -204,8 +210,8 @@ TEST_F(MemoryLimitTest, AModelThatDoesNotFitTrainsUnderZero3) {
     EXPECT_NEAR(rank["total"].get<double>(), predicted, 0.05 * predicted);
   }
   // Kernels before 5.9 tell the PSS in one number only.
-  EXPECT_TRUE(trained.peak_pss.size() == 4U || own_pss(text_of("/proc/self/smaps_rollup")) == 0);
-  for (const auto& [process, pss] : trained.peak_pss) EXPECT_LT(pss, limit) << "process " << process;
+  EXPECT_TRUE(trained.ranks_seen == 4 || own_pss(text_of("/proc/self/smaps_rollup")) == 0);
+  EXPECT_LT(trained.peak_pss, 4 * limit);
 }
 
 }  // namespace
