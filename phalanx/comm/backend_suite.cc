@@ -736,6 +736,17 @@ constexpr std::array kFailureSuite{SuiteCase{"verb", fail_verb},
 }  // namespace
 
 std::span<const SuiteCase> backend_suite() { return kSuite; }
+void run_backend_suite(Communicator& comm, const std::function<bool(const SuiteCase&)>& is_wanted) {
+  for (const SuiteCase& test : backend_suite()) {
+    if (is_wanted && !is_wanted(test)) continue;
+    try {
+      test.run(comm);
+    } catch (const std::exception& error) {
+      throw std::runtime_error(fmt::format("{}: {}", test.name, error.what()));
+    }
+  }
+}
+
 std::span<const SuiteCase> backend_failure_suite() { return kFailureSuite; }
 
 CommunicatorOptions failure_options(const SuiteCase& test) {

@@ -22,6 +22,8 @@ struct SuiteCase {
 
 /// Everything that must work, with closed forms; for any world size.
 std::span<const SuiteCase> backend_suite();
+/// Runs those of them that `is_wanted` says, without it all; what is wrong is thrown with the name of its case.
+void run_backend_suite(Communicator& comm, const std::function<bool(const SuiteCase&)>& is_wanted = {});
 
 /// Misuse and failure: each ends with every rank having checked its error. Worlds of two and more. The communicator is
 /// made with failure_options(), and is of no use afterwards.

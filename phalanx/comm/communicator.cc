@@ -113,6 +113,16 @@ class Communicator::Impl {
       throw Error(fmt::format("{}: rank {} is not in group '{}' (0 to {})", what, peer, *name_, size() - 1));
   }
 
+  static void read_from(OperationDescription& d, const at::Tensor& input) {
+    d.input = input.const_data_ptr();
+    d.input_count = input.numel();
+  }
+
+  static void write_to(OperationDescription& d, const at::Tensor& output) {
+    d.output = output.mutable_data_ptr();
+    d.output_count = output.numel();
+  }
+
   static void check_op(DataType dtype, ReduceOp op, const char* what) {
     if (!reducible(dtype, op))
       throw Error(fmt::format("{}: avg is for floating point; these are {} (use sum)", what, name_of(dtype)));
@@ -402,8 +412,7 @@ Work Communicator::broadcast(at::Tensor tensor, RootedOptions options) {
   d.dtype = impl_->check(tensor, "broadcast");
   impl_->check_root(options.root, "broadcast");
   d.root = options.root;
-  d.output = tensor.mutable_data_ptr();
-  d.output_count = tensor.numel();
+  Impl::write_to(d, tensor);
   return impl_->issue(std::move(d), options.async, {std::move(tensor)});
 }
 
@@ -413,8 +422,7 @@ Work Communicator::all_reduce(at::Tensor tensor, ReduceOptions options) {
   d.dtype = impl_->check(tensor, "all_reduce");
   Impl::check_op(d.dtype, options.op, "all_reduce");
   d.op = options.op;
-  d.output = tensor.mutable_data_ptr();
-  d.output_count = tensor.numel();
+  Impl::write_to(d, tensor);
   return impl_->issue(std::move(d), options.async, {std::move(tensor)});
 }
 
@@ -426,8 +434,7 @@ Work Communicator::reduce(at::Tensor tensor, RootedReduceOptions options) {
   impl_->check_root(options.root, "reduce");
   d.op = options.op;
   d.root = options.root;
-  d.output = tensor.mutable_data_ptr();
-  d.output_count = tensor.numel();
+  Impl::write_to(d, tensor);
   return impl_->issue(std::move(d), options.async, {std::move(tensor)});
 }
 
@@ -438,10 +445,8 @@ Work Communicator::all_gather(at::Tensor output, at::Tensor input, CommOptions o
   Impl::check_same_type(impl_->check(output, "all_gather"), d.dtype, "all_gather");
   Impl::check_count(output.numel(), input.numel() * size(), "output", "all_gather");
   Impl::check_overlap(output, input, input.numel() * rank(), "all_gather");
-  d.input = input.const_data_ptr();
-  d.input_count = input.numel();
-  d.output = output.mutable_data_ptr();
-  d.output_count = output.numel();
+  Impl::read_from(d, input);
+  Impl::write_to(d, output);
   return impl_->issue(std::move(d), options.async, {std::move(output), std::move(input)});
 }
 
@@ -455,10 +460,8 @@ Work Communicator::all_gather_uneven(at::Tensor output, at::Tensor input, std::v
   Impl::check_count(input.numel(), counts[static_cast<std::size_t>(rank())], "input", "all_gather_uneven");
   Impl::check_overlap(output, input, std::accumulate(counts.begin(), counts.begin() + rank(), std::int64_t{0}),
                       "all_gather_uneven");
-  d.input = input.const_data_ptr();
-  d.input_count = input.numel();
-  d.output = output.mutable_data_ptr();
-  d.output_count = output.numel();
+  Impl::read_from(d, input);
+  Impl::write_to(d, output);
   d.counts = std::move(counts);
   return impl_->issue(std::move(d), options.async, {std::move(output), std::move(input)});
 }
@@ -472,10 +475,8 @@ Work Communicator::reduce_scatter(at::Tensor output, at::Tensor input, ReduceOpt
   Impl::check_count(input.numel(), output.numel() * size(), "input", "reduce_scatter");
   Impl::check_overlap(input, output, output.numel() * rank(), "reduce_scatter");
   d.op = options.op;
-  d.input = input.const_data_ptr();
-  d.input_count = input.numel();
-  d.output = output.mutable_data_ptr();
-  d.output_count = output.numel();
+  Impl::read_from(d, input);
+  Impl::write_to(d, output);
   return impl_->issue(std::move(d), options.async, {std::move(output), std::move(input)});
 }
 
@@ -492,10 +493,8 @@ Work Communicator::reduce_scatter_uneven(at::Tensor output, at::Tensor input, st
   Impl::check_overlap(input, output, std::accumulate(counts.begin(), counts.begin() + rank(), std::int64_t{0}),
                       "reduce_scatter_uneven");
   d.op = options.op;
-  d.input = input.const_data_ptr();
-  d.input_count = input.numel();
-  d.output = output.mutable_data_ptr();
-  d.output_count = output.numel();
+  Impl::read_from(d, input);
+  Impl::write_to(d, output);
   d.counts = std::move(counts);
   return impl_->issue(std::move(d), options.async, {std::move(output), std::move(input)});
 }
@@ -506,14 +505,12 @@ Work Communicator::gather(at::Tensor output, at::Tensor input, RootedOptions opt
   d.dtype = impl_->check(input, "gather");
   impl_->check_root(options.root, "gather");
   d.root = options.root;
-  d.input = input.const_data_ptr();
-  d.input_count = input.numel();
+  Impl::read_from(d, input);
   if (rank() == options.root) {
     Impl::check_same_type(impl_->check(output, "gather"), d.dtype, "gather");
     Impl::check_count(output.numel(), input.numel() * size(), "output", "gather");
     Impl::check_overlap(output, input, input.numel() * rank(), "gather");
-    d.output = output.mutable_data_ptr();
-    d.output_count = output.numel();
+    Impl::write_to(d, output);
   }
   return impl_->issue(std::move(d), options.async, {std::move(output), std::move(input)});
 }
@@ -524,14 +521,12 @@ Work Communicator::scatter(at::Tensor output, at::Tensor input, RootedOptions op
   d.dtype = impl_->check(output, "scatter");
   impl_->check_root(options.root, "scatter");
   d.root = options.root;
-  d.output = output.mutable_data_ptr();
-  d.output_count = output.numel();
+  Impl::write_to(d, output);
   if (rank() == options.root) {
     Impl::check_same_type(d.dtype, impl_->check(input, "scatter"), "scatter");
     Impl::check_count(input.numel(), output.numel() * size(), "input", "scatter");
     Impl::check_overlap(input, output, output.numel() * rank(), "scatter");
-    d.input = input.const_data_ptr();
-    d.input_count = input.numel();
+    Impl::read_from(d, input);
   }
   return impl_->issue(std::move(d), options.async, {std::move(output), std::move(input)});
 }
@@ -546,10 +541,8 @@ Work Communicator::all_to_all(at::Tensor output, at::Tensor input, CommOptions o
     throw Error(fmt::format("all_to_all: {} elements cannot be divided among {} ranks; use all_to_all_uneven",
                             input.numel(), size()));
   Impl::check_overlap(output, input, -1, "all_to_all");
-  d.input = input.const_data_ptr();
-  d.input_count = input.numel();
-  d.output = output.mutable_data_ptr();
-  d.output_count = output.numel();
+  Impl::read_from(d, input);
+  Impl::write_to(d, output);
   return impl_->issue(std::move(d), options.async, {std::move(output), std::move(input)});
 }
 
@@ -564,10 +557,8 @@ Work Communicator::all_to_all_uneven(at::Tensor output, at::Tensor input, std::v
   Impl::check_count(input.numel(), impl_->check_counts(input_counts, "all_to_all_uneven"), "input",
                     "all_to_all_uneven");
   Impl::check_overlap(output, input, -1, "all_to_all_uneven");
-  d.input = input.const_data_ptr();
-  d.input_count = input.numel();
-  d.output = output.mutable_data_ptr();
-  d.output_count = output.numel();
+  Impl::read_from(d, input);
+  Impl::write_to(d, output);
   d.input_counts = std::move(input_counts);
   d.output_counts = std::move(output_counts);
   return impl_->issue(std::move(d), options.async, {std::move(output), std::move(input)});

@@ -75,13 +75,7 @@ TEST(CudaDevice, NcclPassesTheSuiteAtWorldOne) {
                                auto comm =
                                    make_nccl_communicator(make_local_backends(1).front(), -1, load_nccl(),
                                                           std::make_shared<HostWaits>(make_cuda_streams(0)), {});
-                               for (const SuiteCase& test : backend_suite()) {
-                                 try {
-                                   test.run(*comm);
-                                 } catch (const std::exception& error) {
-                                   throw std::runtime_error(std::string(test.name) + ": " + error.what());
-                                 }
-                               }
+                               run_backend_suite(*comm);
                              }),
             "");
 }

@@ -37,17 +37,7 @@ std::string run_gloo_ranks(int world, const std::function<void(Communicator&)>& 
 class GlooSuite : public ::testing::TestWithParam<int> {};
 
 TEST_P(GlooSuite, Passes) {
-  EXPECT_EQ(run_gloo_ranks(GetParam(),
-                           [](Communicator& comm) {
-                             for (const SuiteCase& test : backend_suite()) {
-                               try {
-                                 test.run(comm);
-                               } catch (const std::exception& e) {
-                                 throw std::runtime_error(std::string(test.name) + ": " + e.what());
-                               }
-                             }
-                           }),
-            "");
+  EXPECT_EQ(run_gloo_ranks(GetParam(), [](Communicator& comm) { run_backend_suite(comm); }), "");
 }
 
 TEST_P(GlooSuite, FailsClearly) {

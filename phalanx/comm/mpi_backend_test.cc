@@ -88,13 +88,10 @@ void expect_in(const std::string& text, std::initializer_list<const char*> parts
 
 void run_suite(MpiRank& self, const char* which, const MpiOptions& options) {
   const auto comm = self.make(options);
-  for (const SuiteCase& test : backend_suite()) {
-    if (test.needs_rank_order && !options.deterministic) continue;
-    try {
-      test.run(*comm);
-    } catch (const std::exception& e) {
-      throw std::runtime_error(fmt::format("{}, {}: {}", which, test.name, e.what()));
-    }
+  try {
+    run_backend_suite(*comm, [&](const SuiteCase& test) { return !test.needs_rank_order || options.deterministic; });
+  } catch (const std::exception& error) {
+    throw std::runtime_error(fmt::format("{}, {}", which, error.what()));
   }
 }
 
@@ -289,14 +286,8 @@ void body_two_levels(MpiRank& self) {
     const auto comm = make({.deterministic = deterministic});
     expect(comm->backend_name() == "shm+mpi", comm->backend_name());
     expect(comm->backend()->traits().rank_order_reduction == deterministic, "what the traits say");
-    for (const SuiteCase& test : backend_suite()) {
-      if (deterministic) break;  // which concerns what MPI does by itself
-      try {
-        test.run(*comm);  // in rank order all the same, as they go from machine to machine
-      } catch (const std::exception& e) {
-        throw std::runtime_error(fmt::format("{}: {}", test.name, e.what()));
-      }
-    }
+    // Of MPI it concerns what that does by itself; in rank order all the same, as they go from machine to machine.
+    if (!deterministic) run_backend_suite(*comm);
     const TransportBytes before = *transport_bytes(*comm->backend());
     comm->broadcast(at::full({1000}, 1.0F));
     const TransportBytes after = *transport_bytes(*comm->backend());

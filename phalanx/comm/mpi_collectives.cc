@@ -22,20 +22,6 @@ namespace {
 constexpr std::size_t kSmallMpiReduction = 64 * 1024;  // bytes of all ranks together: everybody gathers everything
 constexpr std::size_t kMpiReductionChunk = 8U << 20;   // bytes of a reduction in rank order that are under way at once
 
-// For moving: only the size counts.
-MPI_Datatype mover_of(DataType type) {
-  switch (element_size(type)) {
-    case 8:
-      return MPI_UINT64_T;
-    case 4:
-      return MPI_UINT32_T;
-    case 2:
-      return MPI_UINT16_T;
-    default:
-      return MPI_UINT8_T;
-  }
-}
-
 // For reducing by MPI; never for 16-bit floats.
 MPI_Datatype number_of(DataType type) {
   switch (type) {

@@ -18,19 +18,6 @@ struct MpiHeader {
   DataType dtype = DataType::u8;
 };
 
-MPI_Datatype message_mover_of(DataType type) {
-  switch (element_size(type)) {
-    case 8:
-      return MPI_UINT64_T;
-    case 4:
-      return MPI_UINT32_T;
-    case 2:
-      return MPI_UINT16_T;
-    default:
-      return MPI_UINT8_T;
-  }
-}
-
 class MpiMessages final : public MpiOperation {
  public:
   MpiMessages(MpiBackend& backend, const OperationDescription& description) : MpiOperation(backend) {
@@ -183,7 +170,7 @@ class MpiMessages final : public MpiOperation {
     const Transfer& transfer = *part.transfer;
     const std::int64_t limit = backend_.setup().largest_call;
     const int tag = backend_.tag(MpiTag::data, part.number);
-    const MPI_Datatype mover = message_mover_of(transfer.dtype);
+    const MPI_Datatype mover = mover_of(transfer.dtype);
     part.moves_data = true;
     for (std::int64_t at = 0; at < transfer.count; at += limit) {
       const int count = static_cast<int>(std::min(limit, transfer.count - at));

@@ -56,4 +56,17 @@ void MpiRequests::leave() noexcept {
   memory_ = std::make_shared<Memory>();
 }
 
+MPI_Datatype mover_of(DataType type) {
+  switch (element_size(type)) {
+    case 8:
+      return MPI_UINT64_T;
+    case 4:
+      return MPI_UINT32_T;
+    case 2:
+      return MPI_UINT16_T;
+    default:
+      return MPI_UINT8_T;
+  }
+}
+
 }  // namespace phalanx

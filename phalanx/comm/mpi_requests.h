@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "phalanx/comm/mpi_process.h"
+#include "phalanx/comm/types.h"
 
 namespace phalanx {
 
@@ -52,5 +53,8 @@ class MpiRequests {
   std::vector<MPI_Status> statuses_;
   std::shared_ptr<Memory> memory_ = std::make_shared<Memory>();
 };
+
+/// For moving elements of `type`: only their size counts.
+MPI_Datatype mover_of(DataType type);
 
 }  // namespace phalanx

@@ -101,14 +101,7 @@ std::string run_nccl_processes(int world, const NcclBody& body) {
 }
 
 void run_whole_suite(NcclRank& rank) {
-  for (const SuiteCase& test : backend_suite()) {
-    if (test.needs_rank_order) continue;
-    try {
-      test.run(*rank.comm);
-    } catch (const std::exception& error) {
-      throw std::runtime_error(std::string(test.name) + ": " + error.what());
-    }
-  }
+  run_backend_suite(*rank.comm, [](const SuiteCase& test) { return !test.needs_rank_order; });
 }
 
 class NcclSuite : public ::testing::TestWithParam<int> {};

@@ -40,17 +40,7 @@ std::string run_shm_ranks(int world, const std::function<void(Communicator&)>& b
 class ShmSuite : public ::testing::TestWithParam<int> {};
 
 TEST_P(ShmSuite, Passes) {
-  EXPECT_EQ(run_shm_ranks(GetParam(),
-                          [](Communicator& comm) {
-                            for (const SuiteCase& test : backend_suite()) {
-                              try {
-                                test.run(comm);
-                              } catch (const std::exception& e) {
-                                throw std::runtime_error(std::string(test.name) + ": " + e.what());
-                              }
-                            }
-                          }),
-            "");
+  EXPECT_EQ(run_shm_ranks(GetParam(), [](Communicator& comm) { run_backend_suite(comm); }), "");
 }
 
 TEST_P(ShmSuite, FailsClearly) {
