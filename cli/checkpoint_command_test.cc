@@ -10,6 +10,7 @@
 
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/checkpoint/testing/small_step.h"
+#include "phalanx/models/hf_config.h"
 #include "phalanx/models/llama_json.h"
 
 namespace phalanx::cli {
@@ -166,7 +167,7 @@ TEST_F(CheckpointCommandTest, WhatIsNoLlamaIsNoHuggingFaceModel) {
   const std::vector<Case> cases = {
       {llama_state(), "{}", "does not say the model's shape (metadata.model)"},
       {llama_state(), R"({"model": {"dim": 8}})", "manifest.json: metadata.model has no \"n_layers\""},
-      {llama_state(), other.dump(), "\"name\" is \"gpt\": expected \"llama\""},
+      {llama_state(), other.dump(), "\"name\" is \"gpt\": expected one of llama, mistral"},
       {llama_state(), impossible.dump(), "head_dim = dim / n_heads must be whole"},
       {lacking, kLlamaMetadata, "\"model.norm.weight\" is missing (expected F32 [8])"},
       {different, kLlamaMetadata, "\"model.norm.weight\": expected F32 [8], found F32 [9]"},

@@ -4,9 +4,11 @@
 
 #include <nlohmann/json.hpp>
 #include <string>
+#include <system_error>
 
 #include "phalanx/base/error.h"
 #include "phalanx/checkpoint/mismatch.h"
+#include "phalanx/models/hf_config.h"
 #include "phalanx/models/llama_json.h"
 
 namespace phalanx {
@@ -24,9 +26,6 @@ models::LlamaConfig shape_of_model(const SavedState& saved) {
                     where));
   }
   const auto& model = metadata["model"];
-  if (const auto name = model.find("name"); name != model.end() && *name != "llama") {
-    throw CheckpointError(fmt::format("{}: metadata.model: \"name\" is {}: expected \"llama\"", where, name->dump()));
-  }
   models::LlamaConfig config = models::llama_from_metadata(model, where + ": metadata.model");
   try {
     config.validate();
@@ -71,7 +70,26 @@ std::string torch_name(Dtype dtype) {
   }
 }
 
+std::string assets_path(const SavedState& saved) {
+  const auto metadata = nlohmann::json::parse(saved.manifest().metadata);
+  const auto path = metadata.find("hf_assets_path");
+  return path != metadata.end() && path->is_string() ? path->get<std::string>() : std::string();
+}
+
 }  // namespace
+
+std::map<std::string, std::string> hf_assets(const std::filesystem::path& folder) {
+  constexpr std::uint64_t kMaxBytes = 256 << 20;
+  std::map<std::string, std::string> texts;
+  const auto place = folder.filename() == "tokenizer.json" ? folder.parent_path() : folder;
+  for (const char* name :
+       {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
+        "vocab.json", "merges.txt", "chat_template.jinja", "generation_config.json"}) {
+    std::error_code error;
+    if (std::filesystem::is_regular_file(place / name, error)) texts[name] = read_file(place / name, kMaxBytes);
+  }
+  return texts;
+}
 
 WrittenFiles consolidate_for_hf(SavedState& saved, const std::filesystem::path& folder, ConsolidateOptions options,
                                 FileSystem& fs) {
@@ -79,7 +97,8 @@ WrittenFiles consolidate_for_hf(SavedState& saved, const std::filesystem::path& 
   require_weights_of(config, saved);
   const Dtype dtype = options.dtype.value_or(saved.find("model.norm.weight")->dtype);
   options.name_in_file = models::llama_hf_name;
-  options.beside = {{"config.json", models::llama_hf_config(config, torch_name(dtype))}};
+  if (const std::string assets = assets_path(saved); !assets.empty()) options.beside = hf_assets(assets);
+  options.beside["config.json"] = models::llama_hf_config(config, torch_name(dtype));
   return consolidate(saved, folder, options, fs);
 }
 

@@ -30,16 +30,21 @@ bool has_file(const std::filesystem::path& path) {
   return std::filesystem::is_regular_file(path, error);
 }
 
+struct WeightFiles {
+  std::vector<std::filesystem::path> paths;
+  std::map<std::string, std::filesystem::path> said;  // by an index: where each tensor is
+};
+
 /// The files that an index names, each once, in order of name. An index comes from elsewhere, so a name that leads out
 /// of its directory is refused rather than followed.
-std::vector<std::filesystem::path> files_of_index(const std::filesystem::path& index) {
+WeightFiles files_of_index(const std::filesystem::path& index) {
   const auto fail = [&](const std::string& reason) {
     throw CheckpointError(fmt::format("{}: {}", index.string(), reason));
   };
   const auto json = nlohmann::json::parse(read_file(index, kMaxIndexBytes), nullptr, /*allow_exceptions=*/false);
   if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object())
     fail("expected a JSON object with the object \"weight_map\"");
-  std::vector<std::filesystem::path> files;
+  WeightFiles files;
   for (const auto& [tensor, file] : json["weight_map"].items()) {
     if (!file.is_string()) fail(fmt::format("the file of tensor {} is not a string", safetensors::quote_name(tensor)));
     const auto& name = file.get_ref<const std::string&>();
@@ -47,26 +52,30 @@ std::vector<std::filesystem::path> files_of_index(const std::filesystem::path& i
       fail(fmt::format(
           "the file of tensor {} is given as {}: expected the name of a .safetensors file in the same directory",
           safetensors::quote_name(tensor), safetensors::quote_name(name)));
-    files.push_back(index.parent_path() / name);
+    files.paths.push_back(index.parent_path() / name);
+    files.said[tensor] = files.paths.back();
   }
-  if (files.empty()) fail("weight_map is empty");
-  std::ranges::sort(files);
-  files.erase(std::ranges::unique(files).begin(), files.end());
+  if (files.paths.empty()) fail("weight_map is empty");
+  std::ranges::sort(files.paths);
+  files.paths.erase(std::ranges::unique(files.paths).begin(), files.paths.end());
+  for (const auto& file : files.paths) {
+    if (!has_file(file)) fail(fmt::format("{} is named there but is not in the directory", file.filename().string()));
+  }
   return files;
 }
 
-std::vector<std::filesystem::path> weight_files(const std::filesystem::path& path) {
+WeightFiles weight_files(const std::filesystem::path& path) {
   std::error_code error;
-  if (!std::filesystem::is_directory(path, error)) return {path};  // opening it says what is wrong with it
+  if (!std::filesystem::is_directory(path, error)) return {.paths = {path}};  // opening it says what is wrong with it
   if (has_file(path / kIndexName)) return files_of_index(path / kIndexName);
-  if (has_file(path / kSingleName)) return {path / kSingleName};
+  if (has_file(path / kSingleName)) return {.paths = {path / kSingleName}};
   std::vector<std::filesystem::path> files;
   for (const auto& entry : std::filesystem::directory_iterator(path, error))
     if (entry.path().extension() == ".safetensors") files.push_back(entry.path());
   if (files.size() != 1)
     throw CheckpointError(fmt::format("{}: expected {}, {} or one .safetensors file; found {} such files",
                                       path.string(), kIndexName, kSingleName, files.size()));
-  return files;
+  return {.paths = std::move(files)};
 }
 
 struct SourceTensor {
@@ -91,7 +100,8 @@ LoadedWeights load_weights(const std::filesystem::path& path, const std::vector<
                            const LoadWeightsOptions& options) {
   if (has_file(path / kManifestName)) return load_from_checkpoint(path, tensors);
 
-  LoadedWeights loaded{.files = weight_files(path)};
+  const WeightFiles found_files = weight_files(path);
+  LoadedWeights loaded{.files = found_files.paths};
   std::vector<safetensors::File> files;
   for (const auto& file : loaded.files) files.emplace_back(file.string());
   std::unordered_map<std::string, SourceTensor> sources;
@@ -102,6 +112,14 @@ LoadedWeights load_weights(const std::filesystem::path& path, const std::vector<
         throw CheckpointError(fmt::format("tensor {} is in both {} and {}", safetensors::quote_name(info.name),
                                           other->second.file->path(), file.path()));
     }
+  }
+
+  for (const auto& [name, file] : found_files.said) {
+    const auto found = sources.find(name);
+    if (found == sources.end() || found->second.file->path() != file.string())
+      throw CheckpointError(fmt::format("{}: tensor {} is said to be in {}, which does not have it",
+                                        (path / kIndexName).string(), safetensors::quote_name(name),
+                                        file.filename().string()));
   }
 
   Mismatches mismatches;

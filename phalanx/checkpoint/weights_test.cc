@@ -97,7 +97,18 @@ TEST(Weights, AnIndexMayNotLeadOutOfItsDirectory) {
                       R"({"weight_map": {"embed": "gone.safetensors"}})");
                 load_weights(scratch.path(), two_layers());
               }),
-              HasSubstr("gone.safetensors"));
+              HasSubstr("index.json: gone.safetensors is named there but is not in the directory"));
+}
+
+TEST(Weights, AnIndexMustBeRightAboutItsFiles) {
+  const TempDirectory scratch("weights");
+  const auto ours = two_layers();
+  export_to(scratch.path() / "a.safetensors", {ours[0]});
+  export_to(scratch.path() / "b.safetensors", {ours[1]});
+  spill(scratch.path() / "model.safetensors.index.json",
+        R"({"weight_map": {"embed": "a.safetensors", "norm": "a.safetensors", "third": "b.safetensors"}})");
+  EXPECT_THAT(message_of<CheckpointError>([&] { load_weights(scratch.path(), zeros_like_all(ours)); }),
+              HasSubstr("index.json: tensor \"norm\" is said to be in a.safetensors, which does not have it"));
 }
 
 TEST(Weights, DifferencesAreNamedAndNothingIsOverwritten) {

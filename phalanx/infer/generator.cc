@@ -72,10 +72,9 @@ Generator::Generator(models::Llama& model, GeneratorOptions options) : model_(mo
     throw ConfigError(fmt::format("generation: max_batch is {} and prefill_chunk {}: expected 1 or more",
                                   options_.max_batch, options_.prefill_chunk));
   options_.prefill_chunk = std::min(options_.prefill_chunk, model_.config().max_seq_len);
-  // One token through the model, with the longest cache of all, makes what it keeps between calls (rotary tables). Made
-  // in inference mode they could never be trained with afterwards.
-  auto cache = model_.make_cache(1, model_.config().max_seq_len + options_.prefill_chunk);
-  model_.forward(at::zeros({1, 1}, at::TensorOptions(at::kLong).device(cache.options().device)), cache);
+  // There all positions of a prompt turn by its whole length.
+  if (model_.config().rope_scaling.type == RopeScalingType::dynamic)
+    options_.prefill_chunk = model_.config().max_seq_len;
 }
 
 void Generator::check(const std::vector<Request>& requests) const {

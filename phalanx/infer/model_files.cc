@@ -10,14 +10,13 @@
 #include "phalanx/checkpoint/checkpoint_list.h"
 #include "phalanx/checkpoint/checkpoint_reader.h"
 #include "phalanx/checkpoint/weights.h"
+#include "phalanx/models/hf_config.h"
 #include "phalanx/models/llama.h"
 #include "phalanx/models/llama_json.h"
 #include "phalanx/nn/init.h"
 
 namespace phalanx::infer {
 namespace {
-
-constexpr std::uint64_t kMaxConfigBytes = 16 << 20;
 
 bool is_file(const std::filesystem::path& path) {
   std::error_code error;
@@ -35,7 +34,7 @@ void look_for_tokenizer(ModelFiles& files, const std::vector<std::filesystem::pa
 ModelFiles find_hugging_face_model(const std::filesystem::path& path) {
   ModelFiles files{.weights = path, .hugging_face = true};
   const auto config = path / "config.json";
-  files.config = models::llama_config_from_hf(read_file(config, kMaxConfigBytes), config.string());
+  files.config = models::llama_config_from_hf(read_file(config, models::kMaxHfConfigBytes), config.string());
   look_for_tokenizer(files, {path});
   return files;
 }
@@ -71,9 +70,7 @@ std::shared_ptr<models::Llama> load_model(const ModelFiles& files, c10::Device d
   LoadWeightsOptions options;
   if (files.hugging_face) {
     options.name_in_file = models::llama_hf_name;
-    options.ignore = [&](const std::string& name) {
-      return name.ends_with("rotary_emb.inv_freq") || (files.config.tie_embeddings && name == "lm_head.weight");
-    };
+    options.ignore = [&](const std::string& name) { return models::llama_hf_may_ignore(files.config, name); };
   }
   load_weights(files.weights, nn::named_parameters(*model), options);
   model->eval();

@@ -11,6 +11,7 @@
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/checkpoint/weights.h"
+#include "phalanx/models/hf_config.h"
 #include "phalanx/models/llama.h"
 #include "phalanx/models/llama_json.h"
 #include "phalanx/nn/init.h"
@@ -18,6 +19,7 @@
 namespace phalanx::infer {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 
 const models::LlamaConfig kTiny{.dim = 16,
@@ -215,31 +217,112 @@ TEST(ModelFiles, HuggingFacesDefaultsAreTakenForWhatIsNotSaid) {
   EXPECT_EQ(models::llama_config_from_hf(description.dump(), "config.json").rope_theta, 5e5);
 }
 
-TEST(ModelFiles, HuggingFaceModelsThatDifferAreRefused) {
-  const auto error = [](const char* key, const nlohmann::json& value) -> std::string {
-    auto config = tiny_hf_config();
-    config[key] = value;
-    try {
-      models::llama_config_from_hf(config.dump(), "config.json");
-    } catch (const CheckpointError& failure) {
-      return failure.what();
-    }
-    return "";
-  };
-  EXPECT_EQ(error("torch_dtype", "bfloat16"), "");
-  EXPECT_THAT(error("model_type", "mistral"), HasSubstr("config.json: model_type \"mistral\" is not supported"));
-  EXPECT_THAT(error("hidden_act", "gelu"), HasSubstr("hidden_act"));
-  EXPECT_THAT(error("attention_bias", true), HasSubstr("attention_bias"));
-  EXPECT_THAT(error("mlp_bias", true), HasSubstr("mlp_bias"));
-  EXPECT_THAT(error("head_dim", 64), HasSubstr("head_dim"));
-  EXPECT_THAT(error("rope_scaling", {{"rope_type", "llama3"}}), HasSubstr("rope_scaling of type \"llama3\""));
-  EXPECT_THAT(error("vocab_size", "many"), HasSubstr("\"vocab_size\" is \"many\""));
-  EXPECT_THAT(error("hidden_size", 256.7), HasSubstr("\"hidden_size\" is 256.7"));
-  EXPECT_THAT(error("hidden_size", std::uint64_t{1} << 63), HasSubstr("\"hidden_size\" is 9223372036854775808"));
-  EXPECT_THAT(error("num_attention_heads", 0), HasSubstr("config.json: "));
-  EXPECT_THAT(error("num_attention_heads", 0), HasSubstr("n_heads"));
-  EXPECT_EQ(error("rope_parameters", {{"rope_type", "default"}, {"rope_theta", 5e5}}), "");
+std::string config_error(const nlohmann::json& config) {
+  try {
+    models::llama_config_from_hf(config.dump(), "config.json");
+  } catch (const CheckpointError& failure) {
+    return failure.what();
+  }
+  return "";
+}
+
+/// The description with one key changed.
+std::string config_error(const char* key, const nlohmann::json& value, const char* type = "llama") {
+  auto config = tiny_hf_config();
+  config["model_type"] = type;
+  config[key] = value;
+  return config_error(config);
+}
+
+TEST(ModelFiles, HuggingFaceModelsThatCannotBeRunAreRefusedByName) {
+  EXPECT_EQ(config_error("torch_dtype", "bfloat16"), "");
+  EXPECT_EQ(config_error("model_type", "gpt_neox"),
+            "config.json: model_type \"gpt_neox\" is not supported; expected one of llama, mistral, qwen2, qwen3");
+  EXPECT_THAT(config_error("hidden_act", "gelu"), HasSubstr("config.json: hidden_act \"gelu\" is not supported"));
+  EXPECT_THAT(config_error("attention_bias", true), HasSubstr("\"attention_bias\": true is not supported"));
+  EXPECT_THAT(config_error("mlp_bias", true), HasSubstr("\"mlp_bias\": true is not supported"));
+  EXPECT_THAT(config_error("quantization_config", {{"bits", 4}}),
+              HasSubstr("\"quantization_config\" is not supported"));
+  EXPECT_THAT(config_error("num_local_experts", 8), HasSubstr("\"num_local_experts\" is not supported"));
+  EXPECT_THAT(config_error("partial_rotary_factor", 0.5), HasSubstr("\"partial_rotary_factor\": 0.5"));
+  EXPECT_THAT(config_error("rope_scaling", {{"rope_type", "yarn"}}),
+              HasSubstr("rope_scaling of type \"yarn\" is not supported; expected default, linear, dynamic or llama3"));
+  EXPECT_THAT(config_error("rope_parameters", {{"rope_type", "default"}, {"partial_rotary_factor", 0.25}}),
+              HasSubstr("\"partial_rotary_factor\": 0.25 in rope_parameters"));
+  EXPECT_THAT(config_error("layer_types", {"linear_attention"}, "qwen3"), HasSubstr("type \"linear_attention\""));
+  auto some = tiny_hf_config();
+  some.update({{"model_type", "qwen2"}, {"num_hidden_layers", 4}, {"use_sliding_window", true}, {"sliding_window", 4}});
+  some["max_window_layers"] = 3;
+  EXPECT_THAT(config_error(some), HasSubstr("a sliding window in 1 of 4 layers is not supported"));
+}
+
+TEST(ModelFiles, MalformedDescriptionsNameFileAndKey) {
+  EXPECT_THAT(config_error("vocab_size", "many"), HasSubstr("config.json: \"vocab_size\" is \"many\""));
+  EXPECT_THAT(config_error("hidden_size", 256.7), HasSubstr("\"hidden_size\" is 256.7"));
+  EXPECT_THAT(config_error("hidden_size", std::uint64_t{1} << 63), HasSubstr("\"hidden_size\" is 9223372036854775808"));
+  EXPECT_THAT(config_error("num_attention_heads", 0), AllOf(HasSubstr("config.json: "), HasSubstr("n_heads")));
+  EXPECT_THAT(config_error("head_dim", 7), AllOf(HasSubstr("config.json: "), HasSubstr("head_dim = 7")));
+  EXPECT_THAT(config_error("rope_scaling", 3), HasSubstr("\"rope_scaling\" is not an object"));
+  EXPECT_THAT(config_error("rope_scaling", {{"type", "linear"}}), HasSubstr("rope_scaling has no \"factor\""));
+  EXPECT_THAT(config_error("rope_scaling", {{"type", "linear"}, {"factor", 0.5}}), HasSubstr("expected 1 or above"));
+  EXPECT_THAT(config_error("rope_scaling", {{"type", "dynamic"}, {"factor", 1e300}}),
+              HasSubstr("\"factor\" is 1e+300"));
+  EXPECT_THAT(config_error("rope_scaling", {{"rope_type", "llama3"},
+                                            {"factor", 8},
+                                            {"low_freq_factor", 4},
+                                            {"high_freq_factor", 4},
+                                            {"original_max_position_embeddings", 8}}),
+              HasSubstr("expected 0 < low < high"));
+  EXPECT_THAT(config_error("layer_types", {"full_attention", "full_attention"}, "qwen2"),
+              HasSubstr("\"layer_types\" names 2 layers, but \"num_hidden_layers\" is 1"));
+  EXPECT_THAT(config_error("sliding_window", -1, "mistral"), HasSubstr("sliding_window = -1"));
+  auto no_groups = tiny_hf_config();
+  no_groups["model_type"] = "mistral";
+  no_groups.erase("num_key_value_heads");
+  EXPECT_THAT(config_error(no_groups), HasSubstr("has no \"num_key_value_heads\""));
   EXPECT_THROW(models::llama_config_from_hf("[", "config.json"), CheckpointError);
+}
+
+// What older and newer files say differently.
+TEST(ModelFiles, RotarySettingsMayStandInEitherPlace) {
+  auto older = tiny_hf_config(), newer = tiny_hf_config();
+  older["rope_scaling"] = {{"type", "linear"}, {"factor", 2.0}};
+  newer.erase("rope_theta");
+  newer["rope_parameters"] = {{"rope_type", "linear"}, {"factor", 2.0}, {"rope_theta", 20000.0}};
+  const auto config = models::llama_config_from_hf(older.dump(), "config.json");
+  EXPECT_EQ(config, models::llama_config_from_hf(newer.dump(), "config.json"));
+  EXPECT_EQ(config.rope_scaling, (RopeScaling{.type = RopeScalingType::linear, .factor = 2.0}));
+  EXPECT_EQ(config.max_seq_len, 12);
+  older["rope_scaling"]["type"] = "dynamic";
+  EXPECT_EQ(models::llama_config_from_hf(older.dump(), "config.json").max_seq_len, 24);
+}
+
+TEST(ModelFiles, AFamilysDefaultsAreTransformers) {
+  auto description = tiny_hf_config();
+  description["model_type"] = "mistral";
+  EXPECT_EQ(models::llama_config_from_hf(description.dump(), "config.json").sliding_window, 4096);
+  description["sliding_window"] = nullptr;
+  EXPECT_EQ(models::llama_config_from_hf(description.dump(), "config.json").sliding_window, 0);
+  description["model_type"] = "qwen3";
+  EXPECT_EQ(models::llama_config_from_hf(description.dump(), "config.json").head_dim(), 128);
+  description["model_type"] = "qwen2";
+  EXPECT_EQ(models::llama_config_from_hf(description.dump(), "config.json").head_dim(), 8);
+}
+
+TEST(ModelFiles, ACheckpointKnowsItsFamily) {
+  models::LlamaConfig config = kTiny;
+  config.family = models::LlamaFamily::qwen3;
+  config.own_head_dim = 6;
+  config.sliding_window = 4;
+  config.rope_scaling = {.type = RopeScalingType::llama3,
+                         .factor = 8.0,
+                         .low_freq_factor = 2.0,
+                         .high_freq_factor = 3.0,
+                         .original_max_seq_len = 10};
+  auto metadata = models::llama_metadata(config);
+  EXPECT_EQ(models::llama_from_metadata(metadata, "here"), config);
+  metadata["name"] = "gpt";
+  EXPECT_THROW(models::llama_from_metadata(metadata, "here"), CheckpointError);
 }
 
 }  // namespace

@@ -1,6 +1,9 @@
 #include "phalanx/kernels/causal_attention.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -143,6 +146,23 @@ struct CausalAttentionFunction : torch::autograd::Function<CausalAttentionFuncti
   }
 };
 
+at::Tensor windowed_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, std::int64_t window) {
+  const std::int64_t seq = q.size(2), block = std::max(window, kQueryBlock);
+  const auto integers = at::TensorOptions(at::kLong).device(q.device());
+  std::vector<at::Tensor> rows;
+  for (std::int64_t first = 0; first < seq; first += block) {
+    const std::int64_t n = std::min(block, seq - first);
+    const std::int64_t from = std::max<std::int64_t>(first - window + 1, 0), keys = first + n - from;
+    const at::Tensor distance =
+        at::arange(first, first + n, integers).unsqueeze(1) - at::arange(from, from + keys, integers);
+    rows.push_back(at::scaled_dot_product_attention(q.narrow(2, first, n), k.narrow(2, from, keys),
+                                                    v.narrow(2, from, keys), (distance >= 0) & (distance < window),
+                                                    /*dropout_p=*/0.0, /*is_causal=*/false, /*scale=*/std::nullopt,
+                                                    /*enable_gqa=*/q.size(1) != k.size(1)));
+  }
+  return at::cat(rows, 2);
+}
+
 }  // namespace
 
 at::Tensor causal_attention_reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
@@ -150,7 +170,8 @@ at::Tensor causal_attention_reference(const at::Tensor& q, const at::Tensor& k, 
                                           /*scale=*/std::nullopt, /*enable_gqa=*/q.size(1) != k.size(1));
 }
 
-at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, std::int64_t window) {
+  if (window > 0 && window < q.size(2)) return windowed_attention(q, k, v, window);
   const bool whole = q.dim() == 4 && q.numel() > 0 && q.size(2) == k.size(2) && q.size(1) % k.size(1) == 0;
   if (sgemm_ == nullptr || !whole || !fusible(q, k, v)) return causal_attention_reference(q, k, v);
   return CausalAttentionFunction::apply(q, k, v);

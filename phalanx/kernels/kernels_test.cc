@@ -125,6 +125,22 @@ TEST(AttentionKernel, EqualsTheReferenceForAnyGroupingLengthAndLayout) {
   }
 }
 
+TEST(AttentionKernel, AWindowHidesWhatLiesBeforeIt) {
+  at::manual_seed(1);
+  for (const std::int64_t window : {2, 3, 64, 70, 200}) {  // of 150 positions: blocks of 64 and of the window
+    const at::Tensor distance = at::arange(150, at::kLong).unsqueeze(1) - at::arange(150, at::kLong).unsqueeze(0);
+    const at::Tensor hidden = (distance < 0).logical_or(distance >= window);
+    const Function reference = [&](const Tensors& in) {
+      const at::Tensor k = in[1].repeat_interleave(2, 1), v = in[2].repeat_interleave(2, 1);
+      const at::Tensor scores = in[0].matmul(k.transpose(2, 3)) / std::sqrt(6.0);
+      return scores.masked_fill(hidden, -1e30).softmax(-1).matmul(v);
+    };
+    expect_equal_to_reference([&](const Tensors& in) { return kernels::causal_attention(in[0], in[1], in[2], window); },
+                              reference,
+                              {at::randn({2, 4, 150, 6}), at::randn({2, 2, 150, 6}), at::randn({2, 2, 150, 6})});
+  }
+}
+
 TEST(AttentionKernel, TakesNoShapesThatItsLoopsDoNotKnow) {
   // Longer queries than keys go by the ATen op; key heads that do not divide the query heads are its error.
   const at::Tensor q = at::randn({1, 4, 5, 8}), k = at::randn({1, 2, 3, 8}), v = at::randn({1, 2, 3, 8});

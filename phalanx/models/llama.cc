@@ -4,6 +4,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/tensor.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -43,7 +44,14 @@ Llama::Llama(const LlamaConfig& config, const LlamaPart& part, nn::TensorOptions
         "tok_embeddings", std::make_shared<nn::Embedding>(nn::EmbeddingOptions{config.vocab_size, config.dim}, tensor));
   }
   const auto list = register_module("layers", std::make_shared<Layers>());
-  nn::TransformerBlockOptions block = {.attention = {config.dim, config.n_heads, config.n_kv_heads, config.head_dim()},
+  nn::TransformerBlockOptions block = {.attention = {.dim = config.dim,
+                                                     .n_heads = config.n_heads,
+                                                     .n_kv_heads = config.n_kv_heads,
+                                                     .head_dim = config.head_dim(),
+                                                     .window = config.sliding_window,
+                                                     .qkv_bias = config.has_qkv_bias(),
+                                                     .qk_norm = config.has_qk_norm(),
+                                                     .norm_eps = config.norm_eps},
                                        .ffn_hidden = config.ffn_hidden,
                                        .norm_eps = config.norm_eps};
   const double residual_std = 0.02 / std::sqrt(2.0 * static_cast<double>(config.n_layers));
@@ -67,10 +75,16 @@ Llama::Llama(const LlamaConfig& config, const LlamaPart& part, nn::TensorOptions
   }
 }
 
-const nn::RotaryTables& Llama::rope(std::int64_t positions, at::Device device) {
-  // A cache may be longer than the sequences of training.
+nn::RotaryTables Llama::rope(std::int64_t positions, std::int64_t longest, at::Device device) {
+  // Made in inference mode they could never be trained with afterwards.
+  const c10::InferenceMode trainable(false);
+  nn::RotaryOptions options{
+      .head_dim = config_.head_dim(), .theta = config_.rope_theta, .scaling = config_.rope_scaling, .longest = longest};
+  if (options.scaling.type == RopeScalingType::dynamic && longest > options.scaling.original_max_seq_len) {
+    return nn::rotary_tables(options, positions, device);  // of this length alone
+  }
   if (!rope_.cos.defined() || rope_.cos.device() != device || rope_.cos.size(0) < positions) {
-    rope_ = nn::rotary_tables(config_.head_dim(), std::max(positions, config_.max_seq_len), config_.rope_theta, device);
+    rope_ = nn::rotary_tables(options, positions, device);
   }
   return rope_;
 }
@@ -100,7 +114,7 @@ at::Tensor Llama::hidden(const at::Tensor& input) {
   if (seq > config_.max_seq_len) {
     throw Error(fmt::format("Llama: sequences of {} tokens, but max_seq_len is {}", seq, config_.max_seq_len));
   }
-  const nn::RotaryTables tables = rope(seq, input.device()).narrow(0, seq);
+  const nn::RotaryTables tables = rope(seq, seq, input.device()).narrow(0, seq);
   at::Tensor x = part_.embedding ? call(tok_embeddings, input) : input;  // [batch, seq, dim]
   for (const auto& layer : layers) x = call(layer, x, tables);
   return norm ? call(norm, x) : x;
@@ -154,6 +168,7 @@ nn::KvCache Llama::make_cache(std::int64_t batch, std::int64_t max_len) const {
                       .kv_heads = layers.front()->attention->wk->weight.size(0) / config_.head_dim(),
                       .max_len = max_len,
                       .head_dim = config_.head_dim(),
+                      .window = config_.sliding_window,
                       .dtype = tok_embeddings->weight.scalar_type(),
                       .device = tok_embeddings->weight.device()});
 }
@@ -177,6 +192,10 @@ at::Tensor Llama::forward_cached(const at::Tensor& tokens, nn::KvCache& cache, s
                             config_.n_layers, cache.options().batch, cache.options().layers));
   }
   const bool padded = !counts.empty();
+  std::int64_t longest_row = cache.longest() + (padded ? 0 : count);  // after this pass
+  for (std::size_t r = 0; r < counts.size(); ++r) {
+    longest_row = std::max(longest_row, cache.length(static_cast<std::int64_t>(r)) + counts[r]);
+  }
   at::Tensor last;  // each row's last real token of this pass
   if (padded) {
     std::vector<std::int64_t> at_rows(counts);
@@ -184,7 +203,7 @@ at::Tensor Llama::forward_cached(const at::Tensor& tokens, nn::KvCache& cache, s
     last = at::tensor(at_rows, at::TensorOptions(at::kLong)).to(tokens.device());
   }
   cache.begin(count, std::move(counts));
-  const nn::RotaryTables& all = rope(cache.options().max_len, tokens.device());
+  const nn::RotaryTables all = rope(cache.options().max_len, longest_row, tokens.device());
   const nn::RotaryTables tables =
       cache.positions().defined() ? all.at_positions(cache.positions()) : all.narrow(cache.longest(), count);
 

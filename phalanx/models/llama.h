@@ -1,6 +1,8 @@
-// The Llama family: pre-norm decoder with RMSNorm, rotary embedding, grouped-query attention and SwiGLU, no biases.
+// The Llama family: pre-norm decoder with RMSNorm, rotary embedding, grouped-query attention and SwiGLU. Mistral, Qwen2
+// and Qwen3 are of it (LlamaConfig::family).
 //
-// Parameter names are torchtitan's (tok_embeddings.weight, layers.N.attention.{wq,wk,wv,wo}.weight,
+// Parameter names are torchtitan's (tok_embeddings.weight, layers.N.attention.{wq,wk,wv,wo}.weight, and where the
+// family has them layers.N.attention.{wq,wk,wv}.bias and layers.N.attention.{q_norm,k_norm}.weight,
 // layers.N.feed_forward.{w1,w2,w3}.weight, layers.N.{attention_norm,ffn_norm}.weight, norm.weight, output.weight).
 // Hugging Face weights load by renaming alone (llama_hf_name, llama_fqn_from_hf in llama_config.h).
 // The constructor leaves the parameters without values: nn::initialise(*model, seed) or a checkpoint fills them.
@@ -88,7 +90,8 @@ class Llama : public nn::Module {
   at::Tensor logits(const at::Tensor& hidden);
   at::Tensor loss_of(const at::Tensor& hidden, const at::Tensor& labels);
   at::Tensor forward_cached(const at::Tensor& tokens, nn::KvCache& cache, std::vector<std::int64_t> counts);
-  const nn::RotaryTables& rope(std::int64_t positions, at::Device device);
+  /// Tables of at least so many positions, for a pass in which the longest sequence has `longest` tokens.
+  nn::RotaryTables rope(std::int64_t positions, std::int64_t longest, at::Device device);
   void check_tokens(const at::Tensor& tokens) const;
   void check_hidden(const at::Tensor& input) const;
   void check_whole(const char* what) const;
@@ -96,7 +99,7 @@ class Llama : public nn::Module {
   LlamaConfig config_;
   LlamaPart part_;
   LlamaHead head_;
-  nn::RotaryTables rope_;  // made at first use, on the device in use
+  nn::RotaryTables rope_;  // made at first use, on the device in use, and again for longer sequences
 };
 
 }  // namespace phalanx::models

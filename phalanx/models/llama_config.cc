@@ -59,22 +59,52 @@ std::int64_t nearest_divisor(std::int64_t number, std::int64_t wanted) {
   }
 }
 
+constexpr std::array<std::pair<LlamaFamily, const char*>, 4> kFamilies = {{
+    {LlamaFamily::llama, "llama"},
+    {LlamaFamily::mistral, "mistral"},
+    {LlamaFamily::qwen2, "qwen2"},
+    {LlamaFamily::qwen3, "qwen3"},
+}};
+
 constexpr std::array<std::pair<const char*, const char*>, 3> kOutside = {{
     {"tok_embeddings.weight", "model.embed_tokens.weight"},
     {"norm.weight", "model.norm.weight"},
     {"output.weight", "lm_head.weight"},
 }};
-constexpr std::array<std::pair<const char*, const char*>, 9> kInLayer = {{
+constexpr std::array<std::pair<const char*, const char*>, 14> kInLayer = {{
     {"attention.wq.weight", "self_attn.q_proj.weight"},
     {"attention.wk.weight", "self_attn.k_proj.weight"},
     {"attention.wv.weight", "self_attn.v_proj.weight"},
     {"attention.wo.weight", "self_attn.o_proj.weight"},
+    {"attention.wq.bias", "self_attn.q_proj.bias"},
+    {"attention.wk.bias", "self_attn.k_proj.bias"},
+    {"attention.wv.bias", "self_attn.v_proj.bias"},
+    {"attention.q_norm.weight", "self_attn.q_norm.weight"},
+    {"attention.k_norm.weight", "self_attn.k_norm.weight"},
     {"feed_forward.w1.weight", "mlp.gate_proj.weight"},
     {"feed_forward.w2.weight", "mlp.down_proj.weight"},
     {"feed_forward.w3.weight", "mlp.up_proj.weight"},
     {"attention_norm.weight", "input_layernorm.weight"},
     {"ffn_norm.weight", "post_attention_layernorm.weight"},
 }};
+
+void check_scaling(const RopeScaling& rope) {
+  if (rope.type == RopeScalingType::none) return;
+  if (!(rope.factor >= 1.0)) {
+    throw ConfigError(fmt::format("model: rope scaling by a factor of {}: expected 1 or above", rope.factor));
+  }
+  if (rope.type == RopeScalingType::linear) return;
+  if (rope.original_max_seq_len < 1) {
+    throw ConfigError(fmt::format("model: rope scaling from original_max_position_embeddings = {}: expected at least 1",
+                                  rope.original_max_seq_len));
+  }
+  if (rope.type == RopeScalingType::llama3 &&
+      !(rope.low_freq_factor > 0.0 && rope.high_freq_factor > rope.low_freq_factor)) {
+    throw ConfigError(
+        fmt::format("model: rope scaling with low_freq_factor = {} and high_freq_factor = {}: expected 0 < low < high",
+                    rope.low_freq_factor, rope.high_freq_factor));
+  }
+}
 
 /// "<prefix><digits>.<rest>" into digits and rest; empty strings where the name has another form.
 std::pair<std::string, std::string> split_layer(const std::string& name, const std::string& prefix) {
@@ -87,6 +117,26 @@ std::pair<std::string, std::string> split_layer(const std::string& name, const s
 }
 
 }  // namespace
+
+const char* family_name(LlamaFamily family) {
+  for (const auto& [known, name] : kFamilies) {
+    if (known == family) return name;
+  }
+  return "";
+}
+
+std::string family_names() {
+  std::vector<std::string> names;
+  for (const auto& known : kFamilies) names.emplace_back(known.second);
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+std::optional<LlamaFamily> family_from_name(std::string_view name) {
+  for (const auto& [family, known] : kFamilies) {
+    if (name == known) return family;
+  }
+  return std::nullopt;
+}
 
 void LlamaConfig::validate() const {
   const std::pair<const char*, std::int64_t> sizes[] = {
@@ -101,7 +151,13 @@ void LlamaConfig::validate() const {
   for (const auto& [key, value] : sizes) {
     if (value < 1) throw ConfigError(fmt::format("model: {} = {}: expected a positive number", key, value));
   }
-  if (dim % n_heads != 0) {
+  if (own_head_dim < 0 || own_head_dim % 2 != 0) {
+    throw ConfigError(
+        fmt::format("model: head_dim = {}: the rotary embedding turns pairs, so it must be even and above 0, or 0 for "
+                    "dim / n_heads",
+                    own_head_dim));
+  }
+  if (own_head_dim == 0 && dim % n_heads != 0) {
     throw ConfigError(
         fmt::format("model: head_dim = dim / n_heads must be whole, but dim = {} and n_heads = {}; "
                     "nearest: n_heads = {}",
@@ -121,6 +177,14 @@ void LlamaConfig::validate() const {
   }
   if (!(rope_theta > 0.0)) throw ConfigError(fmt::format("model: rope_theta = {}: expected above 0", rope_theta));
   if (!(norm_eps >= 0.0)) throw ConfigError(fmt::format("model: norm_eps = {}: expected 0 or above", norm_eps));
+  if (sliding_window < 0 || (sliding_window > 0 && family == LlamaFamily::llama)) {
+    throw ConfigError(fmt::format(
+        "model: sliding_window = {}: expected 0 in a model of the family llama, else 0 or above", sliding_window));
+  }
+  check_scaling(rope_scaling);
+  if (rope_scaling.type == RopeScalingType::dynamic && head_dim() < 4) {
+    throw ConfigError(fmt::format("model: head_dim = {}: dynamic rope scaling needs at least 4", head_dim()));
+  }
 }
 
 void LlamaConfig::validate_tensor_parallel(int ranks, std::int64_t seq_len) const {
@@ -151,15 +215,16 @@ void LlamaConfig::validate_tensor_parallel(int ranks, std::int64_t seq_len) cons
 }
 
 std::int64_t LlamaConfig::parameter_count() const noexcept {
-  const std::int64_t kv_dim = n_kv_heads * head_dim();
-  const std::int64_t layer = 2 * dim * dim + 2 * dim * kv_dim + 3 * dim * ffn_hidden + 2 * dim;
+  const std::int64_t q_dim = n_heads * head_dim(), kv_dim = n_kv_heads * head_dim();
+  const std::int64_t layer = 2 * dim * q_dim + 2 * dim * kv_dim + 3 * dim * ffn_hidden + 2 * dim +
+                             (has_qkv_bias() ? q_dim + 2 * kv_dim : 0) + (has_qk_norm() ? 2 * head_dim() : 0);
   return n_layers * layer + dim + vocab_size * dim * (tie_embeddings ? 1 : 2);
 }
 
 double LlamaConfig::flops_per_token(std::int64_t seq) const noexcept {
   const std::int64_t in_products = parameter_count() - (tie_embeddings ? 0 : vocab_size * dim);
   return 6.0 * static_cast<double>(in_products) +
-         12.0 * static_cast<double>(n_layers) * static_cast<double>(dim) * static_cast<double>(seq);
+         12.0 * static_cast<double>(n_layers) * static_cast<double>(n_heads * head_dim()) * static_cast<double>(seq);
 }
 
 LlamaConfig llama_flavor(const std::string& name) {
@@ -174,6 +239,10 @@ std::vector<std::string> llama_flavor_names() {
   std::vector<std::string> names;
   for (const auto& flavor : flavors()) names.push_back(flavor.first);
   return names;
+}
+
+bool llama_hf_may_ignore(const LlamaConfig& config, const std::string& hf_name) {
+  return hf_name.ends_with("rotary_emb.inv_freq") || (config.tie_embeddings && hf_name == "lm_head.weight");
 }
 
 std::string llama_hf_name(const std::string& fqn) {

@@ -45,7 +45,12 @@ std::vector<StyleOf> llama_tensor_plan(const Llama& model, int ranks, const Acti
     plan.push_back({"layers.*.feed_forward.w2", last});
   }
   if (model.output) plan.push_back({"output", inner});
-  if (between.kind == ActivationLayout::Kind::split) plan.push_back({"*norm", SequenceParallel{}});
+  // Norms see a part of the positions, or, those of queries and keys, a part of the heads.
+  if (between.kind == ActivationLayout::Kind::split) {
+    plan.push_back({"*norm", SequenceParallel{}});
+  } else if (model.config().has_qk_norm() && any_layer(&nn::TransformerBlock::attention)) {
+    plan.push_back({"layers.*.attention.[qk]_norm", SequenceParallel{}});
+  }
   return plan;
 }
 

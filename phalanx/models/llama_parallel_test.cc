@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "phalanx/base/error.h"
@@ -45,23 +46,26 @@ struct Mix {
   std::int64_t kv_heads = 2;
   int split_dim = 1;
   bool overlap = true;
+  models::LlamaFamily family = models::LlamaFamily::llama;
 };
 
 std::string label(const Mix& mix) {
-  return fmt::format("tp {} sequence {} tied {} dp {} stage {} recompute {} kv heads {} split {} overlap {}", mix.tp,
-                     mix.sequence, mix.tied, mix.dp, mix.stage, mix.recompute, mix.kv_heads, mix.split_dim,
-                     mix.overlap);
+  return fmt::format("tp {} sequence {} tied {} dp {} stage {} recompute {} kv heads {} split {} overlap {} {}", mix.tp,
+                     mix.sequence, mix.tied, mix.dp, mix.stage, mix.recompute, mix.kv_heads, mix.split_dim, mix.overlap,
+                     models::family_name(mix.family));
 }
 
 models::LlamaConfig small_llama(const Mix& mix) {
-  return {.dim = 32,
+  return {.family = mix.family,
+          .dim = 32,
           .n_layers = 4,
           .n_heads = 4,
           .n_kv_heads = mix.kv_heads,
           .ffn_hidden = 48,
           .vocab_size = 64,
           .max_seq_len = 16,
-          .tie_embeddings = mix.tied};
+          .tie_embeddings = mix.tied,
+          .sliding_window = mix.family == models::LlamaFamily::llama ? 0 : 5};
 }
 
 // [rows, positions + 1]: arithmetic progressions modulo a small number, so that there is something to learn.
@@ -153,7 +157,8 @@ void expect_one_rank(const MixOutcome& mix, const MixOutcome& one) {
     SCOPED_TRACE(name);
     EXPECT_TRUE(at::equal(mix.start.at(name), start));
     EXPECT_LT(relative_norm(mix.grads.at(name), one.grads.at(name)), 1e-5);
-    EXPECT_LT(relative_norm(mix.weights.at(name), one.weights.at(name)), 1e-4);
+    // A bias is nothing but its steps, whose size AdamW takes from gradients of a key's bias that are nearly zero.
+    EXPECT_LT(relative_norm(mix.weights.at(name), one.weights.at(name)), name.ends_with(".bias") ? 1e-3 : 1e-4);
   }
   for (std::size_t s = 0; s < one.losses.size(); ++s) {
     EXPECT_NEAR(mix.losses[s], one.losses[s], 2e-5 * one.losses[s]) << s;
@@ -162,12 +167,12 @@ void expect_one_rank(const MixOutcome& mix, const MixOutcome& one) {
 }
 
 void expect_mixes(const std::vector<Mix>& mixes) {
-  std::map<std::pair<bool, std::int64_t>, MixOutcome> ones;
+  std::map<std::tuple<bool, std::int64_t, models::LlamaFamily>, MixOutcome> ones;
   for (const Mix& mix : mixes) {
     SCOPED_TRACE(label(mix));
-    auto& one = ones[{mix.tied, mix.kv_heads}];
+    auto& one = ones[{mix.tied, mix.kv_heads, mix.family}];
     if (one.losses.empty()) {
-      one = run_mix({.tied = mix.tied, .kv_heads = mix.kv_heads})[0];
+      one = run_mix({.tied = mix.tied, .kv_heads = mix.kv_heads, .family = mix.family})[0];
       EXPECT_LT(one.losses.back(), one.losses.front());
     }
     const auto ranks = run_mix(mix);
@@ -192,6 +197,18 @@ TEST(LlamaTensorParallel, EqualsOneRank) {
   mixes.push_back({.tp = 4, .kv_heads = 1, .split_dim = 0});
   mixes.push_back({.tp = 4, .kv_heads = 4});
   expect_mixes(mixes);
+}
+
+// Biases and norms of queries and keys; at tp 4 two ranks hold the same key and value heads.
+TEST(LlamaTensorParallel, OtherFamiliesEqualOneRank) {
+  for (const auto family : {models::LlamaFamily::qwen2, models::LlamaFamily::qwen3}) {
+    expect_mixes({{.tp = 4, .sequence = false, .family = family},
+                  {.tp = 4, .family = family},
+                  {.tp = 2, .split_dim = 0, .overlap = false, .family = family}});
+  }
+  expect_mixes({{.tp = 2, .dp = 2, .stage = 3, .recompute = true, .family = models::LlamaFamily::qwen2},
+                {.tp = 2, .dp = 2, .stage = 3, .recompute = true, .family = models::LlamaFamily::qwen3},
+                {.tp = 2, .family = models::LlamaFamily::mistral}});
 }
 
 TEST(LlamaTensorParallel, WithRecomputedBlocksEqualsOneRank) {

@@ -18,6 +18,7 @@
 #include <nlohmann/json.hpp>
 
 #include "phalanx/base/error.h"
+#include "phalanx/models/testing/golden_weight.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/optim/adamw.h"
 #include "phalanx/optim/grad_norm.h"
@@ -29,6 +30,7 @@ using phalanx::models::llama_flavor;
 using phalanx::models::llama_fqn_from_hf;
 using phalanx::models::llama_hf_name;
 using phalanx::models::LlamaConfig;
+using phalanx::models::set_golden_weight;
 using testing::HasSubstr;
 
 const at::TensorOptions kIds = at::TensorOptions(at::kLong);
@@ -36,23 +38,6 @@ const at::TensorOptions kIds = at::TensorOptions(at::kLong);
 nlohmann::json golden() {
   std::ifstream file(std::string(PHALANX_MODELS_TESTDATA) + "/llama_golden.json");
   return nlohmann::json::parse(file);
-}
-
-/// The formula of scripts/make_llama_golden.py.
-void set_golden_weight(const std::string& name, const at::Tensor& parameter) {
-  std::uint32_t crc = 0xFFFFFFFFu;
-  for (const char c : name) {
-    crc ^= static_cast<unsigned char>(c);
-    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ (0xEDB88320u & (0u - (crc & 1u)));
-  }
-  crc = ~crc;
-  const at::NoGradGuard no_grad;
-  auto* out = parameter.mutable_data_ptr<float>();
-  const double shift = name.find("norm") == std::string::npos ? 0.0 : 1.0;
-  for (std::int64_t i = 0; i < parameter.numel(); ++i) {
-    const auto x = static_cast<std::uint32_t>(static_cast<std::uint64_t>(i) * 2654435761u + crc);
-    out[i] = static_cast<float>((x / 4294967296.0 - 0.5) * 0.4 + shift);
-  }
 }
 
 LlamaConfig golden_config(const nlohmann::json& data, bool tied) {

@@ -293,7 +293,7 @@ TEST(ShardedLlamaErrors, UnusedParametersAreNamedOnEveryRank) {
       FullyShardedDataParallel sharded(model, DeviceMesh(world, {{"dp_shard", 2}}));
       sharded.initialise(1);
       const at::Tensor tokens = progressions(0);
-      const auto rope = nn::rotary_tables(model.config().head_dim(), tokens.size(1), 10000.0);
+      const auto rope = nn::rotary_tables({.head_dim = model.config().head_dim()}, tokens.size(1));
       nn::call(model.layers[1], nn::call(model.tok_embeddings, tokens), rope).sum().backward();
     });
     FAIL() << "no error";

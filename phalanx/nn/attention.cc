@@ -10,15 +10,24 @@ namespace phalanx::nn {
 Attention::Attention(const AttentionOptions& options, TensorOptionsOfModule tensor)
     : Module("Attention"), options_(options) {
   const std::int64_t q_dim = options.n_heads * options.head_dim, kv_dim = options.n_kv_heads * options.head_dim;
-  wq = register_module("wq", std::make_shared<Linear>(LinearOptions{options.dim, q_dim}, tensor));
-  wk = register_module("wk", std::make_shared<Linear>(LinearOptions{options.dim, kv_dim}, tensor));
-  wv = register_module("wv", std::make_shared<Linear>(LinearOptions{options.dim, kv_dim}, tensor));
+  const bool bias = options.qkv_bias;
+  wq = register_module("wq", std::make_shared<Linear>(LinearOptions{options.dim, q_dim, bias}, tensor));
+  wk = register_module("wk", std::make_shared<Linear>(LinearOptions{options.dim, kv_dim, bias}, tensor));
+  wv = register_module("wv", std::make_shared<Linear>(LinearOptions{options.dim, kv_dim, bias}, tensor));
   wo = register_module("wo", std::make_shared<Linear>(LinearOptions{q_dim, options.dim}, tensor));
+  if (!options.qk_norm) return;
+  q_norm = register_module("q_norm", std::make_shared<RMSNorm>(options.head_dim, options.norm_eps, tensor));
+  k_norm = register_module("k_norm", std::make_shared<RMSNorm>(options.head_dim, options.norm_eps, tensor));
 }
 
 std::vector<at::Tensor> Attention::projections(const at::Tensor& x) {
   if (exchange_ && !wq->must_be_called() && !wk->must_be_called() && !wv->must_be_called()) {
-    return exchange_->gathered_products(x, {wq->used_weight(), wk->used_weight(), wv->used_weight()});
+    std::vector<at::Tensor> qkv =
+        exchange_->gathered_products(x, {wq->used_weight(), wk->used_weight(), wv->used_weight()});
+    if (options_.qkv_bias) {
+      qkv = {qkv[0] + wq->used_bias(), qkv[1] + wk->used_bias(), qkv[2] + wv->used_bias()};
+    }
+    return qkv;
   }
   const at::Tensor all = exchange_ ? exchange_->gather(x) : x;
   return {call(wq, all), call(wk, all), call(wv, all)};
@@ -27,11 +36,12 @@ std::vector<at::Tensor> Attention::projections(const at::Tensor& x) {
 Attention::Heads Attention::heads(const at::Tensor& x, const RotaryTables& rope) {
   const std::vector<at::Tensor> qkv = projections(x);
   // The head counts are inferred: under tensor parallelism a rank holds only some of them.
-  const auto split = [&](const at::Tensor& y) {
-    return y.view({y.size(0), y.size(1), -1, options_.head_dim}).transpose(1, 2);
+  const auto split = [&](const at::Tensor& y, const std::shared_ptr<RMSNorm>& norm) {
+    const at::Tensor heads = y.view({y.size(0), y.size(1), -1, options_.head_dim});
+    return (norm ? call(norm, heads) : heads).transpose(1, 2);
   };
-  return {kernels::apply_rotary(split(qkv[0]), rope.cos, rope.sin),
-          kernels::apply_rotary(split(qkv[1]), rope.cos, rope.sin), split(qkv[2])};
+  return {kernels::apply_rotary(split(qkv[0], q_norm), rope.cos, rope.sin),
+          kernels::apply_rotary(split(qkv[1], k_norm), rope.cos, rope.sin), split(qkv[2], nullptr)};
 }
 
 at::Tensor Attention::project(const at::Tensor& y) {
@@ -43,7 +53,7 @@ at::Tensor Attention::project(const at::Tensor& y) {
 
 at::Tensor Attention::forward(const at::Tensor& x, const RotaryTables& rope) {
   const auto [q, k, v] = heads(x, rope);
-  return project(kernels::causal_attention(q, k, v));
+  return project(kernels::causal_attention(q, k, v, options_.window));
 }
 
 at::Tensor Attention::forward(const at::Tensor& x, const RotaryTables& rope, KvCache& cache, std::int64_t layer) {

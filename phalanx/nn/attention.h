@@ -2,6 +2,9 @@
 //
 //   q, k, v = wq x, wk x, wv x            split into heads, q and k turned by the rotary tables
 //   y = wo softmax(q k^T / sqrt(head_dim) + causal mask) v
+//
+// As models want it: a bias on q, k and v; an RMS norm of each head of q and k before they are turned; a window, so
+// that a position attends to itself and window - 1 before it.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +14,7 @@
 
 #include "phalanx/nn/kv_cache.h"
 #include "phalanx/nn/linear.h"
+#include "phalanx/nn/rms_norm.h"
 #include "phalanx/nn/rotary.h"
 
 namespace phalanx::nn {
@@ -20,6 +24,10 @@ struct AttentionOptions {
   std::int64_t n_heads = 0;
   std::int64_t n_kv_heads = 0;
   std::int64_t head_dim = 0;
+  std::int64_t window = 0;  // 0: all positions before
+  bool qkv_bias = false;
+  bool qk_norm = false;
+  double norm_eps = 1e-5;
 };
 
 class Attention : public Module {
@@ -36,6 +44,7 @@ class Attention : public Module {
   void exchange_through(std::shared_ptr<const RowExchange> exchange) { exchange_ = std::move(exchange); }
 
   std::shared_ptr<Linear> wq, wk, wv, wo;
+  std::shared_ptr<RMSNorm> q_norm, k_norm;  // null without
 
  private:
   struct Heads {

@@ -62,10 +62,13 @@ void KvCache::begin(std::int64_t tokens, std::vector<std::int64_t> counts) {
   const bool same = uniform();
   const at::TensorOptions integers = at::TensorOptions(at::kLong);
   at::Tensor positions;
-  if (!same || (longest() > 0 && tokens > 1)) {
+  const bool beyond_window = options_.window > 0 && longest() + tokens > options_.window;
+  if (!same || beyond_window || (longest() > 0 && tokens > 1)) {
     positions = at::tensor(lengths_, integers).unsqueeze(1) + at::arange(tokens, integers);  // [batch, tokens]
     const at::Tensor keys = at::arange(longest() + tokens, integers);
-    mask_ = (keys <= positions.unsqueeze(-1)).unsqueeze(1).to(options_.device);  // [batch, 1, tokens, keys]
+    const at::Tensor distance = positions.unsqueeze(-1) - keys;  // [batch, tokens, keys]
+    const at::Tensor seen = beyond_window ? (distance >= 0) & (distance < options_.window) : distance >= 0;
+    mask_ = seen.unsqueeze(1).to(options_.device);  // [batch, 1, tokens, keys]
   }
   if (!same) positions_ = positions.to(options_.device);
 }

@@ -27,6 +27,7 @@ struct KvCacheOptions {
   std::int64_t kv_heads = 0;
   std::int64_t max_len = 0;
   std::int64_t head_dim = 0;
+  std::int64_t window = 0;  // a position sees itself and so many less one before it; 0: all before it
   at::ScalarType dtype = at::kFloat;
   at::Device device = at::kCPU;
 };

@@ -29,6 +29,7 @@ class Linear : public Module {
   void scatter_through(std::shared_ptr<const RowExchange> exchange) { scatters_ = std::move(exchange); }
   /// What forward() uses for the weight, for a layer that multiplies with it in its place.
   at::Tensor used_weight() const { return used("weight", weight); }
+  at::Tensor used_bias() const { return used("bias", bias); }  // undefined without one
   /// Whether somebody wants to see this layer's own call.
   bool must_be_called() const { return has_forward_hooks() || has_input_hook() || has_parameter_hooks(); }
 

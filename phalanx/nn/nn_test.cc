@@ -71,7 +71,7 @@ TEST(Module, ChildrenOfAttentionRunTheirHooksToo) {
     });
   }
   const at::Tensor x = at::randn({2, 5, 8});
-  const auto rope = phalanx::nn::rotary_tables(4, 5, 10000.0);
+  const auto rope = phalanx::nn::rotary_tables({.head_dim = 4, .theta = 10000.0}, 5);
   const at::Tensor hooked = call(attention, x, rope);
   EXPECT_THAT(order, testing::UnorderedElementsAre("wq", "wk", "wv", "wo"));
   EXPECT_EQ(order.back(), "wo");
@@ -195,7 +195,7 @@ TEST(Attention, EqualsItsFormulaWithAndWithoutACache) {
   const at::NoGradGuard no_grad;
   for (const auto& parameter : attention.parameters()) parameter.mul_(30.0);
   const at::Tensor x = at::randn({2, 7, 16});
-  const auto rope = phalanx::nn::rotary_tables(6, 7, 100.0);
+  const auto rope = phalanx::nn::rotary_tables({.head_dim = 6, .theta = 100.0}, 7);
   const at::Tensor expected = attention_by_hand(attention, x, rope, 4, 2);
   EXPECT_TRUE(at::allclose(call(attention, x, rope), expected, 1e-4, 1e-5));
 
@@ -223,7 +223,7 @@ TEST(TransformerBlock, AddsAttentionAndFeedForwardEachBehindItsNorm) {
     }
   }
   const at::Tensor x = at::randn({2, 5, 8});
-  const auto rope = phalanx::nn::rotary_tables(4, 5, 100.0);
+  const auto rope = phalanx::nn::rotary_tables({.head_dim = 4, .theta = 100.0}, 5);
   const auto normed = [](const at::Tensor& t, const at::Tensor& weight) {
     return t / ((t * t).mean(-1, /*keepdim=*/true) + 0.5).sqrt() * weight;
   };
@@ -286,7 +286,7 @@ TEST(KvCache, WrongCountsAreErrors) {
 }
 
 TEST(Rotary, ScoresDependOnTheDistanceAlone) {
-  const auto all = phalanx::nn::rotary_tables(8, 32, 10000.0);
+  const auto all = phalanx::nn::rotary_tables({.head_dim = 8, .theta = 10000.0}, 32);
   const at::Tensor q = at::randn({1, 1, 1, 8}), k = at::randn({1, 1, 1, 8});
   const auto turned = [&](const at::Tensor& x, std::int64_t position) {
     const auto tables = all.narrow(position, 1);
@@ -298,7 +298,7 @@ TEST(Rotary, ScoresDependOnTheDistanceAlone) {
 }
 
 TEST(Rotary, TablesHoldTheAnglesOfPositionAndPair) {
-  const auto tables = phalanx::nn::rotary_tables(8, 32, 10000.0);
+  const auto tables = phalanx::nn::rotary_tables({.head_dim = 8, .theta = 10000.0}, 32);
   EXPECT_EQ(tables.cos.size(1), 4);
   // Position 0 turns by nothing, position p by p radians in the first pair.
   EXPECT_EQ(tables.cos[0][0].item<double>(), 1.0);
@@ -307,7 +307,7 @@ TEST(Rotary, TablesHoldTheAnglesOfPositionAndPair) {
 }
 
 TEST(Rotary, TablesOfPositionsAreRowsOfTheTables) {
-  const auto all = phalanx::nn::rotary_tables(8, 32, 10000.0);
+  const auto all = phalanx::nn::rotary_tables({.head_dim = 8, .theta = 10000.0}, 32);
   const auto some = all.at_positions(at::tensor({3, 30, 0, 7}, at::TensorOptions(at::kLong)).view({2, 2}));
   EXPECT_EQ(some.cos.sizes(), (std::vector<std::int64_t>{2, 2, 4}));
   EXPECT_TRUE(at::equal(some.cos[0][1], all.cos[30]));

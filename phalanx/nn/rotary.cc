@@ -5,9 +5,44 @@
 #include <ATen/ops/outer.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/reciprocal.h>
+#include <ATen/ops/where.h>
 #include <c10/core/GradMode.h>
 
+#include <cmath>
+#include <numbers>
+
 namespace phalanx::nn {
+namespace {
+
+// Short wavelengths stay, long ones are divided by the factor, those between are blended.
+at::Tensor llama3_frequencies(const RopeScaling& scaling, const at::Tensor& frequencies) {
+  const auto length = static_cast<double>(scaling.original_max_seq_len);
+  const at::Tensor wavelengths = 2.0 * std::numbers::pi / frequencies;
+  const at::Tensor stretched = frequencies / scaling.factor;
+  const at::Tensor share =
+      (length / wavelengths - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor);
+  const at::Tensor blended = (1.0 - share) * stretched + share * frequencies;
+  const at::Tensor of_long = at::where(wavelengths > length / scaling.low_freq_factor, stretched, blended);
+  return at::where(wavelengths < length / scaling.high_freq_factor, frequencies, of_long);
+}
+
+double stretched_theta(const RotaryOptions& options) {
+  const RopeScaling& scaling = options.scaling;
+  if (scaling.type != RopeScalingType::dynamic || options.longest <= scaling.original_max_seq_len) return options.theta;
+  const double times = static_cast<double>(options.longest) / static_cast<double>(scaling.original_max_seq_len);
+  const auto head_dim = static_cast<double>(options.head_dim);
+  return options.theta * std::pow(scaling.factor * times - (scaling.factor - 1.0), head_dim / (head_dim - 2.0));
+}
+
+at::Tensor frequencies(const RotaryOptions& options, const at::TensorOptions& tensor) {
+  const at::Tensor exponents = at::arange(0, options.head_dim, 2, tensor) / static_cast<double>(options.head_dim);
+  at::Tensor result = at::reciprocal(at::pow(stretched_theta(options), exponents));
+  if (options.scaling.type == RopeScalingType::linear) result = result / options.scaling.factor;
+  if (options.scaling.type == RopeScalingType::llama3) result = llama3_frequencies(options.scaling, result);
+  return result;
+}
+
+}  // namespace
 
 RotaryTables RotaryTables::narrow(std::int64_t first, std::int64_t count) const {
   return {cos.narrow(0, first, count), sin.narrow(0, first, count)};
@@ -19,14 +54,12 @@ RotaryTables RotaryTables::at_positions(const at::Tensor& positions) const {
   return {cos.index_select(0, flat).view({batch, count, half}), sin.index_select(0, flat).view({batch, count, half})};
 }
 
-RotaryTables rotary_tables(std::int64_t head_dim, std::int64_t max_len, double theta, at::Device device) {
+RotaryTables rotary_tables(const RotaryOptions& options, std::int64_t max_len, at::Device device) {
   const at::NoGradGuard no_grad;
   // In fp32 throughout, as Hugging Face computes them: the same tables for the same weights.
-  const auto options = at::TensorOptions(at::kFloat).device(device);
-  const at::Tensor exponents = at::arange(0, head_dim, 2, options) / static_cast<double>(head_dim);
-  const at::Tensor frequencies = at::reciprocal(at::pow(theta, exponents));
-  const at::Tensor angles = at::outer(at::arange(max_len, options), frequencies);  // [max_len, head_dim / 2]
-  return {angles.cos(), angles.sin()};
+  const auto tensor = at::TensorOptions(at::kFloat).device(device);
+  const at::Tensor angles = at::outer(at::arange(max_len, tensor), frequencies(options, tensor));
+  return {angles.cos(), angles.sin()};  // [max_len, head_dim / 2]
 }
 
 }  // namespace phalanx::nn

@@ -2,15 +2,17 @@
 // product depends on the distance alone.
 //
 // Element i of a head is paired with element i + head_dim / 2 ("rotate-half", Hugging Face's pairing), by the angle
-// position * theta^(-2 i / head_dim). The tables are fp32 and made once for max_len positions.
+// position * theta^(-2 i / head_dim), stretched as rope_scaling.h says. The tables are fp32, of max_len positions.
 //
-//   RotaryTables rope = rotary_tables(head_dim, max_seq_len, theta);
+//   RotaryTables rope = rotary_tables({.head_dim = 64, .theta = 500000.0}, max_seq_len);
 //   q = kernels::apply_rotary(q, rope.cos, rope.sin);      // [batch, heads, seq, head_dim]
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+
+#include "phalanx/nn/rope_scaling.h"
 
 namespace phalanx::nn {
 
@@ -24,6 +26,13 @@ struct RotaryTables {
   RotaryTables at_positions(const at::Tensor& positions) const;
 };
 
-RotaryTables rotary_tables(std::int64_t head_dim, std::int64_t max_len, double theta, at::Device device = at::kCPU);
+struct RotaryOptions {
+  std::int64_t head_dim = 0;
+  double theta = 10000.0;
+  RopeScaling scaling;
+  std::int64_t longest = 0;  // tokens of the longest sequence so far, by which dynamic scaling goes
+};
+
+RotaryTables rotary_tables(const RotaryOptions& options, std::int64_t max_len, at::Device device = at::kCPU);
 
 }  // namespace phalanx::nn

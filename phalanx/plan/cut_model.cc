@@ -10,7 +10,9 @@ CutModel::CutModel(const TrainingShape& shape)
       queries(heads * shape.model.head_dim()),
       keys(std::max<std::int64_t>(shape.model.n_kv_heads / shape.tensor_ranks, 1) * shape.model.head_dim()),
       feed_forward_hidden(shape.model.ffn_hidden / shape.tensor_ranks),
-      vocab(shape.model.vocab_size / shape.tensor_ranks) {}
+      vocab(shape.model.vocab_size / shape.tensor_ranks),
+      biases_and_norms((shape.model.has_qkv_bias() ? queries + 2 * keys : 0) +
+                       (shape.model.has_qk_norm() ? 2 * shape.model.head_dim() : 0)) {}
 
 std::int64_t CutModel::parameters(const models::LlamaPart& part, bool tied) const {
   std::int64_t sum = 0;

@@ -44,6 +44,9 @@ std::vector<UnitShape> units_of(const TrainingShape& shape) {
   units.push_back(
       {.parameters = {{q, dim}, {kv, dim}, {kv, dim}, {dim, q}, {ffn, dim}, {dim, ffn}, {ffn, dim}, norm, norm},
        .count = model.n_layers});
+  std::vector<FlatParameter>& layer = units.back().parameters;
+  if (model.has_qkv_bias()) layer.insert(layer.end(), {{q, 1}, {kv, 1}, {kv, 1}});
+  if (model.has_qk_norm()) layer.insert(layer.end(), 2, {model.head_dim(), 1});
   units.push_back({.parameters = {norm}});
   if (!model.tie_embeddings) units.back().parameters.push_back(table);
   return units;

@@ -185,6 +185,18 @@ TEST(MemoryModel, StateOfCutModelsAddsUp) {
   }
 }
 
+TEST(MemoryModel, BiasesAndNormsOfHeadsCount) {
+  models::LlamaConfig model = models::llama_flavor("5M");
+  const auto state = [](const TrainingShape& shape) { return predict_memory(shape).peak[MemoryCategory::parameters]; };
+  for (const auto family : {models::LlamaFamily::qwen2, models::LlamaFamily::qwen3}) {
+    model.family = family;
+    model.own_head_dim = 48;
+    EXPECT_EQ(state({.model = model, .replicas = 2}), 4 * model.parameter_count()) << models::family_name(family);
+    const auto p = static_cast<double>(model.parameter_count());
+    EXPECT_NEAR(static_cast<double>(state({.model = model, .shards = 2})), 4 * p / 2, 0.05 * 2 * p);
+  }
+}
+
 // What a schedule keeps alive is what it takes: GPipe every micro-batch, 1F1B at most as many as there are stages.
 TEST(MemoryModel, ActivationsOfAPipelineFollowItsSchedule) {
   const auto activations = [](const char* name, int micro_batches, std::size_t rank) {

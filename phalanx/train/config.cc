@@ -379,8 +379,13 @@ void resolve(TrainConfig& config) {
                     "the folder is save_traces_folder",
                     config.comm.save_traces_file_prefix));
   }
-  if (config.checkpoint.initial_load_in_hf && config.checkpoint.initial_load_path.empty()) {
-    throw ConfigError("[checkpoint] initial_load_in_hf is true, but initial_load_path is not set");
+  if (config.checkpoint.initial_load_in_hf && config.checkpoint.initial_load_path.empty() &&
+      config.model.hf_assets_path.empty()) {
+    throw ConfigError(
+        "[checkpoint] initial_load_in_hf is true, but neither initial_load_path nor [model] hf_assets_path is set");
+  }
+  if (config.model.flavor == kFlavorOfDirectory && config.model.hf_assets_path.empty()) {
+    throw ConfigError("[model] flavor is \"hf\", but hf_assets_path (the folder of config.json) is not set");
   }
   if (!config.metrics.sample_prompt.empty() && config.model.hf_assets_path.empty()) {
     throw ConfigError(

@@ -16,6 +16,9 @@
 
 namespace phalanx::train {
 
+/// model.flavor: the shape is that of config.json in model.hf_assets_path.
+inline constexpr const char* kFlavorOfDirectory = "hf";
+
 struct TrainConfig {
   struct Job {
     std::string dump_folder = "./outputs";

@@ -28,12 +28,13 @@ const std::vector<Key>& known_keys() {
       {"model",
        "flavor",
        at<&C::model, &C::Model::flavor>,
-       "Named size; the explicit keys below change single numbers of it.",
+       "Named size, or hf: that of config.json in hf_assets_path. The explicit keys below change single numbers of it.",
        -kAny,
        kAny,
-       {"debug", "5M", "50M", "llama3_1b", "llama3_8b", "llama3_70b"}},
+       {"debug", "5M", "50M", "llama3_1b", "llama3_8b", "llama3_70b", kFlavorOfDirectory}},
       {"model", "hf_assets_path", at<&C::model, &C::Model::hf_assets_path>,
-       "Folder with tokenizer.json; needed only for the sample at the end of the run."},
+       "Folder with tokenizer.json, for the sample at the end of the run; a whole model as Hugging Face keeps it, for "
+       "flavor hf and checkpoint.initial_load_in_hf."},
       {"model", "dim", at<&C::model, &C::Model::dim>, "Width of the hidden states.", 1, kAny, {}, kFromFlavor},
       {"model", "n_layers", at<&C::model, &C::Model::n_layers>, "Number of blocks.", 1, kAny, {}, kFromFlavor},
       {"model", "n_heads", at<&C::model, &C::Model::n_heads>, "Query heads; divides dim.", 1, kAny, {}, kFromFlavor},
@@ -249,12 +250,13 @@ const std::vector<Key>& known_keys() {
        "Continue from this step's checkpoint. -1: from the newest complete one.", -1, kAny},
       {"checkpoint", "initial_load_path", at<&C::checkpoint, &C::Checkpoint::initial_load_path>,
        "Weights of a new run: a checkpoint's folder, or with initial_load_in_hf a safetensors file or a folder of "
-       "them. "
+       "them (unset: model.hf_assets_path). "
        "Ignored when the run continues from a checkpoint of its own."},
       {"checkpoint", "initial_load_in_hf", at<&C::checkpoint, &C::Checkpoint::initial_load_in_hf>,
-       "initial_load_path holds safetensors with Hugging Face's names."},
+       "A new run starts from safetensors with Hugging Face's names, in fp32, fp16 or bf16."},
       {"checkpoint", "last_save_in_hf", at<&C::checkpoint, &C::Checkpoint::last_save_in_hf>,
-       "At the end also write the weights to hf/model.safetensors in job.dump_folder, with Hugging Face's names."},
+       "At the end also write the model to hf/ in job.dump_folder as transformers reads it: config.json, "
+       "model.safetensors and, from model.hf_assets_path, the tokenizer's files."},
 
       {"metrics", "log_freq", at<&C::metrics, &C::Metrics::log_freq>,
        "Steps between log lines; the first step is always logged. metrics.jsonl has every step.", 1, kAny},

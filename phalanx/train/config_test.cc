@@ -170,7 +170,8 @@ TEST(Config, ValuesOutOfRangeAreRefused) {
 }
 
 TEST(Config, KeysThatNeedEachOtherAreRefusedAlone) {
-  EXPECT_THAT(refusal("[checkpoint]\ninitial_load_in_hf = true\n"), HasSubstr("initial_load_path is not set"));
+  EXPECT_THAT(refusal("[checkpoint]\ninitial_load_in_hf = true\n"),
+              HasSubstr("neither initial_load_path nor [model] hf_assets_path is set"));
   EXPECT_THAT(refusal("[metrics]\nsample_prompt = \"x\"\n"), HasSubstr("hf_assets_path"));
   EXPECT_THAT(refusal("[validation]\nenable = true\nfraction = 0\n"), HasSubstr("nothing is held out"));
   EXPECT_NO_THROW(parse("[validation]\nenable = true\nfraction = 0\ndataset_path = \"t.bin\"\n"));

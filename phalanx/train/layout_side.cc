@@ -10,10 +10,10 @@ LayoutSide::LayoutSide(const TrainConfig& config, const std::shared_ptr<Communic
       data(open_training_data(config, plan, device, world->rank())),
       model(config, plan, world, device),
       options{.plan = plan, .rank = world->rank(), .device = device, .autocast = autocast_dtype(config, plan)} {
-  if (config.checkpoint.initial_load_path.empty()) {
+  if (!has_initial_weights(config)) {
     model.initialise(static_cast<std::uint64_t>(config.debug.seed));
   } else {
-    load_initial_weights(config.checkpoint, model.weights(), [](const std::string&) {});
+    load_initial_weights(config, model.weights(), [](const std::string&) {});
   }
   model.values_were_loaded();
   update = std::make_unique<WeightUpdate>(config, model.parameters(), model.norm_ranks());

@@ -1,9 +1,28 @@
 #include "phalanx/train/model_config.h"
 
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include "phalanx/base/error.h"
+#include "phalanx/base/file.h"
+#include "phalanx/models/hf_config.h"
+
 namespace phalanx::train {
 
+namespace {
+
+models::LlamaConfig model_of_directory(const std::string& folder) {
+  const std::string file = (std::filesystem::path(folder) / "config.json").string();
+  return models::llama_config_from_hf(read_file(file, models::kMaxHfConfigBytes), file);
+}
+
+}  // namespace
+
 models::LlamaConfig model_config(const TrainConfig& config) {
-  models::LlamaConfig model = models::llama_flavor(config.model.flavor);
+  const bool is_directory = config.model.flavor == kFlavorOfDirectory;
+  models::LlamaConfig model =
+      is_directory ? model_of_directory(config.model.hf_assets_path) : models::llama_flavor(config.model.flavor);
   const auto take = [](auto& number, auto given) {
     if (given != 0) number = given;
   };
@@ -16,7 +35,12 @@ models::LlamaConfig model_config(const TrainConfig& config) {
   take(model.rope_theta, config.model.rope_theta);
   take(model.norm_eps, config.model.norm_eps);
   if (config.model.tie_embeddings) model.tie_embeddings = *config.model.tie_embeddings;
-  model.max_seq_len = config.training.seq_len;
+  if (is_directory && config.training.seq_len > model.max_seq_len) {
+    throw ConfigError(fmt::format(
+        "[training] seq_len = {}, but the model in '{}' is of max_position_embeddings {}: expected at most that",
+        config.training.seq_len, config.model.hf_assets_path, model.max_seq_len));
+  }
+  if (!is_directory) model.max_seq_len = config.training.seq_len;
   model.validate();
   return model;
 }

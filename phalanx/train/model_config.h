@@ -1,4 +1,5 @@
-// From the [model] section to the model: the flavor's numbers, changed by the explicit keys.
+// From the [model] section to the model: the flavor's numbers, or with flavor "hf" those of config.json in
+// hf_assets_path, changed by the explicit keys.
 #pragma once
 
 #include "phalanx/models/llama_config.h"
@@ -6,7 +7,8 @@
 
 namespace phalanx::train {
 
-/// Validated; max_seq_len is training.seq_len. Throws ConfigError.
+/// Validated; max_seq_len is training.seq_len, or the file's if that is more. Throws ConfigError; CheckpointError for
+/// what is wrong with config.json.
 models::LlamaConfig model_config(const TrainConfig& config);
 
 /// The configuration with every number of the model written out, as `--print-config` shows it.

@@ -7,14 +7,16 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <set>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/human.h"
 #include "phalanx/checkpoint/checkpoint_list.h"
 #include "phalanx/checkpoint/weights.h"
-#include "phalanx/models/llama_config.h"
+#include "phalanx/models/llama_json.h"
 #include "phalanx/train/first_rank.h"
+#include "phalanx/train/model_config.h"
 
 namespace phalanx::train {
 namespace {
@@ -33,10 +35,14 @@ void check_can_save(const std::string& folder) {
 
 /// A checkpoint folder stands for its newest complete step; files, step directories and folders of weights for
 /// themselves.
-std::filesystem::path initial_weights(const TrainConfig::Checkpoint& config) {
-  const std::filesystem::path path = config.initial_load_path;
+std::filesystem::path initial_weights(const TrainConfig& run) {
+  const TrainConfig::Checkpoint& config = run.checkpoint;
+  const bool is_given = !config.initial_load_path.empty();
+  const std::filesystem::path path = is_given ? config.initial_load_path : run.model.hf_assets_path;
   if (!std::filesystem::exists(path)) {
-    throw CheckpointError(fmt::format("[checkpoint] initial_load_path '{}' does not exist", path.string()));
+    throw CheckpointError(fmt::format("{} '{}' does not exist",
+                                      is_given ? "[checkpoint] initial_load_path" : "[model] hf_assets_path",
+                                      path.string()));
   }
   if (config.initial_load_in_hf || !std::filesystem::is_directory(path)) return path;
   for (const auto& entry : std::filesystem::directory_iterator(path)) {
@@ -59,11 +65,24 @@ std::filesystem::path chosen_step(const std::string& folder, std::int64_t step) 
 
 }  // namespace
 
-void load_initial_weights(const TrainConfig::Checkpoint& config, const std::vector<NamedTensor>& weights,
-                          const Say& say) {
+bool has_initial_weights(const TrainConfig& config) {
+  return config.checkpoint.initial_load_in_hf || !config.checkpoint.initial_load_path.empty();
+}
+
+void load_initial_weights(const TrainConfig& config, const std::vector<NamedTensor>& weights, const Say& say) {
   const std::filesystem::path path = initial_weights(config);
+  const models::LlamaConfig model = model_config(config);
+  const bool in_hf = config.checkpoint.initial_load_in_hf;
+  // A stage of a pipeline leaves to the others what is theirs.
+  std::set<std::string> of_model;
+  for (const auto& [name, shape] : models::llama_parameter_shapes(model)) {
+    of_model.insert(in_hf ? models::llama_hf_name(name) : name);
+  }
   LoadWeightsOptions options;
-  if (config.initial_load_in_hf) options.name_in_file = models::llama_hf_name;
+  if (in_hf) options.name_in_file = models::llama_hf_name;
+  options.ignore = [&](const std::string& name) {
+    return of_model.contains(name) || (in_hf && models::llama_hf_may_ignore(model, name));
+  };
   const LoadedWeights loaded = load_weights(path, weights, options);
   say(fmt::format("initial weights: {} ({})", path.string(), human_bytes(loaded.bytes)));
 }

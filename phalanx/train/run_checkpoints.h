@@ -27,9 +27,10 @@ namespace phalanx::train {
 
 using Say = std::function<void(const std::string&)>;  // a line for the log
 
-/// Fills the weights from [checkpoint] initial_load_path, which is set.
-void load_initial_weights(const TrainConfig::Checkpoint& config, const std::vector<NamedTensor>& weights,
-                          const Say& say);
+/// Whether a new run starts from weights of [checkpoint] initial_load_path, or of [model] hf_assets_path.
+bool has_initial_weights(const TrainConfig& config);
+/// Fills the weights from there, each rank its part of the files.
+void load_initial_weights(const TrainConfig& config, const std::vector<NamedTensor>& weights, const Say& say);
 
 class RunCheckpoints {
  public:

@@ -88,10 +88,10 @@ void Trainer::say(const std::string& line) const {
 void Trainer::make_model() {
   model_ = std::make_unique<ParallelModel>(config_, plan_, context_.world, context_.device);
   if (!checkpoints_.continues()) {
-    if (config_.checkpoint.initial_load_path.empty()) {
+    if (!has_initial_weights(config_)) {
       model_->initialise(static_cast<std::uint64_t>(config_.debug.seed));
     } else {
-      load_initial_weights(config_.checkpoint, model_->weights(), [this](const std::string& line) { say(line); });
+      load_initial_weights(config_, model_->weights(), [this](const std::string& line) { say(line); });
     }
   }
   model_->values_were_loaded();
@@ -261,7 +261,7 @@ void Trainer::save_in_hf() {
   const std::vector<NamedTensor> whole = model_->whole_on_first_rank();
   if (!is_first_rank()) return;
   const auto folder = std::filesystem::path(config_.job.dump_folder) / "hf";
-  say(fmt::format("wrote {}", export_in_hf(folder, model().config(), whole).string()));
+  say(fmt::format("wrote {}", export_in_hf(folder, model().config(), whole, config_.model.hf_assets_path).string()));
 }
 
 std::shared_ptr<models::Llama> Trainer::whole_model() const {

@@ -4,7 +4,13 @@
 #include <atomic>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/file.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
+#include "phalanx/checkpoint/hf_model.h"
+#include "phalanx/checkpoint/saved_state.h"
+#include "phalanx/checkpoint/weights.h"
+#include "phalanx/models/hf_config.h"
+#include "phalanx/models/llama.h"
 #include "phalanx/train/trainer_test_support.h"
 
 namespace phalanx::train {
@@ -149,6 +155,80 @@ TEST_F(TrainerCheckpointTest, WritesWeightsWithHuggingFaceNamesThatStartAnotherR
                               "--checkpoint.initial_load_in_hf", "--training.steps=1", "--optimizer.lr=0"}),
             1);
   EXPECT_EQ(before, after);
+}
+
+// A model of another family, with what a file may hold beside the parameters, in two files.
+TEST_F(TrainerCheckpointTest, AHuggingFaceDirectoryIsWhatARunStartsFromAndLeaves) {
+  const std::string source = path("model");
+  models::LlamaConfig shape = models::llama_flavor("debug");
+  shape.family = models::LlamaFamily::qwen3;
+  shape.own_head_dim = 12;
+  shape.max_seq_len = 64;
+  shape.tie_embeddings = true;
+  models::Llama model(shape);
+  nn::initialise(model, 9);
+  std::filesystem::create_directory(source);
+  std::ofstream(source + "/config.json") << models::llama_hf_config(shape, "float32");
+  std::ofstream(source + "/tokenizer.json") << "{\"a tokenizer\": 1}";
+  std::vector<NamedTensor> files[2];
+  nlohmann::json index;
+  for (const auto& parameter : nn::named_parameters(model)) {
+    const std::string name = models::llama_hf_name(parameter.name);
+    files[name == "model.norm.weight"].push_back({name, parameter.tensor});
+    index["weight_map"][name] = name == "model.norm.weight" ? "b.safetensors" : "a.safetensors";
+  }
+  files[1].push_back({"lm_head.weight", model.tok_embeddings->weight});
+  export_weights(source + "/a.safetensors", files[0], {}, posix_file_system());
+  export_weights(source + "/b.safetensors", files[1], {}, posix_file_system());
+  std::ofstream(source + "/model.safetensors.index.json") << index.dump();
+
+  const std::vector<std::string> from_there = {"--model.flavor=hf", "--model.hf_assets_path=" + source,
+                                               "--checkpoint.initial_load_in_hf", "--checkpoint.last_save_in_hf",
+                                               "--training.steps=1"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), from_there.begin(), from_there.end());
+    return more;
+  };
+  Weights expected;
+  for (const auto& parameter : nn::named_parameters(model)) {
+    expected[parameter.name] =
+        std::string(static_cast<const char*>(parameter.tensor.const_data_ptr()), parameter.tensor.nbytes());
+  }
+  EXPECT_EQ(train(config("one", with({"--optimizer.lr=0"})), 1), expected);
+  // Every layout starts from it; sharded, tensor-parallel, in stages.
+  const std::vector<std::vector<std::string>> layouts = {
+      {"--parallelism.data_parallel_shard_degree=2", "--parallelism.tensor_parallel_degree=2"},
+      {"--parallelism.pipeline_parallel_degree=2", "--parallelism.data_parallel_shard_degree=2"}};
+  train(config("learnt", with({"--optimizer.lr=1e-3"})), 1);
+  const auto whole = losses("learnt");
+  for (std::size_t i = 0; i < layouts.size(); ++i) {
+    const std::string run = "layout" + std::to_string(i);
+    auto keys = with({"--optimizer.lr=1e-3", "--training.local_batch_size=2"});
+    keys.insert(keys.end(), layouts[i].begin(), layouts[i].end());
+    train(config(run, keys), 4);
+    EXPECT_NEAR(losses(run).at(0), whole.at(0), 1e-5) << run;
+  }
+  // What it leaves is such a directory, of the same shape.
+  std::ifstream left(path("one") + "/hf/config.json");
+  const std::string text(std::istreambuf_iterator<char>(left), {});
+  EXPECT_EQ(models::llama_config_from_hf(text, "config.json"), shape);
+  std::ifstream tokenizer(path("one") + "/hf/tokenizer.json");
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(tokenizer), {}), "{\"a tokenizer\": 1}");
+  SavedState saved(path("one") + "/checkpoint/step-1");
+  consolidate_for_hf(saved, path("consolidated"));
+  EXPECT_TRUE(std::filesystem::exists(path("consolidated") + "/tokenizer.json"));
+  for (const std::string& folder : {path("one") + "/hf", path("consolidated")}) {
+    const Weights again = train(
+        config("again", {"--model.flavor=hf", "--model.hf_assets_path=" + folder, "--checkpoint.initial_load_in_hf",
+                         "--checkpoint.no-enable", "--training.steps=1", "--optimizer.lr=0"}),
+        1);
+    EXPECT_EQ(again, expected) << folder;
+  }
+  EXPECT_THAT(refusal<ConfigError>(config("long", with({"--training.seq_len=65"}))),
+              AllOf(HasSubstr("seq_len = 65"), HasSubstr("max_position_embeddings 64")));
+  EXPECT_THAT(refusal<CheckpointError>(
+                  config("none", {"--model.hf_assets_path=" + path("nowhere"), "--checkpoint.initial_load_in_hf"})),
+              HasSubstr("[model] hf_assets_path '" + path("nowhere") + "' does not exist"));
 }
 
 TEST_F(TrainerCheckpointTest, ACheckpointFolderStandsForItsNewestStepAsInitialWeights) {

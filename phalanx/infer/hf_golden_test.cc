@@ -1,0 +1,278 @@
+// Models read from directories as transformers writes them, against what transformers computes with them (golden
+// numbers of scripts/make_hf_golden.py): logits, greedy generation, and the same from every layout.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+#include <c10/core/GradMode.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "phalanx/base/error.h"
+#include "phalanx/base/file.h"
+#include "phalanx/base/temp_directory.h"
+#include "phalanx/checkpoint/weights.h"
+#include "phalanx/comm/local.h"
+#include "phalanx/infer/generator.h"
+#include "phalanx/infer/model_files.h"
+#include "phalanx/models/hf_config.h"
+#include "phalanx/models/llama.h"
+#include "phalanx/models/llama_parallel.h"
+#include "phalanx/models/testing/golden_weight.h"
+#include "phalanx/nn/init.h"
+#include "phalanx/parallel/fully_shard.h"
+
+namespace phalanx::infer {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+const nlohmann::json& golden_cases() {
+  static const nlohmann::json cases =
+      nlohmann::json::parse(std::ifstream(std::string(PHALANX_MODELS_TESTDATA) + "/hf_golden.json"));
+  return cases;
+}
+
+std::vector<std::string> golden_names() {
+  std::vector<std::string> names;
+  for (const auto& [name, golden] : golden_cases().items()) names.push_back(name);
+  return names;
+}
+
+/// A directory with config.json, two files of weights and their index.
+void write_model(const std::filesystem::path& folder, const nlohmann::json& golden) {
+  write_file(folder / "config.json", golden["config"].dump());
+  std::vector<NamedTensor> files[2];
+  nlohmann::json index;
+  for (const auto& [name, shape] : golden["tensors"].items()) {
+    const at::Tensor tensor = at::empty(shape.get<std::vector<std::int64_t>>());
+    models::set_golden_weight(name, tensor);
+    const std::size_t file = index["weight_map"].size() % 2;
+    files[file].push_back({name, tensor});
+    index["weight_map"][name] = file == 0 ? "model-00001-of-00002.safetensors" : "model-00002-of-00002.safetensors";
+  }
+  for (const std::size_t file : {0, 1}) {
+    export_weights(folder / (file == 0 ? "model-00001-of-00002.safetensors" : "model-00002-of-00002.safetensors"),
+                   files[file], {}, posix_file_system());
+  }
+  write_file(folder / "model.safetensors.index.json", index.dump());
+}
+
+/// Position by position, 1e-4 at most.
+void expect_golden_logits(const at::Tensor& logits, const nlohmann::json& golden) {
+  const std::int64_t step = golden["logits_step"];
+  std::vector<float> expected;
+  for (const auto& row : golden["logits"]) {
+    for (const auto& logit : row) expected.push_back(logit.get<float>());
+  }
+  const at::Tensor found = logits.detach()[0].slice(0, 0, std::nullopt, step).reshape({-1});
+  ASSERT_EQ(found.numel(), static_cast<std::int64_t>(expected.size()));
+  EXPECT_LT((found - at::tensor(expected)).abs().max().item<double>(), 1e-4);
+}
+
+at::Tensor golden_tokens(const nlohmann::json& golden) {
+  return at::tensor(golden["tokens"].get<std::vector<std::int64_t>>(), at::TensorOptions(at::kLong)).unsqueeze(0);
+}
+
+std::uint64_t load_bytes(const std::filesystem::path& folder, const std::vector<NamedTensor>& parameters) {
+  return load_weights(folder, parameters, {.name_in_file = models::llama_hf_name, .ignore = {}}).bytes;
+}
+
+/// What load_model() of the directory fails with; "" if it does not.
+std::string load_error(const std::filesystem::path& folder) {
+  try {
+    load_model(find_model(folder), at::kCPU);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+class HuggingFaceModel : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    golden_ = golden_cases()[GetParam()];
+    write_model(scratch_.path(), golden_);
+  }
+
+  TempDirectory scratch_{"hf_model"};
+  nlohmann::json golden_;
+};
+
+TEST_P(HuggingFaceModel, LogitsAreTransformers) {
+  const auto model = load_model(find_model(scratch_.path()), at::kCPU);
+  EXPECT_EQ(nn::named_parameters(*model).size(), golden_["tensors"].size());
+  std::int64_t elements = 0;
+  for (const auto& parameter : nn::named_parameters(*model)) elements += parameter.tensor.numel();
+  EXPECT_EQ(model->config().parameter_count(), elements);
+  expect_golden_logits(model->forward(golden_tokens(golden_)), golden_);
+}
+
+TEST_P(HuggingFaceModel, GreedyGenerationIsTransformers) {
+  const auto model = load_model(find_model(scratch_.path()), at::kCPU);
+  Generator generator(*model, {.max_batch = 2});
+  const auto tokens = golden_["tokens"].get<std::vector<std::int64_t>>();
+  const auto expected = golden_["generated"].get<std::vector<std::int64_t>>();
+  const Request whole{.prompt = {tokens.begin(), tokens.begin() + golden_["prompt"].get<std::int64_t>()},
+                      .max_new_tokens = static_cast<std::int64_t>(expected.size()),
+                      .sampling = {.temperature = 0.0}};
+  EXPECT_EQ(generator.generate({whole})[0].tokens, expected);
+  Request shorter = whole;
+  shorter.prompt.resize(3);
+  shorter.max_new_tokens = 8;
+  EXPECT_EQ(generator.generate({whole, shorter})[0].tokens, expected);
+}
+
+// The prompt in two passes, and token by token behind it.
+TEST_P(HuggingFaceModel, WhatACacheHoldsIsSeenAsInOnePass) {
+  if (GetParam() == "llama_dynamic") GTEST_SKIP() << "positions turn by the length at the time they are computed";
+  const auto model = load_model(find_model(scratch_.path()), at::kCPU);
+  const at::Tensor tokens = golden_tokens(golden_);
+  auto cache = model->make_cache(1, tokens.size(1));
+  const at::Tensor whole = model->forward(tokens).detach();
+  for (const auto& [first, count] :
+       std::vector<std::pair<std::int64_t, std::int64_t>>{{0, 3}, {3, 9}, {12, 1}, {13, 11}}) {
+    const at::Tensor logits = model->forward(tokens.narrow(1, first, count), cache);
+    EXPECT_LT((logits[0] - whole[0][first + count - 1]).abs().max().item<double>(), 1e-5) << first;
+  }
+}
+
+TEST_P(HuggingFaceModel, EveryLayoutGivesTheSame) {
+  const models::LlamaConfig config = find_model(scratch_.path()).config;
+  const at::Tensor tokens = golden_tokens(golden_);
+  for (const bool sequence_parallel : {true, false}) {
+    for (const int tp : {2, 4}) {
+      run_local_ranks(tp, [&](const std::shared_ptr<Communicator>& world) {
+        const DeviceMesh mesh(world, {{"tp", tp}});
+        models::Llama model(config);
+        models::parallelize_llama(model, mesh, {.sequence_parallel = sequence_parallel});
+        load_bytes(scratch_.path(), nn::named_parameters(model));
+        expect_golden_logits(model.forward(tokens), golden_);
+      });
+    }
+  }
+  run_local_ranks(4, [&](const std::shared_ptr<Communicator>& world) {
+    const DeviceMesh mesh(world, {{"dp_shard", 2}, {"tp", 2}});
+    models::Llama model(config, {.without_memory = true});
+    models::parallelize_llama(model, mesh);
+    FullyShardedDataParallel sharded(model, mesh);
+    load_bytes(scratch_.path(), sharded.parameters());
+    sharded.forget_values();
+    expect_golden_logits(nn::call(model, tokens), golden_);
+  });
+  at::Tensor x = tokens;
+  const auto parts = models::divide_llama(config, {0.5, 1.5});
+  for (const auto& part : parts) {
+    models::Llama stage(config, part);
+    LoadWeightsOptions options{.name_in_file = models::llama_hf_name, .ignore = [](const auto&) { return true; }};
+    load_weights(scratch_.path(), nn::named_parameters(stage), options);
+    x = stage.forward(x).detach();
+  }
+  expect_golden_logits(x, golden_);
+}
+
+TEST_P(HuggingFaceModel, ItsDescriptionComesBack) {
+  const models::LlamaConfig config = find_model(scratch_.path()).config;
+  const std::string text = models::llama_hf_config(config, "float32");
+  EXPECT_EQ(models::llama_config_from_hf(text, "config.json"), config);
+  // What was read is said again.
+  const auto written = nlohmann::json::parse(text);
+  for (const char* key :
+       {"model_type", "hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers",
+        "num_key_value_heads", "max_position_embeddings", "tie_word_embeddings", "rms_norm_eps", "vocab_size"}) {
+    EXPECT_EQ(written[key], golden_["config"][key]) << key;
+  }
+}
+
+TEST(HuggingFaceDirectory, SixteenBitWeightsAreWidened) {
+  const TempDirectory scratch("hf_model");
+  write_model(scratch.path(), golden_cases()["qwen2"]);
+  const auto exact = load_model(find_model(scratch.path()), at::kCPU);
+  for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+    const TempDirectory narrow("hf_model");
+    write_file(narrow.path() / "config.json", golden_cases()["qwen2"]["config"].dump());
+    export_weights(narrow.path() / "model.safetensors", nn::named_parameters(*exact),
+                   {.name_in_file = models::llama_hf_name, .dtype = dtype}, posix_file_system());
+    const auto model = load_model(find_model(narrow.path()), at::kCPU);
+    const auto found = nn::named_parameters(*model), whole = nn::named_parameters(*exact);
+    for (std::size_t i = 0; i < whole.size(); ++i) {
+      EXPECT_TRUE(found[i].tensor.equal(whole[i].tensor.detach().to(dtype).to(at::kFloat))) << whole[i].name;
+    }
+  }
+}
+
+TEST(HuggingFaceDirectory, EachRankTakesItsPartOfTheFiles) {
+  const TempDirectory scratch("hf_model");
+  write_model(scratch.path(), golden_cases()["llama"]);
+  const models::LlamaConfig config = find_model(scratch.path()).config;
+  std::vector<std::uint64_t> bytes(4);
+  run_local_ranks(4, [&](const std::shared_ptr<Communicator>& world) {
+    const DeviceMesh mesh(world, {{"dp_shard", 2}, {"tp", 2}});
+    models::Llama model(config, {.without_memory = true});
+    models::parallelize_llama(model, mesh);
+    const FullyShardedDataParallel sharded(model, mesh);
+    bytes[static_cast<std::size_t>(world->rank())] = load_bytes(scratch.path(), sharded.parameters());
+  });
+  const auto whole = static_cast<std::uint64_t>(config.parameter_count()) * 4;
+  // Norms are whole in both ranks of a tensor group: 5 of 32 elements.
+  EXPECT_EQ(bytes[0] + bytes[1] + bytes[2] + bytes[3], whole + 5 * 32 * 4);
+  for (const std::uint64_t mine : bytes) EXPECT_LT(mine, whole / 3);
+}
+
+// One error that names the file and the reason.
+TEST(HuggingFaceDirectory, WhatIsWrongWithItIsNamed) {
+  const nlohmann::json& golden = golden_cases()["llama"];
+  const std::string first = "model-00001-of-00002.safetensors", index = "model.safetensors.index.json";
+  const auto error = [&](const std::function<void(const std::filesystem::path&)>& spoil) {
+    const TempDirectory scratch("hf_model");
+    write_model(scratch.path(), golden);
+    EXPECT_EQ(load_error(scratch.path()), "");
+    spoil(scratch.path());
+    return load_error(scratch.path());
+  };
+  const auto with_config = [&](const char* key, const nlohmann::json& value) {
+    return error([&](const auto& folder) {
+      nlohmann::json config = golden["config"];
+      config[key] = value;
+      write_file(folder / "config.json", config.dump());
+    });
+  };
+  EXPECT_THAT(error([&](const auto& folder) {
+                std::filesystem::resize_file(folder / first, std::filesystem::file_size(folder / first) - 1);
+              }),
+              HasSubstr(first));
+  EXPECT_THAT(error([&](const auto& folder) { std::filesystem::resize_file(folder / first, 5); }), HasSubstr(first));
+  EXPECT_THAT(error([&](const auto& folder) { std::filesystem::remove(folder / first); }),
+              AllOf(HasSubstr(index), HasSubstr(first)));
+  EXPECT_THAT(error([&](const auto& folder) {
+                write_file(folder / index, R"({"weight_map": {"lm_head.weight": "../lm_head.safetensors"}})");
+              }),
+              AllOf(HasSubstr(index), HasSubstr("in the same directory")));
+  EXPECT_THAT(error([&](const auto& folder) {
+                write_file(folder / index, R"({"weight_map": {"lm_head.weight": ")" + first + R"("}})");
+              }),
+              HasSubstr("is missing"));
+  EXPECT_THAT(error([&](const auto& folder) { std::filesystem::remove(folder / index); }),
+              HasSubstr("expected model.safetensors.index.json"));
+  EXPECT_THAT(error([&](const auto& folder) { write_file(folder / "config.json", "{\"model_type\": "); }),
+              HasSubstr("config.json: expected a JSON object"));
+  EXPECT_THAT(with_config("intermediate_size", 41), HasSubstr("\"model.layers.0.mlp.down_proj.weight\": expected F32 "
+                                                              "[32, 41], found F32 [32, 40]"));
+  EXPECT_THAT(with_config("num_hidden_layers", 3), HasSubstr("\"model.layers.2.self_attn.q_proj.weight\" is missing"));
+  EXPECT_THAT(with_config("num_hidden_layers", 1),
+              HasSubstr("\"model.layers.1.input_layernorm.weight\" is unexpected"));
+  EXPECT_THAT(with_config("tie_word_embeddings", nlohmann::json::array()), HasSubstr("\"tie_word_embeddings\" is []"));
+  EXPECT_THAT(with_config("model_type", "qwen2"), HasSubstr("\"model.layers.0.self_attn.k_proj.bias\" is missing"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Transformers, HuggingFaceModel, testing::ValuesIn(golden_names()),
+                         [](const auto& name) { return name.param; });
+
+}  // namespace
+}  // namespace phalanx::infer

@@ -1,0 +1,223 @@
+#include "phalanx/models/hf_config.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "phalanx/base/error.h"
+#include "phalanx/models/json_reader.h"
+#include "phalanx/models/llama_json.h"
+
+namespace phalanx::models {
+namespace {
+
+constexpr std::int64_t kMistralWindow = 4096, kQwen3HeadDim = 128;  // transformers' defaults
+constexpr double kMostPositions = 1e15;
+
+class ConfigFile {
+ public:
+  ConfigFile(const nlohmann::json& json, std::string file) : json_(json), file_(std::move(file)), read_(json, file_) {}
+
+  LlamaConfig config() const {
+    LlamaConfig config;
+    config.family = family();
+    refuse_what_cannot_be_done();
+    config.dim = read_.get<std::int64_t>("hidden_size");
+    config.n_layers = read_.get<std::int64_t>("num_hidden_layers");
+    config.n_heads = read_.get<std::int64_t>("num_attention_heads");
+    config.n_kv_heads = config.family == LlamaFamily::llama
+                            ? read_.get_or<std::int64_t>("num_key_value_heads", config.n_heads)
+                            : read_.get<std::int64_t>("num_key_value_heads");
+    config.ffn_hidden = read_.get<std::int64_t>("intermediate_size");
+    config.vocab_size = read_.get<std::int64_t>("vocab_size");
+    config.max_seq_len = read_.get<std::int64_t>("max_position_embeddings");
+    config.norm_eps = read_.get_or<double>("rms_norm_eps", 1e-6);
+    config.tie_embeddings = read_.get_or<bool>("tie_word_embeddings", false);
+    const std::int64_t own = read_.get_or<std::int64_t>("head_dim", default_head_dim(config.family));
+    if (config.n_heads < 1 || own * config.n_heads != config.dim) config.own_head_dim = own;
+    config.sliding_window = window(config);
+    take_rope(config);
+    try {
+      config.validate();
+    } catch (const ConfigError& error) {
+      throw CheckpointError(fmt::format("{}: {}", file_, error.what()));
+    }
+    return config;
+  }
+
+ private:
+  [[noreturn]] void refuse(const std::string& what, const std::string& expected) const {
+    throw CheckpointError(fmt::format("{}: {} is not supported; expected {}", file_, what, expected));
+  }
+  [[noreturn]] void fail(const std::string& what) const { throw CheckpointError(fmt::format("{}: {}", file_, what)); }
+
+  LlamaFamily family() const {
+    const auto type = read_.get<std::string>("model_type");
+    const auto family = family_from_name(type);
+    if (!family) refuse(fmt::format("model_type \"{}\"", type), "one of " + family_names());
+    return *family;
+  }
+
+  void refuse_what_cannot_be_done() const {
+    if (const auto act = read_.get_or<std::string>("hidden_act", "silu"); act != "silu") {
+      refuse(fmt::format("hidden_act \"{}\"", act), "\"silu\"");
+    }
+    for (const char* flag : {"attention_bias", "mlp_bias"}) {
+      if (read_.get_or<bool>(flag, false)) refuse(fmt::format("\"{}\": true", flag), "false");
+    }
+    for (const char* key : {"quantization_config", "num_experts", "num_local_experts", "attn_logit_softcapping",
+                            "final_logit_softcapping", "embedding_multiplier", "residual_multiplier", "logits_scaling",
+                            "attention_multiplier", "clip_qkv", "no_rope_layers"}) {
+      if (json_.contains(key) && !json_.at(key).is_null()) refuse(fmt::format("\"{}\"", key), "a model without it");
+    }
+    if (const double part = read_.get_or<double>("partial_rotary_factor", 1.0); part != 1.0) {
+      refuse(fmt::format("\"partial_rotary_factor\": {}", part), "1");
+    }
+  }
+
+  static std::int64_t default_head_dim(LlamaFamily family) { return family == LlamaFamily::qwen3 ? kQwen3HeadDim : 0; }
+
+  // Mistral's window is of all layers. Qwen's is of those from max_window_layers on, if it is switched on; layer_types
+  // says the same of each.
+  std::int64_t window(const LlamaConfig& config) const {
+    if (config.family == LlamaFamily::llama) return 0;
+    if (config.family == LlamaFamily::mistral) {
+      return json_.contains("sliding_window") ? read_.get_or<std::int64_t>("sliding_window", 0) : kMistralWindow;
+    }
+    const std::int64_t sliding = sliding_layers(config.n_layers);
+    const bool on = read_.get_or<bool>("use_sliding_window", false);
+    if (!on || sliding == 0) return 0;
+    if (sliding != config.n_layers) {
+      refuse(fmt::format("a sliding window in {} of {} layers", sliding, config.n_layers), "it in all or none");
+    }
+    return read_.get<std::int64_t>("sliding_window");
+  }
+
+  std::int64_t sliding_layers(std::int64_t n_layers) const {
+    if (json_.contains("layer_types") && !json_.at("layer_types").is_null()) {
+      const auto types = read_.get<std::vector<std::string>>("layer_types");
+      if (static_cast<std::int64_t>(types.size()) != n_layers) {
+        fail(fmt::format("\"layer_types\" names {} layers, but \"num_hidden_layers\" is {}", types.size(), n_layers));
+      }
+      std::int64_t sliding = 0;
+      for (const std::string& type : types) {
+        if (type != "full_attention" && type != "sliding_attention") {
+          refuse(fmt::format("a layer of type \"{}\"", type), "\"full_attention\" or \"sliding_attention\"");
+        }
+        if (type == "sliding_attention") ++sliding;
+      }
+      return sliding;
+    }
+    const auto full = read_.get_or<std::int64_t>("max_window_layers", 28);
+    return std::max<std::int64_t>(n_layers - std::max<std::int64_t>(full, 0), 0);
+  }
+
+  void take_rope(LlamaConfig& config) const {
+    config.rope_theta = read_.get_or<double>("rope_theta", 10000.0);
+    for (const char* key : {"rope_scaling", "rope_parameters"}) {
+      if (!json_.contains(key) || json_.at(key).is_null()) continue;
+      if (!json_.at(key).is_object()) fail(fmt::format("\"{}\" is not an object", key));
+      take_rope(config, key);
+    }
+  }
+
+  void take_rope(LlamaConfig& config, const char* key) const {
+    const JsonReader rope(json_.at(key), fmt::format("{}: {}", file_, key));
+    const auto name = rope.get_or<std::string>("rope_type", rope.get_or<std::string>("type", "default"));
+    const auto type = rope_scaling_from_name(name);
+    if (!type) refuse(fmt::format("{} of type \"{}\"", key, name), "default, linear, dynamic or llama3");
+    if (const double part = rope.get_or<double>("partial_rotary_factor", 1.0); part != 1.0) {
+      refuse(fmt::format("\"partial_rotary_factor\": {} in {}", part, key), "1");
+    }
+    config.rope_theta = rope.get_or<double>("rope_theta", config.rope_theta);
+    if (*type == RopeScalingType::none) return;
+    RopeScaling scaling{.type = *type, .factor = rope.get<double>("factor")};
+    if (*type == RopeScalingType::llama3) {
+      scaling.low_freq_factor = rope.get<double>("low_freq_factor");
+      scaling.high_freq_factor = rope.get<double>("high_freq_factor");
+      scaling.original_max_seq_len = rope.get<std::int64_t>("original_max_position_embeddings");
+    }
+    if (*type == RopeScalingType::dynamic) {
+      // The file says the length before the stretching; the model is good for that much more.
+      const double stretched = std::floor(scaling.factor * static_cast<double>(config.max_seq_len));
+      if (!(scaling.factor >= 1.0) || !(stretched < kMostPositions)) {
+        fail(fmt::format("{}: \"factor\" is {}: expected 1 or above", key, scaling.factor));
+      }
+      scaling.original_max_seq_len = config.max_seq_len;
+      config.max_seq_len = static_cast<std::int64_t>(stretched);
+    }
+    config.rope_scaling = scaling;
+  }
+
+  const nlohmann::json& json_;
+  const std::string file_;
+  const JsonReader read_;
+};
+
+const char* architecture(LlamaFamily family) {
+  switch (family) {
+    case LlamaFamily::mistral:
+      return "MistralForCausalLM";
+    case LlamaFamily::qwen2:
+      return "Qwen2ForCausalLM";
+    case LlamaFamily::qwen3:
+      return "Qwen3ForCausalLM";
+    default:
+      return "LlamaForCausalLM";
+  }
+}
+
+}  // namespace
+
+LlamaConfig llama_config_from_hf(const std::string& text, const std::string& file) {
+  const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) throw CheckpointError(fmt::format("{}: expected a JSON object", file));
+  return ConfigFile(json, file).config();
+}
+
+std::string llama_hf_config(const LlamaConfig& config, const std::string& dtype) {
+  const RopeScaling& rope = config.rope_scaling;
+  nlohmann::json description = {
+      {"architectures", {architecture(config.family)}},
+      {"model_type", family_name(config.family)},
+      {"hidden_size", config.dim},
+      {"intermediate_size", config.ffn_hidden},
+      {"num_hidden_layers", config.n_layers},
+      {"num_attention_heads", config.n_heads},
+      {"num_key_value_heads", config.n_kv_heads},
+      {"head_dim", config.head_dim()},
+      {"vocab_size", config.vocab_size},
+      {"max_position_embeddings",
+       rope.type == RopeScalingType::dynamic ? rope.original_max_seq_len : config.max_seq_len},
+      {"rope_theta", config.rope_theta},
+      {"rms_norm_eps", config.norm_eps},
+      {"tie_word_embeddings", config.tie_embeddings},
+      {"hidden_act", "silu"},
+      {"torch_dtype", dtype}};
+  if (config.family == LlamaFamily::llama) {
+    description["attention_bias"] = false;
+    description["mlp_bias"] = false;
+  } else if (config.family == LlamaFamily::mistral) {
+    description["sliding_window"] = nullptr;
+    if (config.sliding_window > 0) description["sliding_window"] = config.sliding_window;
+  } else {
+    description["use_sliding_window"] = config.sliding_window > 0;
+    description["max_window_layers"] = config.sliding_window > 0 ? 0 : config.n_layers;
+    if (config.sliding_window > 0) description["sliding_window"] = config.sliding_window;
+  }
+  if (rope.type != RopeScalingType::none) {
+    nlohmann::json& scaling = description["rope_scaling"];
+    scaling = {{"rope_type", rope_scaling_name(rope.type)}, {"factor", rope.factor}};
+    if (rope.type == RopeScalingType::llama3) {
+      scaling["low_freq_factor"] = rope.low_freq_factor;
+      scaling["high_freq_factor"] = rope.high_freq_factor;
+      scaling["original_max_position_embeddings"] = rope.original_max_seq_len;
+    }
+  }
+  return description.dump(2) + "\n";
+}
+
+}  // namespace phalanx::models

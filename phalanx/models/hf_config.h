@@ -1,0 +1,30 @@
+// Hugging Face's config.json of the Llama family. Knows no tensor.
+//
+//   const LlamaConfig config = llama_config_from_hf(read_file(path), path);
+//   write(folder / "config.json", llama_hf_config(config, "float32"));
+//
+// Read: model_type llama, mistral, qwen2, qwen3; rotary settings as rope_theta and rope_scaling or, as newer files have
+// them, in rope_parameters, of type default, linear, dynamic or llama3. What is not said has transformers' default.
+// What changes the model's results and cannot be done here is refused by name; other keys do not matter.
+//
+// A malformed file, a missing or mistyped key, and numbers of which no model can be built are a CheckpointError that
+// names the file and the key.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "phalanx/models/llama_config.h"
+
+namespace phalanx::models {
+
+/// What a reader of the file should take at most.
+inline constexpr std::uint64_t kMaxHfConfigBytes = 16 << 20;
+
+/// From the text of config.json; `file` begins the messages.
+LlamaConfig llama_config_from_hf(const std::string& text, const std::string& file);
+
+/// The text of config.json that transformers reads as the same model; `dtype` is torch's name of the weights' type.
+std::string llama_hf_config(const LlamaConfig& config, const std::string& dtype);
+
+}  // namespace phalanx::models

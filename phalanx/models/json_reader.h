@@ -1,0 +1,53 @@
+// Reads keys of one JSON object; a missing or mistyped one is a CheckpointError that names file and key.
+//
+//   const JsonReader read(json, "config.json");
+//   const auto layers = read.get<std::int64_t>("num_hidden_layers");
+//   const auto theta = read.get_or<double>("rope_theta", 10000.0);      // also where it is null
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "phalanx/base/error.h"
+
+namespace phalanx::models {
+
+class JsonReader {
+ public:
+  JsonReader(const nlohmann::json& object, std::string where) : object_(object), where_(std::move(where)) {}
+
+  template <class T>
+  T get(const char* key) const {
+    if (!object_.contains(key)) throw CheckpointError(fmt::format("{} has no \"{}\"", where_, key));
+    try {
+      const nlohmann::json& value = object_.at(key);
+      if (!std::is_same_v<T, std::int64_t> || is_whole(value)) return value.get<T>();
+    } catch (const nlohmann::json::exception&) {
+      // Said below.
+    }
+    throw CheckpointError(fmt::format("{}: \"{}\" is {}, which is not what it should be", where_, key,
+                                      object_.at(key).dump().substr(0, 80)));
+  }
+  template <class T>
+  T get_or(const char* key, T otherwise) const {
+    return !object_.contains(key) || object_.at(key).is_null() ? otherwise : get<T>(key);
+  }
+
+ private:
+  // nlohmann-json turns floats into integers, and large integers into negative ones.
+  static bool is_whole(const nlohmann::json& value) {
+    constexpr std::uint64_t kMost = std::numeric_limits<std::int64_t>::max();
+    return value.is_number_integer() && !(value.is_number_unsigned() && value.get<std::uint64_t>() > kMost);
+  }
+
+  const nlohmann::json& object_;
+  std::string where_;
+};
+
+}  // namespace phalanx::models

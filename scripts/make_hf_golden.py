@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""Golden numbers for models read from Hugging Face directories: writes phalanx/models/testdata/hf_golden.json.
+
+    python scripts/make_hf_golden.py           # needs torch and transformers; the file is in the repository already
+
+For each small model: config.json as transformers writes it, names and shapes of its tensors, tokens, the logits after
+each of them in fp32, and 32 tokens that generate() adds to a prompt greedily. Weights are a formula (see `weight`), so
+the file holds no weights.
+"""
+
+import argparse
+import json
+import pathlib
+import zlib
+
+import torch
+import transformers
+
+VOCAB, SEQ, NEW = 64, 24, 32
+MARGIN = 4e-4  # between the two highest logits of a step, so that rounding does not decide
+SMALL = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=64, pad_token_id=None, bos_token_id=None,
+             eos_token_id=None, attn_implementation="eager")
+LLAMA3 = dict(rope_type="llama3", rope_theta=100.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+              original_max_position_embeddings=32)
+CASES = {
+    "llama": ("Llama", dict(rope_parameters=dict(rope_type="default", rope_theta=500.0), rms_norm_eps=1e-5)),
+    "llama_linear": ("Llama", dict(rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=4.0))),
+    # Both the sequence and what is generated are longer than the first training's.
+    "llama_dynamic": ("Llama", dict(rope_parameters=dict(rope_type="dynamic", rope_theta=100.0, factor=4.0),
+                                    max_position_embeddings=16)),
+    "llama_llama3": ("Llama", dict(rope_parameters=LLAMA3, tie_word_embeddings=True)),
+    "mistral": ("Mistral", dict(sliding_window=5)),
+    "mistral_head_dim": ("Mistral", dict(sliding_window=None, head_dim=12)),
+    "qwen2": ("Qwen2", dict(tie_word_embeddings=True)),
+    "qwen2_window": ("Qwen2", dict(use_sliding_window=True, sliding_window=6, max_window_layers=0,
+                                     num_key_value_heads=4, intermediate_size=48)),
+    "qwen3": ("Qwen3", dict(head_dim=12, tie_word_embeddings=True)),
+}
+
+
+def weight(name, shape):
+    """Element i: ((i * 2654435761 + crc32(name)) mod 2^32 / 2^32 - 0.5) * 0.4, plus 1 for norms."""
+    i = torch.arange(torch.Size(shape).numel(), dtype=torch.int64)
+    x = ((i * 2654435761 + zlib.crc32(name.encode())) % 2**32).double() / 2**32
+    return ((x - 0.5) * 0.4 + (1.0 if "norm" in name else 0.0)).float().view(shape)
+
+
+def tokens():
+    i = torch.arange(SEQ)
+    return ((i * i * 7 + i * 3 + 5) % VOCAB).view(1, SEQ)
+
+
+def make(family, options):
+    config = getattr(transformers, family + "Config")(**(SMALL | options))
+    model = getattr(transformers, family + "ForCausalLM")(config).eval()
+    stored = {n: t for n, t in model.state_dict().items() if not (config.tie_word_embeddings and n == "lm_head.weight")}
+    with torch.no_grad():
+        for name, tensor in stored.items():
+            tensor.copy_(weight(name, tensor.shape))
+        logits = model(tokens()).logits[0]
+        model.generation_config.eos_token_id = None
+        for prompt in range(5, SEQ):
+            out = model.generate(tokens()[:, :prompt], max_new_tokens=NEW, do_sample=False, output_scores=True,
+                                 return_dict_in_generate=True)
+            margin = torch.cat(out.scores).topk(2).values.diff().abs().min().item()
+            if margin > MARGIN:
+                break
+        else:
+            raise SystemExit(f"{family} {options}: no prompt with clear greedy choices")
+    print(f"{family}: {prompt} tokens of prompt, least distance of the two highest logits {margin:.4f}")
+    return {
+        "config": json.loads(config.to_json_string(use_diff=False)),
+        "tensors": {name: list(tensor.shape) for name, tensor in stored.items()},
+        "tokens": tokens()[0].tolist(),
+        "logits": [[round(x, 6) for x in row] for row in logits[::3].tolist()],
+        "logits_step": 3,
+        "prompt": prompt,
+        "generated": out.sequences[0, prompt:].tolist(),
+    }
+
+
+def main():
+    here = pathlib.Path(__file__).resolve().parent.parent / "phalanx/models/testdata/hf_golden.json"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=pathlib.Path, default=here)
+    output = parser.parse_args().output
+    torch.manual_seed(0)
+    golden = {name: make(*case) for name, case in CASES.items()}
+    text = ",\n".join(f'"{name}": {json.dumps(case, separators=(",", ":"))}' for name, case in golden.items())
+    output.write_text("{\n" + text + "\n}\n")
+
+
+if __name__ == "__main__":
+    main()
