@@ -5,8 +5,9 @@
 //
 // Each part is a parameter of its own, "wqkv.q", with a box, a gradient and an entry in a checkpoint of its own, so
 // that a rank may hold some rows of each (Colwise of parallel/tensor/styles.h), and a checkpoint fits any number of
-// ranks. The parts lie one after the other in one storage: share_storage() sees to that again after somebody has given
-// them others. Where they do not (a sharded unit has its own order), they are put together for the product.
+// ranks. Its bias, if it has one, is "wqkv.q_bias" and starts as zeros. The parts lie one after the other in one
+// storage: share_storage() sees to that again after somebody has given them others. Where they do not (a sharded unit
+// has its own order), they are put together for the product.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +24,8 @@ namespace phalanx::nn {
 struct FusedPart {
   std::string name;
   std::int64_t rows = 0;
+  bool bias = false;
+  std::string bias_name() const { return name + "_bias"; }
 };
 
 class FusedLinear : public Module {
@@ -44,6 +47,7 @@ class FusedLinear : public Module {
  private:
   std::vector<FusedPart> list_;
   std::vector<at::Tensor> weights_;
+  std::vector<at::Tensor> biases_;  // undefined where a part has none
   std::shared_ptr<const RowExchange> gathers_;
 };
 

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 
+#include "phalanx/nn/fused_linear.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/nn/linear.h"
 #include "phalanx/nn/module.h"
@@ -60,26 +61,71 @@ void expect_equal(const std::vector<NamedTensor>& sharded, const std::vector<Nam
   }
 }
 
+/// Four steps of `one` under DDP and of `other` sharded, which begin alike: the same bits. Inputs are [5, width].
+template <class Module, class Run>
+void expect_trains_as_ddp(const std::shared_ptr<Communicator>& world, Module& one, Module& other, std::int64_t width,
+                          std::size_t units, const Run& run) {
+  DistributedDataParallel ddp(one, world);
+  FullyShardedDataParallel sharded(other, mesh_of(world));
+  EXPECT_EQ(sharded.units().size(), units);
+  Sgd first(ddp.parameters(), {.momentum = 0.9}), second(sharded.parameters(), {.momentum = 0.9});
+  for (int step = 0; step < 4; ++step) {
+    const at::Tensor x = waves({5, width}, world->rank() + 0.3 * step);
+    const at::Tensor loss_a = run(one, x).square().mean(), loss_b = run(other, x).square().mean();
+    EXPECT_TRUE(at::equal(loss_a, loss_b));
+    loss_a.backward();
+    loss_b.backward();
+    first.step(0.1);
+    second.step(0.1);
+    first.zero_grad();
+    second.zero_grad();
+  }
+  expect_equal(whole(sharded.parameters(), *world), ddp.parameters());
+}
+
 TEST(FullyShard, ASequentialTrainsAsUnderDataParallelism) {
   for (const int ranks : {1, 2, 3}) {
     run_local_ranks(ranks, [](const std::shared_ptr<Communicator>& world) {
       auto a = blocks(3, 10), b = blocks(3, 10);
-      DistributedDataParallel ddp(*a, world);
-      FullyShardedDataParallel sharded(*b, mesh_of(world));
-      EXPECT_EQ(sharded.units().size(), 3U);
-      Sgd first(ddp.parameters(), {.momentum = 0.9}), second(sharded.parameters(), {.momentum = 0.9});
-      for (int step = 0; step < 4; ++step) {
-        const at::Tensor x = waves({5, 10}, world->rank() + 0.3 * step);
-        const at::Tensor loss_a = a->forward(x).square().mean(), loss_b = b->forward(x).square().mean();
-        EXPECT_TRUE(at::equal(loss_a, loss_b));
-        loss_a.backward();
-        loss_b.backward();
-        first.step(0.1);
-        second.step(0.1);
-        first.zero_grad();
-        second.zero_grad();
-      }
-      expect_equal(whole(sharded.parameters(), *world), ddp.parameters());
+      expect_trains_as_ddp(world, *a, *b, 10, 3, [](auto& net, const at::Tensor& x) { return net.forward(x); });
+    });
+  }
+}
+
+/// [gate; up] as one product, and back.
+struct FusedBlock : nn::Module {
+  FusedBlock() : nn::Module("FusedBlock") {
+    const std::vector<nn::FusedPart> parts = {{"gate", 6, true}, {"up", 6}};
+    inner = register_module("inner", std::make_shared<nn::FusedLinear>(10, parts));
+    down = register_module("down", std::make_shared<nn::Linear>(nn::LinearOptions{6, 10}));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const auto y = inner->parts(nn::call(inner, x));
+    return nn::call(down, at::tanh(y[0]) * y[1]);
+  }
+  std::shared_ptr<nn::FusedLinear> inner;
+  std::shared_ptr<nn::Linear> down;
+};
+
+struct FusedBlocks : nn::Module {
+  FusedBlocks() : nn::Module("FusedBlocks") {
+    for (const char* name : {"a", "b"}) list.push_back(register_module(name, std::make_shared<FusedBlock>()));
+    nn::initialise(*this, 4);
+  }
+  std::vector<std::vector<nn::Module*>> shard_units() override { return {{list[0].get()}, {list[1].get()}}; }
+  at::Tensor forward(at::Tensor x) {
+    for (const auto& block : list) x = x + nn::call(block, x);
+    return x;
+  }
+  std::vector<std::shared_ptr<FusedBlock>> list;
+};
+
+// A unit has an order of its own, so the parts do not lie together: the product is the same.
+TEST(FullyShard, FusedLayersTrainAsUnderDataParallelism) {
+  for (const int ranks : {1, 2, 3}) {
+    run_local_ranks(ranks, [](const std::shared_ptr<Communicator>& world) {
+      FusedBlocks a, b;
+      expect_trains_as_ddp(world, a, b, 10, 2, [](auto& net, const at::Tensor& x) { return nn::call(net, x); });
     });
   }
 }

@@ -302,16 +302,18 @@ class Parallelizer {
                                                   const Colwise& style) const {
     std::map<std::string, int> result;
     for (const auto& p : module.named_parameters(/*recurse=*/false)) result[p.key()] = style.copies;
-    for (const auto& [part, copies] : style.part_copies) {
-      if (dynamic_cast<const nn::FusedLinear*>(&module) == nullptr)
-        refuse(what + ", part_copies", module, "a FusedLinear");
-      if (!result.contains(part)) {
+    for (const auto& [name, copies] : style.part_copies) {
+      const auto* fused = dynamic_cast<const nn::FusedLinear*>(&module);
+      if (fused == nullptr) refuse(what + ", part_copies", module, "a FusedLinear");
+      const auto part = std::ranges::find(fused->part_list(), name, &nn::FusedPart::name);
+      if (part == fused->part_list().end()) {
         std::vector<std::string> known;
-        for (const auto& p : module.named_parameters(/*recurse=*/false)) known.push_back(p.key());
+        for (const nn::FusedPart& one : fused->part_list()) known.push_back(one.name);
         throw ConfigError(fmt::format("{}: part_copies names '{}', which is no part of it: expected one of {}", what,
-                                      part, fmt::join(known, ", ")));
+                                      name, fmt::join(known, ", ")));
       }
-      result[part] = copies;
+      result[name] = copies;
+      if (part->bias) result[part->bias_name()] = copies;
     }
     const int ranks = mesh_.size(kTensorAxis);
     for (const auto& [parameter, copies] : result) {

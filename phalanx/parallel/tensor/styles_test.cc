@@ -6,6 +6,7 @@
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/linear.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/sin.h>
 #include <ATen/ops/zeros.h>
@@ -257,9 +258,13 @@ TEST(StylesWithCopies, NeighboursHoldTheSameRowsAndTheirGradientsAreSummed) {
 
 /// [gate; up] and a down projection; [q; k; v], where k and v have fewer rows.
 struct FusedNet : nn::Module {
-  explicit FusedNet(nn::TensorOptionsOfModule tensor = {}) : nn::Module("FusedNet") {
-    inner = register_module("inner", std::make_shared<nn::FusedLinear>(
-                                         6, std::vector<nn::FusedPart>{{"q", 8}, {"k", 4}, {"v", 4}}, tensor));
+  explicit FusedNet(nn::TensorOptionsOfModule tensor = {}, bool bias = false) : nn::Module("FusedNet") {
+    // Of the three parts two have a bias.
+    const std::vector<nn::FusedPart> parts = {{"q", 8, bias}, {"k", 4, bias}, {"v", 4}};
+    inner = register_module("inner", std::make_shared<nn::FusedLinear>(6, parts, tensor));
+    for (const nn::FusedPart& part : parts) {
+      if (part.bias) inner->set_init(part.bias_name(), Init::normal(0.0, 1.0));
+    }
     down = register_module("down", std::make_shared<nn::Linear>(nn::LinearOptions{8, 6}, tensor));
   }
   // Each query row takes part with the key and value of its group of rows, wherever that is.
@@ -274,14 +279,15 @@ struct FusedNet : nn::Module {
   std::shared_ptr<nn::Linear> down;
 };
 
-void expect_fused_parts(const Comm& comm, const std::vector<StyleOf>& plan, int split_dim, bool without_memory) {
+void expect_fused_parts(const Comm& comm, const std::vector<StyleOf>& plan, int split_dim, bool without_memory,
+                        bool bias = false) {
   const at::Tensor all = at::sin(at::arange(4 * 4 * 6, at::kFloat).mul(0.7)).view({4, 4, 6});
-  FusedNet one;
+  FusedNet one({}, bias);
   nn::initialise(one, 8);
   const at::Tensor expected = nn::call(one, all);
   const at::Tensor w = at::sin(at::arange(4 * 4 * 6, at::kFloat).mul(0.3)).view({4, 4, 6});
   (expected * w).sum().backward();
-  FusedNet net({.without_memory = without_memory});
+  FusedNet net({.without_memory = without_memory}, bias);
   if (!without_memory) nn::initialise(net, 8);
   parallelize_module(net, DeviceMesh(comm, {{"tp", comm->size()}}), plan);
   if (without_memory) nn::initialise(net, 8);
@@ -292,7 +298,7 @@ void expect_fused_parts(const Comm& comm, const std::vector<StyleOf>& plan, int 
   (y * part(w)).sum().backward();
   const auto whole = nn::named_parameters(one);
   const auto parts = nn::named_parameters(net);
-  ASSERT_EQ(parts.size(), 4);
+  ASSERT_EQ(parts.size(), bias ? 6 : 4);
   for (std::size_t i = 0; i < parts.size(); ++i) {
     SCOPED_TRACE(parts[i].name);
     EXPECT_EQ(parts[i].name, whole[i].name);
@@ -303,11 +309,24 @@ void expect_fused_parts(const Comm& comm, const std::vector<StyleOf>& plan, int 
   }
 }
 
+TEST(StylesOfFusedWeights, TheProductIsThoseOfThePartsSideBySide) {
+  FusedNet net({}, /*bias=*/true);
+  nn::initialise(net, 8);
+  const auto p = net.inner->named_parameters();
+  const at::Tensor x = at::sin(at::arange(18, at::kFloat)).view({3, 6});
+  const auto y = net.inner->parts(nn::call(net.inner, x));
+  EXPECT_TRUE(at::allclose(y[0], at::linear(x, p["q"], p["q_bias"])));
+  EXPECT_TRUE(at::allclose(y[1], at::linear(x, p["k"], p["k_bias"])));
+  EXPECT_TRUE(at::allclose(y[2], at::linear(x, p["v"])));
+}
+
 TEST(StylesOfFusedWeights, EachPartIsSplitByRowsAndEqualsOneRank) {
   for (const int ranks : {1, 2, 4}) {
     run_local_ranks(ranks, [](const Comm& comm) {
       for (const bool without_memory : {false, true}) {
-        expect_fused_parts(comm, {{"inner", Colwise{}}, {"down", Rowwise{}}}, -1, without_memory);
+        for (const bool bias : {false, true}) {
+          expect_fused_parts(comm, {{"inner", Colwise{}}, {"down", Rowwise{}}}, -1, without_memory, bias);
+        }
       }
       for (const int dim : {0, 1}) {
         for (const bool overlap : {false, true}) {
@@ -315,7 +334,7 @@ TEST(StylesOfFusedWeights, EachPartIsSplitByRowsAndEqualsOneRank) {
           expect_fused_parts(comm,
                              {{"inner", Colwise{.input = between, .overlap = overlap}},
                               {"down", Rowwise{.output = between, .overlap = overlap}}},
-                             comm->size() == 1 ? -1 : dim, true);
+                             comm->size() == 1 ? -1 : dim, true, overlap);
         }
       }
     });
@@ -326,7 +345,9 @@ TEST(StylesOfFusedWeights, EachPartIsSplitByRowsAndEqualsOneRank) {
 TEST(StylesOfFusedWeights, PartsOfFewerRowsThanRanksAreHeldByNeighbours) {
   run_local_ranks(8, [](const Comm& comm) {
     const Colwise inner{.part_copies = {{"k", 2}, {"v", 2}}};
-    expect_fused_parts(comm, {{"inner", inner}, {"down", Rowwise{}}}, -1, true);
+    for (const bool bias : {false, true}) {
+      expect_fused_parts(comm, {{"inner", inner}, {"down", Rowwise{}}}, -1, true, bias);
+    }
   });
 }
 
