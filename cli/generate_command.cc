@@ -244,7 +244,8 @@ int generate_command(const Arguments& arguments) {
         .prompt = prompts[i].ids, .max_new_tokens = parsed.max_new_tokens, .sampling = parsed.sampling};
     request.sampling.seed += i;
     if (prompts[i].text) {
-      for (const auto id : tokenizer->encode(*prompts[i].text)) request.prompt.push_back(id);
+      const auto ids = tokenizer->encode(*prompts[i].text, {.add_special_tokens = true});
+      request.prompt.assign(ids.begin(), ids.end());
       if (request.prompt.empty() && end != kNone)
         request.prompt.push_back(end);  // documents begin after an end of text
     }

@@ -1,9 +1,11 @@
-"""Writes phalanx/data/testdata/tokenizer_golden.json: what the `tokenizers` package does with some texts.
+"""Writes phalanx/data/testdata/tokenizer_*.json: what the `tokenizers` package does with some texts.
 
-The file holds training documents, the tokenizer.json that `tokenizers` trains from them (GPT-2's split pattern, and
-Llama 3's with ignore_merges) and the ids of varied strings. The tests compare Phalanx with it and need no Python.
+tokenizer_golden.json holds training documents, the tokenizer.json that `tokenizers` trains from them (GPT-2's split
+pattern, and Llama 3's with ignore_merges) and the ids of varied strings. tokenizer_families.json holds a small
+tokenizer.json of each kind of tokenizer_families.py and, for each string, the start of a hash of its ids with and without
+the template's special tokens and of the text decoded from them. The tests compare Phalanx with both and need no Python.
 
-    python scripts/make_tokenizer_golden.py
+    python scripts/make_tokenizer_golden.py             # or: ... golden, ... families
 
 The other direction, a tokenizer.json that Phalanx wrote loaded by `tokenizers`, is checked by
 benchmarks/tokenizer_speed.py, which compares the ids of a whole text.
@@ -12,21 +14,15 @@ benchmarks/tokenizer_speed.py, which compares the ids of a whole text.
 import json
 import pathlib
 import random
+import struct
+import sys
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+from tokenizer_families import FAMILIES, LLAMA3, PROSE
+from tokenizer_families import texts as family_texts
 
-PROSE = """The quick brown fox jumps over the lazy dog. It's what they've said we'll do, isn't it? I'm sure you'd agree.
-Les élèves français mangent à midi; où est la bibliothèque? Straße, Äpfel, Öl, über, naïve, façade, coöperate.
-Быстрая коричневая лиса прыгает через ленивую собаку. Η γρήγορη καφέ αλεπού πηδάει πάνω από το τεμπέλικο σκυλί.
-敏捷的棕色狐狸跳过了懒狗。素早い茶色の狐がのろまな犬を飛び越える。빠른 갈색 여우가 게으른 개를 뛰어넘는다.
-الثعلب البني السريع يقفز فوق الكلب الكسول. השועל החום המהיר קופץ מעל הכלב העצלן. तेज भूरी लोमड़ी आलसी कुत्ते के ऊपर कूदती है।
-Numbers: 0 1 12 123 1234 12345 3.14159 1,000,000 ١٢٣ ½ Ⅷ ²³ ४५६ and emoji 😀 👩‍👩‍👧‍👦 🇩🇪 ❤️ ✨.
-"""
+ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def documents():
@@ -73,7 +69,7 @@ def encoded(tokenizer, texts):
     return [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
 
 
-def main():
+def write_golden():
     texts, cases = documents(), samples()
     gpt2 = train(pre_tokenizers.ByteLevel(add_prefix_space=False), 1500, texts)
     llama3 = train(pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA3), "isolated"),
@@ -87,10 +83,46 @@ def main():
         "samples": cases,
         "llama3": {"tokenizer": json.loads(llama3.to_str()), "samples": tool_cases, "ids": encoded(llama3, tool_cases)},
     }
-    path = ROOT / "phalanx" / "data" / "testdata" / "tokenizer_golden.json"
+    write("tokenizer_golden.json", golden)
+
+
+def hash_of(data):
+    """32-bit FNV-1a; tokenizer_families_test.cc has it too."""
+    value = 0x811C9DC5
+    for byte in data:
+        value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
+    return value
+
+
+def fingerprint(tokenizer, text):
+    """Six digits for the ids with and without special tokens, and the text decoded from the latter."""
+    ids, plain = tokenizer.encode(text).ids, tokenizer.encode(text, add_special_tokens=False).ids
+    data = struct.pack(f"<{len(ids) + len(plain)}i", *ids, *plain) + tokenizer.decode(plain, skip_special_tokens=False).encode()
+    return f"{hash_of(data):08x}"[:6]
+
+
+def write_families():
+    cases = family_texts(400)
+    golden = {"samples": cases}
+    for name, make in FAMILIES.items():
+        tokenizer = make()
+        golden[name] = {"tokenizer": json.loads(tokenizer.to_str()), "hashes": "".join(fingerprint(tokenizer, t) for t in cases)}
+    write("tokenizer_families.json", golden)
+
+
+def write(name, golden):
+    path = ROOT / "phalanx" / "data" / "testdata" / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(golden, ensure_ascii=True, separators=(",", ":")).replace('},"', '},\n"') + "\n")
-    print(f"{path}: {path.stat().st_size} bytes, {len(cases)} texts")
+    print(f"{path}: {path.stat().st_size} bytes, {len(golden['samples'])} texts")
+
+
+def main():
+    wanted = sys.argv[1:] or ["golden", "families"]
+    if "golden" in wanted:
+        write_golden()
+    if "families" in wanted:
+        write_families()
 
 
 if __name__ == "__main__":

@@ -3,31 +3,54 @@
 #include <algorithm>
 #include <cstring>
 
+#include "phalanx/data/unicode.h"
+
 namespace phalanx::data {
 
-AddedTokenFinder::AddedTokenFinder(const std::vector<AddedToken>& tokens, bool normalized) {
-  for (const AddedToken& token : tokens) {
-    if (token.normalized != normalized || token.content.empty()) continue;
-    if (nodes_.empty()) nodes_.emplace_back();
-    std::uint32_t at = 0;
-    for (const char byte : token.content) {
-      auto& children = nodes_[at].children;
-      const auto found = std::find_if(children.begin(), children.end(), [&](const auto& c) { return c.first == byte; });
-      if (found != children.end()) {
-        at = found->second;
-        continue;
-      }
-      const auto made = static_cast<std::uint32_t>(nodes_.size());
-      children.emplace_back(byte, made);
-      nodes_.emplace_back();
-      at = made;
+void AddedTokenFinder::add(std::string_view content, const AddedToken& token) {
+  if (content.empty()) return;
+  if (nodes_.empty()) nodes_.emplace_back();
+  std::uint32_t at = 0;
+  for (const char byte : content) {
+    auto& children = nodes_[at].children;
+    const auto found = std::find_if(children.begin(), children.end(), [&](const auto& c) { return c.first == byte; });
+    if (found != children.end()) {
+      at = found->second;
+      continue;
     }
-    nodes_[at].id = token.id;
-    begins_[static_cast<unsigned char>(token.content[0])] = true;
+    const auto made = static_cast<std::uint32_t>(nodes_.size());
+    children.emplace_back(byte, made);
+    nodes_.emplace_back();
+    at = made;
   }
-  if (!nodes_.empty() && nodes_[0].children.size() == 1) {
-    only_first_byte_ = static_cast<unsigned char>(nodes_[0].children[0].first);
+  if (nodes_[at].token == kNone) nodes_[at].token = tokens_.size();
+  tokens_.push_back(token);
+  begins_[static_cast<unsigned char>(content[0])] = true;
+  only_first_byte_ = nodes_[0].children.size() == 1 ? static_cast<unsigned char>(content[0]) : -1;
+}
+
+bool AddedTokenFinder::stands_alone(std::string_view text, const Match& match) {
+  const std::string_view before = text.substr(0, match.begin), behind = text.substr(match.begin + match.length);
+  return (before.empty() || !is_word(last_char(before).code_point)) &&
+         (behind.empty() || !is_word(first_char(behind).code_point));
+}
+
+std::size_t AddedTokenFinder::spaces_before(std::string_view text, std::size_t at) {
+  while (at > 0) {
+    const Utf8Char c = last_char(text.substr(0, at));
+    if (c.length == 0 || class_of(c.code_point) != CharClass::space) break;
+    at -= static_cast<std::size_t>(c.length);
   }
+  return at;
+}
+
+std::size_t AddedTokenFinder::spaces_behind(std::string_view text, std::size_t at) {
+  while (at < text.size()) {
+    const Utf8Char c = first_char(text.substr(at));
+    if (c.length == 0 || class_of(c.code_point) != CharClass::space) break;
+    at += static_cast<std::size_t>(c.length);
+  }
+  return at;
 }
 
 AddedTokenFinder::Match AddedTokenFinder::next(std::string_view text, std::size_t from) const {
@@ -48,7 +71,7 @@ AddedTokenFinder::Match AddedTokenFinder::next(std::string_view text, std::size_
           std::find_if(children.begin(), children.end(), [&](const auto& c) { return c.first == text[i]; });
       if (found == children.end()) break;
       at = found->second;
-      if (nodes_[at].id >= 0) longest = {begin, i + 1 - begin, nodes_[at].id};
+      if (nodes_[at].token != kNone) longest = {begin, i + 1 - begin, nodes_[at].token};
     }
     if (longest.length > 0) return longest;
   }

@@ -4,6 +4,10 @@
 #include <bit>
 #include <cstring>
 #include <limits>
+#include <utility>
+
+#include "phalanx/data/byte_level.h"
+#include "phalanx/data/unicode.h"
 
 namespace phalanx::data {
 namespace {
@@ -70,19 +74,64 @@ MergeTable::MergeTable(const std::vector<BpeMerge>& merges) {
   }
 }
 
-BpeEncoder::BpeEncoder(const BpeModel& model) : merges_(model.merges) {
+BpeEncoder::BpeEncoder(const BpeModel& model)
+    : merges_(model.merges),
+      byte_level_(model.is_byte_level()),
+      byte_fallback_(model.byte_fallback),
+      fuse_unknown_(model.fuse_unknown),
+      unknown_(model.unknown.value_or(kNoToken)) {
+  std::vector<bool> added(model.tokens.size(), false);  // no piece of ordinary text is one of them
+  for (const AddedToken& token : model.added_tokens) {
+    if (static_cast<std::size_t>(token.id) < added.size()) added[static_cast<std::size_t>(token.id)] = true;
+  }
+  byte_ids_.fill(kNoToken);
+  if (!byte_level_) character_ids_.assign(kTableSize, kNoToken);
   for (std::size_t id = model.tokens.size(); id-- > 0;) {
     const std::string& token = model.tokens[id];
-    if (token.size() == 1) byte_ids_[static_cast<unsigned char>(token[0])] = static_cast<TokenId>(id);
-    if (model.ignore_merges && !token.empty()) whole_[token] = static_cast<TokenId>(id);
+    if (token.empty()) continue;
+    if (model.ignore_merges && !added[id]) whole_[token] = static_cast<TokenId>(id);
+    if (byte_level_) {
+      if (token.size() == 1) byte_ids_[static_cast<unsigned char>(token[0])] = static_cast<TokenId>(id);
+      continue;
+    }
+    const Utf8Char c = first_char(token);
+    if (static_cast<std::size_t>(c.length) == token.size()) {
+      (c.code_point < kTableSize ? character_ids_[c.code_point] : other_character_ids_[c.code_point]) =
+          static_cast<TokenId>(id);
+    } else if (const auto byte = fallback_byte(token); byte && token == fallback_token(*byte)) {
+      byte_ids_[*byte] = static_cast<TokenId>(id);
+    }
   }
+  if (byte_level_) return;
+  const auto joins_words = [&](const BpeMerge& merge) {
+    return model.tokens[static_cast<std::size_t>(merge.right)].starts_with(kMetaspace) &&
+           !model.tokens[static_cast<std::size_t>(merge.left)].ends_with(kMetaspace);
+  };
+  cuts_words_ = character_ids_[first_char(kMetaspace).code_point] != kNoToken &&
+                std::none_of(model.merges.begin(), model.merges.end(), joins_words);
 }
 
 TokenId* BpeEncoder::encode(std::string_view piece, Scratch& scratch, TokenId* out) const {
-  if (piece.size() == 1) {
+  if (byte_level_ && piece.size() == 1) {
     *out = byte_ids_[static_cast<unsigned char>(piece[0])];
     return out + 1;
   }
+  if (!cuts_words_) return encode_cached(piece, scratch, out);
+  if (const auto found = whole_.find(piece); found != whole_.end()) {
+    *out = found->second;
+    return out + 1;
+  }
+  for (std::size_t begin = 0; begin < piece.size();) {
+    std::size_t end = begin;
+    while (piece.substr(end).starts_with(kMetaspace)) end += kMetaspace.size();
+    end = std::min(piece.find(kMetaspace, end), piece.size());
+    out = encode_cached(piece.substr(begin, end - begin), scratch, out);
+    begin = end;
+  }
+  return out;
+}
+
+TokenId* BpeEncoder::encode_cached(std::string_view piece, Scratch& scratch, TokenId* out) const {
   if (piece.size() > Scratch::kKeyBytes) return merge(piece, scratch, out);
   const auto key = piece_key(piece);
   Scratch::Slot& slot = scratch.slots[slot_of(key, piece.size())];
@@ -102,26 +151,64 @@ TokenId* BpeEncoder::encode(std::string_view piece, Scratch& scratch, TokenId* o
 }
 
 TokenId* BpeEncoder::merge(std::string_view piece, Scratch& scratch, TokenId* out) const {
-  if (!whole_.empty()) {
+  if (!whole_.empty() && !cuts_words_) {
     if (const auto found = whole_.find(piece); found != whole_.end()) {
       *out = found->second;
       return out + 1;
     }
   }
-  return piece.size() <= kShortPiece ? merge_short(piece, scratch, out) : merge_long(piece, scratch, out);
+  return piece.size() <= kShortPiece ? merge_short(piece, out) : merge_long(piece, scratch, out);
 }
 
-TokenId* BpeEncoder::merge_short(std::string_view piece, Scratch&, TokenId* out) const {
+std::size_t BpeEncoder::alphabet_ids(std::string_view piece, TokenId* out) const {
+  if (!byte_level_) return character_ids(piece, out);
+  for (std::size_t i = 0; i < piece.size(); ++i) out[i] = byte_ids_[static_cast<unsigned char>(piece[i])];
+  return piece.size();
+}
+
+TokenId BpeEncoder::id_of_character(std::uint32_t code_point) const {
+  if (code_point < kTableSize) return character_ids_[code_point];
+  const auto found = other_character_ids_.find(code_point);
+  return found == other_character_ids_.end() ? kNoToken : found->second;
+}
+
+std::size_t BpeEncoder::character_ids(std::string_view piece, TokenId* out) const {
+  TokenId* at = out;
+  bool pending = false;  // an unknown token that waits for others to fuse with
+  while (!piece.empty()) {
+    const Utf8Char c = first_char(piece);
+    const std::string_view character = piece.substr(0, c.length > 0 ? static_cast<std::size_t>(c.length) : 1);
+    piece.remove_prefix(character.size());
+    const TokenId id = c.length > 0 ? id_of_character(c.code_point) : kNoToken;
+    if (id != kNoToken) {
+      if (std::exchange(pending, false)) *at++ = unknown_;
+      *at++ = id;
+      continue;
+    }
+    const auto id_of_byte = [&](char byte) { return byte_ids_[static_cast<unsigned char>(byte)]; };
+    if (byte_fallback_ &&
+        std::all_of(character.begin(), character.end(), [&](char byte) { return id_of_byte(byte) != kNoToken; })) {
+      // A waiting unknown token comes after these, as in the package.
+      at = std::transform(character.begin(), character.end(), at, id_of_byte);
+    } else if (unknown_ != kNoToken) {
+      if (pending && !fuse_unknown_) *at++ = unknown_;
+      pending = true;
+    }
+  }
+  if (pending) *at++ = unknown_;
+  return static_cast<std::size_t>(at - out);
+}
+
+TokenId* BpeEncoder::merge_short(std::string_view piece, TokenId* out) const {
   TokenId ids[kShortPiece];
   std::uint32_t ranks[kShortPiece];  // of the pair that begins here
   TokenId results[kShortPiece];
-  std::size_t count = piece.size();
+  std::size_t count = alphabet_ids(piece, ids);
   const auto look_up = [&](std::size_t i) {
     const MergeTable::Entry* entry = i + 1 < count ? merges_.find(ids[i], ids[i + 1]) : nullptr;
     ranks[i] = entry ? entry->rank : kNoRank;
     results[i] = entry ? entry->result : 0;
   };
-  for (std::size_t i = 0; i < count; ++i) ids[i] = byte_ids_[static_cast<unsigned char>(piece[i])];
   for (std::size_t i = 0; i < count; ++i) look_up(i);
   while (count > 1) {
     std::size_t best = 0;
@@ -146,7 +233,9 @@ TokenId* BpeEncoder::merge_short(std::string_view piece, Scratch&, TokenId* out)
 TokenId* BpeEncoder::merge_long(std::string_view piece, Scratch& scratch, TokenId* out) const {
   auto& nodes = scratch.nodes;
   auto& heap = scratch.heap;
-  nodes.resize(piece.size());
+  const auto size = static_cast<std::uint32_t>(alphabet_ids(piece, out));
+  if (size == 0) return out;
+  nodes.resize(size);
   heap.clear();
   const auto later = [](const Scratch::Candidate& a, const Scratch::Candidate& b) {
     return a.rank != b.rank ? a.rank > b.rank : a.at > b.at;
@@ -159,9 +248,8 @@ TokenId* BpeEncoder::merge_long(std::string_view piece, Scratch& scratch, TokenI
     heap.push_back({entry->rank, at, nodes[at].id, nodes[next].id, entry->result});
     std::push_heap(heap.begin(), heap.end(), later);
   };
-  const auto size = static_cast<std::uint32_t>(piece.size());
   for (std::uint32_t i = 0; i < size; ++i) {
-    nodes[i] = {byte_ids_[static_cast<unsigned char>(piece[i])], i == 0 ? kNone : i - 1, i + 1 == size ? kNone : i + 1};
+    nodes[i] = {out[i], i == 0 ? kNone : i - 1, i + 1 == size ? kNone : i + 1};
   }
   for (std::uint32_t i = 0; i < size; ++i) consider(i);
   while (!heap.empty()) {

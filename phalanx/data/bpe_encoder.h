@@ -4,6 +4,10 @@
 // ids; a hit is one hash, one cache line and one copy. Other pieces are merged, lowest rank first and leftmost among
 // equals: short ones by scanning an array, long ones by a heap, so that a megabyte without a space costs n log n.
 // Nothing is allocated once the scratch has grown to the longest piece.
+//
+// Tokenizers of SentencePiece's kind often do not split at all: a whole text is one piece. Where no merge joins a
+// character to a space (U+2581) behind it, which is so in vocabularies trained on words, merging word by word gives the
+// same ids, and words can come from the cache.
 #pragma once
 
 #include <array>
@@ -62,12 +66,27 @@ class BpeEncoder {
   static constexpr std::size_t kSlack = 16;  // a cache hit copies a whole line's worth of ids
 
  private:
+  TokenId* encode_cached(std::string_view piece, Scratch& scratch, TokenId* out) const;
   TokenId* merge(std::string_view piece, Scratch& scratch, TokenId* out) const;
-  TokenId* merge_short(std::string_view piece, Scratch& scratch, TokenId* out) const;
+  /// The ids that merging starts from, one a byte or character; at most piece.size(). Returns their number.
+  std::size_t alphabet_ids(std::string_view piece, TokenId* out) const;
+  std::size_t character_ids(std::string_view piece, TokenId* out) const;
+  TokenId* merge_short(std::string_view piece, TokenId* out) const;
   TokenId* merge_long(std::string_view piece, Scratch& scratch, TokenId* out) const;
+  TokenId id_of_character(std::uint32_t code_point) const;
+
+  static constexpr TokenId kNoToken = -1;
+  static constexpr std::uint32_t kTableSize = 0x10000;
 
   MergeTable merges_;
-  std::array<TokenId, 256> byte_ids_{};
+  bool byte_level_;
+  bool cuts_words_ = false;              // see above
+  std::array<TokenId, 256> byte_ids_{};  // byte-level: of each byte; else of <0x00> and so on
+  std::vector<TokenId> character_ids_;   // by code point below kTableSize, or kNoToken
+  std::unordered_map<std::uint32_t, TokenId> other_character_ids_;
+  bool byte_fallback_;
+  bool fuse_unknown_;
+  TokenId unknown_;
   std::unordered_map<std::string_view, TokenId> whole_;  // for ignore_merges; views into the model's tokens
 };
 

@@ -13,7 +13,9 @@
 #include "phalanx/data/added_tokens.h"
 #include "phalanx/data/bpe_encoder.h"
 #include "phalanx/data/bpe_model.h"
-#include "phalanx/data/split.h"
+#include "phalanx/data/normalizer.h"
+#include "phalanx/data/pre_tokenizer.h"
+#include "phalanx/data/token_decoder.h"
 #include "phalanx/data/unicode.h"
 
 namespace phalanx::data {
@@ -26,33 +28,43 @@ constexpr std::uint64_t kMaxTokenizerBytes = std::uint64_t{1} << 30;
 struct BpeTokenizer::State {
   /// What one call of encode() works with.
   struct EncodeScratch {
-    explicit EncodeScratch(Splitter::Scratch split_scratch) : split(std::move(split_scratch)) {}
-    Splitter::Scratch split;
+    Normalizer::Scratch normalizer;
+    PreTokenizer::Scratch split;
     BpeEncoder::Scratch bpe;
-    std::string prefixed;
   };
 
   explicit State(BpeModel m)
       : model(std::move(m)),
-        splitter(model.split_patterns),
+        normalizer(model.normalizer),
+        splitter(model.pre_tokenizer),
         encoder(model),
-        exact(model.added_tokens, false),
-        normalized(model.added_tokens, true) {
+        decoder(model.decoder) {
     vocab_size = static_cast<std::int64_t>(model.tokens.size());
     for (const AddedToken& token : model.added_tokens) vocab_size = std::max<std::int64_t>(vocab_size, token.id + 1);
-    bytes.resize(static_cast<std::size_t>(vocab_size));
-    special.resize(static_cast<std::size_t>(vocab_size), false);
-    for (std::size_t id = 0; id < model.tokens.size(); ++id) bytes[id] = model.tokens[id];
+    names = model.tokens;
+    names.resize(static_cast<std::size_t>(vocab_size));
+    special.resize(names.size(), false);
+    Normalizer::Scratch scratch = normalizer.make_scratch();
     for (const AddedToken& token : model.added_tokens) {
-      bytes[static_cast<std::size_t>(token.id)] = token.content;
-      special[static_cast<std::size_t>(token.id)] = token.special;
-    }
-    for (std::size_t id = bytes.size(); id-- > 0;) {
-      if (!bytes[id].empty()) ids[bytes[id]] = static_cast<TokenId>(id);
-    }
-    for (const AddedToken& token : model.added_tokens) {
-      ids[token.content] = token.id;
+      const auto index = static_cast<std::size_t>(token.id);
+      names[index] = token.normalized ? normalizer.apply(token.content, scratch).text : token.content;
+      special[index] = token.special;
       added_with_newline |= token.content.find('\n') != std::string::npos;
+    }
+    for (std::size_t id = names.size(); id-- > 0;) {
+      if (!names[id].empty()) ids[names[id]] = static_cast<TokenId>(id);
+    }
+    for (const AddedToken& token : model.added_tokens) ids[token.content] = token.id;
+    bytes = names;
+    if (!model.is_byte_level()) {
+      for (std::string& token : bytes) token = decoder.text_of(token, false);
+    }
+    // Of two tokens with the same text a special one counts, as in the package.
+    for (const bool special_first : {true, false}) {
+      for (const AddedToken& token : model.added_tokens) {
+        if (token.special != special_first) continue;
+        (token.normalized ? normalized : exact).add(names[static_cast<std::size_t>(token.id)], token);
+      }
     }
   }
 
@@ -65,74 +77,88 @@ struct BpeTokenizer::State {
         return scratch;
       }
     }
-    return std::make_unique<EncodeScratch>(splitter.make_scratch());
+    auto scratch = std::make_unique<EncodeScratch>();
+    scratch->normalizer = normalizer.make_scratch();
+    scratch->split = splitter.make_scratch();
+    return scratch;
   }
   void give_back(std::unique_ptr<EncodeScratch> scratch) const {
     const std::lock_guard lock(mutex);
     pool.push_back(std::move(scratch));
   }
 
-  /// Text without added tokens.
-  void encode_ordinary(std::string_view text, EncodeScratch& scratch, std::vector<TokenId>& out) const;
-  void encode_without(const AddedTokenFinder& finder, std::string_view text, EncodeScratch& scratch,
+  void encode(std::string_view text, EncodeOptions options, EncodeScratch& scratch, std::vector<TokenId>& out) const;
+  /// Normalizes a text without exact added tokens, then looks for the others.
+  void encode_between(PreTokenizer::Piece piece, EncodeOptions options, EncodeScratch& scratch,
                       std::vector<TokenId>& out) const;
+  /// Normalized text without added tokens.
+  void encode_ordinary(PreTokenizer::Piece piece, EncodeScratch& scratch, std::vector<TokenId>& out) const;
 
   BpeModel model;
-  Splitter splitter;
+  Normalizer normalizer;
+  PreTokenizer splitter;
   BpeEncoder encoder;
+  TokenDecoder decoder;
   AddedTokenFinder exact;       // added tokens found in the text as it is,
   AddedTokenFinder normalized;  // then, in what lies between, those found after normalization
   std::int64_t vocab_size = 0;
-  std::vector<std::string> bytes;  // by id, added tokens included
+  std::vector<std::string> names;  // by id, added tokens included: as model.tokens has them
+  std::vector<std::string> bytes;  // by id: what it adds to a text
   std::vector<bool> special;
-  std::unordered_map<std::string_view, TokenId> ids;
+  std::unordered_map<std::string_view, TokenId> ids;  // views into `names` and the model's added tokens
   bool added_with_newline = false;
   mutable std::mutex mutex;
   mutable std::vector<std::unique_ptr<EncodeScratch>> pool;
 };
 
-void BpeTokenizer::State::encode_ordinary(std::string_view text, EncodeScratch& scratch,
+void BpeTokenizer::State::encode_ordinary(PreTokenizer::Piece piece, EncodeScratch& scratch,
                                           std::vector<TokenId>& out) const {
-  if (text.empty()) return;
-  if (model.add_prefix_space && text[0] != ' ') {
-    scratch.prefixed.assign(1, ' ').append(text);
-    text = scratch.prefixed;
-  }
   // Written through a pointer into room made beforehand; grown by a guess of 3 bytes a token, doubled where it is
   // short.
   std::size_t used = out.size();
-  out.resize(used + text.size() / 3 + 64);
+  out.resize(used + piece.text.size() / 3 + 64);
   TokenId* at = out.data() + used;
   TokenId* limit = out.data() + out.size();
-  splitter.split(text, scratch.split, [&](std::string_view piece) {
-    const std::size_t room = piece.size() + BpeEncoder::kSlack;
+  splitter.split(piece, scratch.split, [&](std::string_view part) {
+    const std::size_t room = part.size() + BpeEncoder::kSlack;
     if (static_cast<std::size_t>(limit - at) < room) {
       used = static_cast<std::size_t>(at - out.data());
       out.resize(std::max(out.size() * 2, used + room));
       at = out.data() + used;
       limit = out.data() + out.size();
     }
-    at = encoder.encode(piece, scratch.bpe, at);
+    at = encoder.encode(part, scratch.bpe, at);
   });
   out.resize(static_cast<std::size_t>(at - out.data()));
 }
 
-void BpeTokenizer::State::encode_without(const AddedTokenFinder& finder, std::string_view text, EncodeScratch& scratch,
+void BpeTokenizer::State::encode_between(PreTokenizer::Piece piece, EncodeOptions options, EncodeScratch& scratch,
                                          std::vector<TokenId>& out) const {
-  const auto between = [&](std::string_view part) {
-    if (&finder == &exact && !normalized.empty()) {
-      encode_without(normalized, part, scratch, out);
-    } else {
-      encode_ordinary(part, scratch, out);
-    }
-  };
-  std::size_t done = 0;
-  for (auto match = finder.next(text, 0); match.length > 0; match = finder.next(text, done)) {
-    between(text.substr(done, match.begin - done));
-    out.push_back(match.id);
-    done = match.begin + match.length;
+  const Normalizer::Result result = normalizer.apply(piece.text, scratch.normalizer);
+  const bool at_start = piece.at_start && !result.cut_at_start;
+  if (!options.added_tokens) return encode_ordinary({result.text, at_start}, scratch, out);
+  normalized.split(
+      result.text,
+      [&](std::string_view part, std::size_t begin) {
+        encode_ordinary({part, at_start && begin == 0}, scratch, out);
+      },
+      [&](TokenId id) { out.push_back(id); });
+}
+
+void BpeTokenizer::State::encode(std::string_view text, EncodeOptions options, EncodeScratch& scratch,
+                                 std::vector<TokenId>& out) const {
+  if (options.add_special_tokens) out.insert(out.end(), model.prefix.begin(), model.prefix.end());
+  if (options.added_tokens) {
+    exact.split(
+        text,
+        [&](std::string_view part, std::size_t begin) {
+          encode_between({part, begin == 0}, options, scratch, out);
+        },
+        [&](TokenId id) { out.push_back(id); });
+  } else {
+    encode_between({text, true}, options, scratch, out);
   }
-  between(text.substr(done));
+  if (options.add_special_tokens) out.insert(out.end(), model.suffix.begin(), model.suffix.end());
 }
 
 BpeTokenizer::BpeTokenizer(BpeModel model) : state_(std::make_shared<const State>(std::move(model))) {}
@@ -187,38 +213,52 @@ std::vector<TokenId> BpeTokenizer::encode(std::string_view text, EncodeOptions o
 
 void BpeTokenizer::encode_to(std::string_view text, std::vector<TokenId>& ids, EncodeOptions options) const {
   auto scratch = state_->borrow();
-  if (options.added_tokens) {
-    state_->encode_without(state_->exact, text, *scratch, ids);
-  } else {
-    state_->encode_ordinary(text, *scratch, ids);
-  }
+  state_->encode(text, options, *scratch, ids);
   state_->give_back(std::move(scratch));
+}
+
+void BpeTokenizer::decode_next(TokenId id, DecodeOptions options, DecodeState& state, std::string& text) const {
+  std::string_view added = bytes_of(id);
+  if (options.skip_special_tokens && is_special(id)) return;
+  const TokenDecoder& decoder = state_->decoder;
+  std::string as_first;
+  if (state.first && decoder.first_differs()) {
+    as_first = decoder.text_of(state_->names[static_cast<std::size_t>(id)], true);
+    added = as_first;
+  }
+  state.first = false;
+  if (state.at_start && decoder.strip_count() > 0) {
+    while (state.stripped < decoder.strip_count() && added.starts_with(decoder.strip_content())) {
+      added.remove_prefix(decoder.strip_content().size());
+      ++state.stripped;
+    }
+    state.at_start = added.empty() && state.stripped < decoder.strip_count();
+  }
+  text += added;
 }
 
 std::string BpeTokenizer::decode(std::span<const TokenId> ids, DecodeOptions options) const {
   std::string text;
-  for (const TokenId id : ids) {
-    const std::string_view bytes = bytes_of(id);
-    if (!options.skip_special_tokens || !is_special(id)) text += bytes;
-  }
+  DecodeState state;
+  for (const TokenId id : ids) decode_next(id, options, state, text);
   return text;
 }
 
 std::string BpeTokenizer::decode(std::span<const std::int64_t> ids, DecodeOptions options) const {
   std::string text;
+  DecodeState state;
   for (const std::int64_t id : ids) {
-    // Out of TokenId's range is out of the vocabulary; -1 keeps it so.
-    const TokenId narrow = id >= 0 && id < vocab_size() ? static_cast<TokenId>(id) : -1;
-    if (narrow < 0) throw DataError(fmt::format("token {} is not in the vocabulary of {} tokens", id, vocab_size()));
-    const std::string_view bytes = bytes_of(narrow);
-    if (!options.skip_special_tokens || !is_special(narrow)) text += bytes;
+    if (id < 0 || id >= vocab_size()) {
+      throw DataError(fmt::format("token {} is not in the vocabulary of {} tokens", id, vocab_size()));
+    }
+    decode_next(static_cast<TokenId>(id), options, state, text);
   }
   return text;
 }
 
 std::size_t BpeTokenizer::safe_cut(std::string_view text, std::size_t limit) const {
   if (limit >= text.size()) return text.size();
-  if (!state_->splitter.is_gpt2() || state_->model.add_prefix_space || state_->added_with_newline) return 0;
+  if (!state_->splitter.is_gpt2() || !state_->normalizer.empty() || state_->added_with_newline) return 0;
   // GPT-2's pattern never has a newline inside a piece after anything but white space, nor looks past such a place.
   for (std::size_t at = limit; at > 0; --at) {
     const auto before = static_cast<unsigned char>(text[at - 1]);
@@ -231,10 +271,8 @@ StreamingDecoder::StreamingDecoder(BpeTokenizer tokenizer, DecodeOptions options
     : tokenizer_(std::move(tokenizer)), options_(options) {}
 
 std::string StreamingDecoder::add(TokenId id) {
-  const std::string_view bytes = tokenizer_.bytes_of(id);
-  if (options_.skip_special_tokens && tokenizer_.is_special(id)) return {};
-  std::string text = std::exchange(pending_, {});
-  text += bytes;
+  std::string text = pending_;
+  tokenizer_.decode_next(id, options_, state_, text);
   const std::size_t tail = unfinished_tail(text);
   pending_ = text.substr(text.size() - tail);
   text.resize(text.size() - tail);

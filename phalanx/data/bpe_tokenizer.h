@@ -1,8 +1,10 @@
-// BpeTokenizer: byte-level byte-pair encoding, loaded from and saved as Hugging Face `tokenizer.json`.
+// BpeTokenizer: byte-pair encoding, loaded from and saved as Hugging Face `tokenizer.json`.
 //
-// Any bytes can be encoded and decode(encode(x)) == x exactly, invalid UTF-8 included: the 256 bytes are the alphabet.
-// Ids are those of the `tokenizers` Python package for the same file. The components read are named in docs/data.md;
-// one that is not supported is a DataError that names it, the key and what is supported.
+// Two kinds: byte-level (GPT-2, Llama 3, Qwen), where decode(encode(x)) == x exactly for any bytes if there is no
+// normalizer, and of characters (Llama 2, Mistral, Gemma), where a character that the vocabulary lacks becomes its
+// bytes or the unknown token. Bytes that are no UTF-8 count as such characters. Ids are those of the `tokenizers`
+// Python package for the same file. The components read are named in docs/data.md; one that is not supported is a
+// DataError that names it, the key and what is supported.
 //
 // A tokenizer is immutable after loading; its const methods may be called from any number of threads (each call takes
 // a scratch of its own from a pool, with a cache of pieces already encoded). Copies share everything.
@@ -10,6 +12,7 @@
 //   BpeTokenizer tokenizer = BpeTokenizer::load("tokenizer.json");
 //   std::vector<TokenId> ids = tokenizer.encode("Hello there");
 //   std::string text = tokenizer.decode(ids);
+//   ids = tokenizer.encode("Hello there", {.add_special_tokens = true});  // begins with <s>, if its template says so
 #pragma once
 
 #include <cstdint>
@@ -28,14 +31,18 @@ using TokenId = std::int32_t;
 struct AddedToken {
   TokenId id = 0;
   std::string content;
-  bool special = true;      // left out by decode() where asked
-  bool normalized = false;  // kept for the file; without a normalizer it only orders the matching
+  bool special = true;       // left out by decode() where asked
+  bool normalized = false;   // looked for in the text as the normalizer leaves it, after those that are not
+  bool single_word = false;  // counts only where no letter, digit or the like stands beside it
+  bool lstrip = false;       // takes the white space before it along,
+  bool rstrip = false;       // that behind it
 };
 
-struct BpeModel;  // vocabulary, merges, added tokens, split patterns (bpe_model.h)
+struct BpeModel;  // vocabulary, merges, added tokens, the steps around them (bpe_model.h)
 
 struct EncodeOptions {
-  bool added_tokens = true;  // match added tokens in the text; false treats their text as ordinary text
+  bool added_tokens = true;         // match added tokens in the text; false treats their text as ordinary text
+  bool add_special_tokens = false;  // those of the post-processor's template: the <s> that a Llama wants first, say
 };
 
 struct DecodeOptions {
@@ -56,8 +63,9 @@ class BpeTokenizer {
 
   /// Smallest number above every id, added tokens included: the rows a model's embedding must have.
   std::int64_t vocab_size() const;
-  std::optional<TokenId> id_of(std::string_view added_or_token_bytes) const;
-  /// The bytes a token stands for (an added token's content). An id outside the vocabulary is a DataError.
+  /// Of an added token's content, or of a token: its bytes (byte-level) or as it stands in the vocabulary.
+  std::optional<TokenId> id_of(std::string_view added_or_token) const;
+  /// The bytes a token stands for inside a text. An id outside the vocabulary is a DataError.
   std::string_view bytes_of(TokenId id) const;
   bool is_special(TokenId id) const;
   /// The token that ends a document: <|endoftext|>, <|end_of_text|>, </s> or <eos>, whichever exists first.
@@ -70,6 +78,15 @@ class BpeTokenizer {
 
   std::string decode(std::span<const TokenId> ids, DecodeOptions options = {}) const;
   std::string decode(std::span<const std::int64_t> ids, DecodeOptions options = {}) const;
+
+  /// What the tokens so far have left for the next one to know.
+  struct DecodeState {
+    bool first = true;
+    std::int64_t stripped = 0;  // of what the decoder strips from the start of a text
+    bool at_start = true;       // nothing but what is stripped has been seen
+  };
+  /// Appends what `id` adds to a text, perhaps only a part of a character: see StreamingDecoder.
+  void decode_next(TokenId id, DecodeOptions options, DecodeState& state, std::string& text) const;
 
   /// The largest place at most `limit` where a text can be cut so that encoding the two parts one after the other
   /// gives the ids of the whole; 0 where none is known. Lets a file larger than memory be encoded in parts.
@@ -96,6 +113,7 @@ class StreamingDecoder {
  private:
   BpeTokenizer tokenizer_;
   DecodeOptions options_;
+  BpeTokenizer::DecodeState state_;
   std::string pending_;  // at most 3 bytes: the start of a character
 };
 

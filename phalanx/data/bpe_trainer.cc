@@ -14,7 +14,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/data/bpe_model.h"
 #include "phalanx/data/byte_level.h"
-#include "phalanx/data/split.h"
+#include "phalanx/data/pre_tokenizer.h"
 
 namespace phalanx::data {
 

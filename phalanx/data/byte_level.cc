@@ -1,6 +1,10 @@
 #include "phalanx/data/byte_level.h"
 
+#include <fmt/format.h>
+
 #include <array>
+#include <charconv>
+#include <system_error>
 
 #include "phalanx/data/unicode.h"
 
@@ -52,6 +56,16 @@ std::optional<std::string> printable_to_bytes(std::string_view text) {
     text.remove_prefix(static_cast<std::size_t>(c.length));
   }
   return out;
+}
+
+std::string fallback_token(std::uint8_t byte) { return fmt::format("<0x{:02X}>", byte); }
+
+std::optional<std::uint8_t> fallback_byte(std::string_view token) {
+  if (token.size() != 6 || !token.starts_with("<0x") || token[5] != '>') return std::nullopt;
+  std::uint8_t byte = 0;
+  const auto [end, error] = std::from_chars(token.data() + 3, token.data() + 5, byte, 16);
+  if (error != std::errc() || end != token.data() + 5) return std::nullopt;
+  return byte;
 }
 
 }  // namespace phalanx::data

@@ -18,4 +18,10 @@ std::string bytes_to_printable(std::string_view bytes);
 /// Empty where a character is outside the alphabet.
 std::optional<std::string> printable_to_bytes(std::string_view text);
 
+/// The other way to write a byte, of vocabularies of characters: <0x0A>.
+std::string fallback_token(std::uint8_t byte);
+
+/// Empty where `token` is none of these. Lower-case digits count too.
+std::optional<std::uint8_t> fallback_byte(std::string_view token);
+
 }  // namespace phalanx::data

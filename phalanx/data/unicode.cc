@@ -1,5 +1,7 @@
 #include "phalanx/data/unicode.h"
 
+#include <utf8proc.h>
+
 #include <algorithm>
 #include <iterator>
 #include <span>
@@ -47,6 +49,37 @@ CharClass class_of(std::uint32_t code_point) {
   if (within(kLetterRanges, code_point)) return CharClass::letter;
   if (within(kNumberRanges, code_point)) return CharClass::number;
   return CharClass::other;
+}
+
+bool is_word(std::uint32_t code_point) {
+  switch (utf8proc_category(static_cast<utf8proc_int32_t>(code_point))) {
+    case UTF8PROC_CATEGORY_LU:
+    case UTF8PROC_CATEGORY_LL:
+    case UTF8PROC_CATEGORY_LT:
+    case UTF8PROC_CATEGORY_LM:
+    case UTF8PROC_CATEGORY_LO:
+    case UTF8PROC_CATEGORY_MN:
+    case UTF8PROC_CATEGORY_MC:
+    case UTF8PROC_CATEGORY_ME:
+    case UTF8PROC_CATEGORY_ND:
+    case UTF8PROC_CATEGORY_NL:
+    case UTF8PROC_CATEGORY_PC:
+      return true;
+    default:
+      break;
+  }
+  // Circled and squared letters are alphabetic signs.
+  constexpr CodePointRange kOthers[] = {
+      {0x200C, 0x200D}, {0x24B6, 0x24E9}, {0x1F130, 0x1F149}, {0x1F150, 0x1F169}, {0x1F170, 0x1F189}};
+  return within(kOthers, code_point);
+}
+
+Utf8Char last_char(std::string_view text) {
+  for (std::size_t size = 1; size <= 4 && size <= text.size(); ++size) {
+    const Utf8Char c = first_char(text.substr(text.size() - size));
+    if (static_cast<std::size_t>(c.length) == size) return c;
+  }
+  return {};
 }
 
 Utf8Char first_char(std::string_view text) {

@@ -15,6 +15,9 @@ enum class CharClass : std::uint8_t { other, letter, number, space };
 /// Class of a code point; other for those that do not exist.
 CharClass class_of(std::uint32_t code_point);
 
+/// \w as the package has it: letters, marks, decimal and letter numbers, connectors, joiners.
+bool is_word(std::uint32_t code_point);
+
 struct Utf8Char {
   std::uint32_t code_point = 0;
   int length = 0;  // bytes; 0 where the bytes at this place are no valid character
@@ -22,6 +25,9 @@ struct Utf8Char {
 
 /// The character at the start of `text`, which must not be empty. Overlong forms and surrogates are not valid.
 Utf8Char first_char(std::string_view text);
+
+/// The character at the end of `text`, which must not be empty.
+Utf8Char last_char(std::string_view text);
 
 /// Bytes at the end of `text`, 0 to 3, that begin a character which more bytes could complete.
 std::size_t unfinished_tail(std::string_view text);
