@@ -3,12 +3,16 @@
 //
 //   tokenizer_speed TEXT --train 4096 tokenizer.json    train on TEXT, save, print the seconds
 //   tokenizer_speed TEXT --encode tokenizer.json IDS    encode (as one document) and decode; ids to IDS as raw int32
+//   tokenizer_speed STRINGS --strings tokenizer.json OUT  no timing: of a JSON list of strings, the ids with and
+//   without
+//                                                       special tokens and the text decoded, for compare_tokenizers.py
 #include <fmt/format.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
 #include <exception>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,14 +30,33 @@ double cpu_seconds() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
+void encode_strings(const std::string& strings, const std::string& tokenizer_path, const std::string& out) {
+  const auto tokenizer = phalanx::data::BpeTokenizer::load(tokenizer_path);
+  nlohmann::json results = nlohmann::json::array();
+  for (const auto& text : nlohmann::json::parse(phalanx::read_file(strings)).get<std::vector<std::string>>()) {
+    const auto plain = tokenizer.encode(text);
+    results.push_back({{"ids", tokenizer.encode(text, {.add_special_tokens = true})},
+                       {"plain", plain},
+                       {"text", tokenizer.decode(plain)}});
+  }
+  phalanx::write_file(out, results.dump());
+}
+
 int run(const std::vector<std::string>& arguments) {
-  if (arguments.size() != 4 || (arguments[1] != "--train" && arguments[1] != "--encode")) {
-    fmt::print(stderr, "usage: tokenizer_speed TEXT --train VOCAB_SIZE TOKENIZER | TEXT --encode TOKENIZER IDS\n");
+  const std::string mode = arguments.size() == 4 ? arguments[1] : "";
+  if (mode != "--train" && mode != "--encode" && mode != "--strings") {
+    fmt::print(stderr,
+               "usage: tokenizer_speed TEXT --train VOCAB_SIZE TOKENIZER | TEXT --encode TOKENIZER IDS | "
+               "STRINGS --strings TOKENIZER OUT\n");
     return 2;
+  }
+  if (mode == "--strings") {
+    encode_strings(arguments[0], arguments[2], arguments[3]);
+    return 0;
   }
   const std::string text = phalanx::read_file(arguments[0]);
   const auto megabytes = static_cast<double>(text.size()) / 1e6;
-  if (arguments[1] == "--train") {
+  if (mode == "--train") {
     const double start = cpu_seconds();
     phalanx::data::BpeTrainer trainer({.vocab_size = std::atoll(arguments[2].c_str())});
     trainer.add(text);

@@ -96,7 +96,7 @@ TEST_F(TokenizeCommandTest, WrongInputIsOneErrorAndTheRightStatus) {
       {{text, "--tokenizer", tokenizer, "--vocab-size", "100"}, 2, "vocab_size is 100: expected 257"},
       {{path("none.txt"), "--tokenizer", tokenizer, "-o", path("x")}, 1, "none.txt: no such file"},
       {{text, "--tokenizer", path("none.json"), "-o", path("x")}, 1, "none.json"},
-      {{text, "--tokenizer", path("bad.json"), "-o", path("x")}, 1, "bad.json: decoder: 'null' is not supported"},
+      {{text, "--tokenizer", path("bad.json"), "-o", path("x")}, 1, "bad.json: model.type: 'Unigram' is not supported"},
       {{text, "--tokenizer", tokenizer, "-o", path("corpus2.txt/x")}, 1, "corpus2.txt"},
       {{text, "--tokenizer", tokenizer, "-o", path("x"), "--validation-fraction", "0.1"}, 2, "leaves no document"},
   };

@@ -6,6 +6,7 @@ Used by make_tokenizer_golden.py and compare_tokenizers.py. The vocabularies are
 
 import json
 import random
+import unicodedata
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -48,7 +49,8 @@ def texts(count, seed=20240607):
         elif kind == 1:  # any characters at all
             points = [rng.choice([rng.randrange(0x80), rng.randrange(0x800), rng.randrange(0x3100), rng.randrange(0x10000)])
                       for _ in range(rng.randint(1, 14))]
-            out.append("".join(chr(p) for p in points if not 0xD800 <= p < 0xE000 and p not in LATE))
+            # Of an old Unicode, which PCRE2, utf8proc and the package all know.
+            out.append("".join(chr(p) for p in points if unicodedata.ucd_3_2_0.category(chr(p)) not in ("Cn", "Cs")))
         elif kind == 2:  # marks between words
             out.append("".join(rng.choice([rng.choice(MARKS), rng.choice(MARKS), words(rng)[:9], " ", "x", "\n"])
                                for _ in range(rng.randint(1, 7))))
@@ -56,10 +58,6 @@ def texts(count, seed=20240607):
             mix = rng.sample(POOLS, rng.randint(1, 4))
             out.append("".join(rng.choice(rng.choice(mix)) for _ in range(rng.randint(1, 40))))
     return out[:count]
-
-
-# Code points that the two libraries place in different versions of Unicode, found by trying all (compare_tokenizers.py).
-LATE = frozenset()
 
 
 def corpus():
@@ -123,10 +121,10 @@ def qwen():
 BYTES = [f"<0x{b:02X}>" for b in range(256)]
 
 
-def sentencepiece(size=620):
+def sentencepiece(size=620, split=True):
     """A vocabulary of characters as SentencePiece makes it: <unk>, <s>, </s>, the bytes, then merges of words."""
     t = Tokenizer(models.BPE())
-    t.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=True)
+    t.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=split)
     trained(t, size, ["<unk>", "<s>", "</s>"] + BYTES, False)
     file = json.loads(t.to_str())
     # The bytes are ordinary tokens in these files.
@@ -174,10 +172,18 @@ def gemma():
     return t
 
 
+def across_words():
+    """Merges that join words, as a vocabulary trained on whole sentences has them."""
+    t = sentencepiece(split=False)
+    t.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(" ", "▁")])
+    t.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return t
+
+
 def unknown():
     """No byte fallback: unknown characters become <unk>, each its own; white space beside added tokens goes with them."""
     t = Tokenizer(models.BPE(unk_token="<unk>"))
-    t.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase(), normalizers.Strip(),
+    t.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase(), normalizers.Strip(),
                                          normalizers.Replace(Regex(r"\s+"), " ")])
     t.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.Punctuation("contiguous"),
                                                pre_tokenizers.Metaspace(prepend_scheme="first")])
@@ -211,4 +217,4 @@ def fused():
     return trained(t, 300, ["<unk>"], False)
 
 
-FAMILIES = {f.__name__: f for f in (gpt2, llama3, qwen, llama2, llama2_metaspace, mistral, gemma, unknown, split_kinds, fused)}
+FAMILIES = {f.__name__: f for f in (gpt2, llama3, qwen, llama2, llama2_metaspace, mistral, gemma, across_words, unknown, split_kinds, fused)}

@@ -276,9 +276,11 @@ TEST(BpeTokenizerTest, ManyThreadsShareOneTokenizer) {
   const BpeTokenizer tokenizer = golden_tokenizer("gpt2");
   const auto documents = golden_documents();
   std::vector<std::vector<TokenId>> expected;
+  expected.reserve(documents.size());
   for (const auto& text : documents) expected.push_back(tokenizer.encode(text));
   std::vector<int> wrong(4, 0);
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
       for (std::size_t i = 0; i < documents.size(); ++i) {

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <initializer_list>
 #include <string>
 #include <string_view>
@@ -186,6 +187,13 @@ DecoderStep decoder_step(const TokenizerJson& reader, const json& component, con
   reader.unsupported(key, type, kDecoders);
 }
 
+bool is_token(const BpeModel& model, TokenId id) {
+  const auto index = static_cast<std::size_t>(id);
+  return (index < model.tokens.size() && !model.tokens[index].empty()) ||
+         std::any_of(model.added_tokens.begin(), model.added_tokens.end(),
+                     [&](const AddedToken& token) { return token.id == id; });
+}
+
 /// The ids that the template of one text puts before and behind it.
 void read_template(const TokenizerJson& reader, const json& component, const std::string& key, std::int64_t id_limit,
                    BpeModel& model) {
@@ -217,7 +225,11 @@ void read_template(const TokenizerJson& reader, const json& component, const std
     reader.expect_object((*specials)[name], ids_key);
     const json& ids = reader.member((*specials)[name], ids_key, "ids");
     reader.expect_array(ids, ids_key + "ids");
-    for (const json& id : ids) (texts > 0 ? suffix : prefix).push_back(reader.id(id, ids_key + "ids", id_limit));
+    for (const json& entry : ids) {
+      const TokenId id = reader.id(entry, ids_key + "ids", id_limit);
+      if (!is_token(model, id)) reader.fail(ids_key + "ids", fmt::format("{} is the id of no token", id));
+      (texts > 0 ? suffix : prefix).push_back(id);
+    }
   }
   if (texts != 1) {
     reader.fail(single_key,

@@ -77,7 +77,7 @@ TEST_P(TokenizerFamilyTest, StreamedTextIsTheTextDecodedWhole) {
 
 INSTANTIATE_TEST_SUITE_P(Kinds, TokenizerFamilyTest,
                          testing::Values("gpt2", "llama3", "qwen", "llama2", "llama2_metaspace", "mistral", "gemma",
-                                         "unknown", "split_kinds", "fused"),
+                                         "across_words", "unknown", "split_kinds", "fused"),
                          [](const auto& kind) { return std::string(kind.param); });
 
 }  // namespace

@@ -99,7 +99,8 @@ class TokenizerJson {
   std::string name_;
 };
 
-/// What `normalizer`, `pre_tokenizer`, `post_processor` and `decoder` say; each may be missing or null.
+/// What `normalizer`, `pre_tokenizer`, `post_processor` and `decoder` say; all but the last may be missing or null.
+/// Tokens must have been read before the template, and the pre-tokenizer before the tokens and the decoder.
 void read_normalizer(const TokenizerJson& reader, const nlohmann::json& root, BpeModel& model);
 void read_pre_tokenizer(const TokenizerJson& reader, const nlohmann::json& root, BpeModel& model);
 void read_post_processor(const TokenizerJson& reader, const nlohmann::json& root, std::int64_t id_limit,
