@@ -2,7 +2,10 @@
 
     python benchmarks/tokenizer_speed.py --program build/release/bin/tokenizer_speed --text corpus.txt --rounds 5
 
-Both use the tokenizer.json that Phalanx trains first. Figures are MB/s of CPU time, the median of the rounds. The
+    python benchmarks/tokenizer_speed.py --program build/release/bin/tokenizer_speed --text corpus.txt --family llama2
+
+Both use the tokenizer.json that Phalanx trains first, or one of a kind of scripts/tokenizer_families.py, which the package
+trains on the first half of the text. Figures are MB/s of CPU time, the median of the rounds. The
 package gets the text whole (these ids are compared) and in documents of about 20 kB; the ratio is to the better one.
 """
 
@@ -21,6 +24,9 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["RAYON_NUM_THREADS"] = "1"
 
 from tokenizers import Tokenizer  # noqa: E402  (reads the environment when it is imported)
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "scripts"))
+import tokenizer_families  # noqa: E402
 
 
 def documents(text, size):
@@ -49,6 +55,7 @@ def main():
     parser.add_argument("--text", required=True)
     parser.add_argument("--vocab-size", type=int, default=4096)
     parser.add_argument("--tokenizer", help="use this file and do not train one")
+    parser.add_argument("--family", choices=list(tokenizer_families.FAMILIES), help="train one of this kind")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
 
@@ -64,7 +71,10 @@ def main():
             done = subprocess.run([arguments.program, arguments.text, *options], check=True, capture_output=True, text=True)
             return json.loads(done.stdout)
 
-        if not arguments.tokenizer:
+        if arguments.family:
+            tokenizer_families.train_on(documents(text[: len(text) // 2], 20000), arguments.vocab_size)
+            pathlib.Path(path).write_text(tokenizer_families.FAMILIES[arguments.family]().to_str())
+        elif not arguments.tokenizer:
             result.update(run("--train", str(arguments.vocab_size), path))
         tokenizer = Tokenizer.from_file(path)
         parts = documents(text, 20000)

@@ -65,9 +65,17 @@ def corpus():
     return [PROSE + CODE] * 3 + [words(rng) for _ in range(200)]
 
 
+_training = {}  # other texts and size than the golden files', for benchmarks
+
+
+def train_on(texts, vocab_size):
+    """From here on the tokenizers made are trained on these texts, to this size."""
+    _training.update(texts=texts, size=vocab_size)
+
+
 def trained(tokenizer, size, specials, byte_level, initial=()):
-    tokenizer.train_from_iterator(corpus(), trainers.BpeTrainer(
-        vocab_size=size, min_frequency=2, special_tokens=specials, show_progress=False,
+    tokenizer.train_from_iterator(_training.get("texts") or corpus(), trainers.BpeTrainer(
+        vocab_size=_training.get("size", size), min_frequency=2, special_tokens=specials, show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet() if byte_level else list(initial)))
     return tokenizer
 

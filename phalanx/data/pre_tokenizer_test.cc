@@ -96,6 +96,19 @@ TEST(SplitTest, SeveralPatternsCutOneAfterAnother) {
   EXPECT_EQ(by_regex("aBcDE", "(?=[A-Z])"), (std::vector<std::string>{"a", "Bc", "D", "E"}));
 }
 
+TEST(SplitTest, ClassesAreThoseOfThePackage) {
+  // \w: marks, connectors, circled letters and the fractions of Latin-1, no other numbers; \s: not U+180E.
+  EXPECT_EQ(pieces_of({regex_step(R"(\w+)", SplitBehavior::removed)}, "a\u0301_‿Ⓐ½²9 ①⅓\u200d"),
+            (std::vector<std::string>{" ①⅓\u200d"}));
+  EXPECT_EQ(pieces_of({regex_step(R"([\s]|\s)", SplitBehavior::removed)}, "a\u180eb\u0085\u3000\u2028\v"),
+            (std::vector<std::string>{"a\u180eb"}));
+  EXPECT_EQ(pieces_of({regex_step(R"(\S+)", SplitBehavior::removed)}, "a\u180eb \u0085"),
+            (std::vector<std::string>{" \u0085"}));
+  // ^ and $ are about lines, the dot is not.
+  EXPECT_EQ(by_regex("ab\nab", "^a|b$"), (std::vector<std::string>{"a", "b", "\n", "a", "b"}));
+  EXPECT_EQ(pieces_of({regex_step(".", SplitBehavior::removed)}, "ab\nab"), (std::vector<std::string>{"\n"}));
+}
+
 TEST(SplitTest, BadPatternsAreErrorsNotCrashes) {
   EXPECT_THROW(SplitRegex("(unclosed"), DataError);
   EXPECT_THROW(SplitRegex("[z-a]"), DataError);

@@ -19,7 +19,8 @@ std::string pcre_message(int error) {
   return reinterpret_cast<const char*>(message);
 }
 
-/// The pattern in PCRE2's syntax where Oniguruma's differs: \w has marks and connectors.
+/// The pattern in PCRE2's syntax where Oniguruma's differs: \w has marks and connectors, \s is Unicode's White_Space,
+/// where PCRE2 still counts U+180E.
 std::string for_pcre(const std::string& pattern) {
   constexpr std::string_view kWord = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc}²³¹¼½¾)";
   std::string out;
@@ -32,6 +33,10 @@ std::string for_pcre(const std::string& pattern) {
         out.append(in_class ? "" : "[").append(kWord).append(in_class ? "" : "]");
       } else if (escaped == 'W' && !in_class) {
         out.append("[^").append(kWord).append("]");
+      } else if (escaped == 's') {
+        out.append(R"(\p{White_Space})");
+      } else if (escaped == 'S') {
+        out.append(R"(\P{White_Space})");
       } else if (std::string_view("WbBhHRXKGg").find(escaped) != std::string_view::npos) {
         throw DataError(fmt::format("the split pattern '{}' holds '\\{}', which is not supported", pattern, escaped));
       } else {
