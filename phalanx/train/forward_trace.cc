@@ -39,6 +39,7 @@ void ForwardTrace::attach(const std::string& name, nn::Module& module) {
     return input;
   });
   if (module.named_parameters(/*recurse=*/false).find("weight") == nullptr) return;
+  with_weight_.emplace_back(name, &module);
   module.add_parameter_hooks(
       [this, name](nn::Module& used) { note_weight(name, used, &Seen::weight); },
       [this, name, reads = dynamic_cast<nn::Embedding*>(&module) == nullptr](nn::Module& used, at::Tensor output) {
@@ -57,6 +58,12 @@ void ForwardTrace::note_weight(const std::string& name, nn::Module& of, at::Tens
   if ((seen.*where).defined() || !has_memory(weight)) return;
   seen.*where = copy_of(weight);
   seen.shard = of.shard_of("weight");
+}
+
+void ForwardTrace::note_uncalled() {
+  for (const auto& [name, module] : with_weight_) {
+    if (find(name) == nullptr) note_weight(name, *module, &Seen::weight);
+  }
 }
 
 void ForwardTrace::start(std::int64_t rows) {

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "phalanx/nn/module.h"
@@ -41,6 +42,9 @@ class ForwardTrace {
 
   /// Of each module inputs are kept until they are `rows` long.
   void start(std::int64_t rows);
+  /// After the passes: takes down the weights of modules that were not called, such as a tied embedding on the stage
+  /// that only multiplies by it. They have no inputs.
+  void note_uncalled();
   const std::vector<Seen>& seen() const noexcept { return seen_; }
   const Seen* find(const std::string& module) const;
 
@@ -50,6 +54,7 @@ class ForwardTrace {
   void note_weight(const std::string& module, nn::Module& of, at::Tensor Seen::*where);
 
   std::int64_t wanted_rows_ = 0;
+  std::vector<std::pair<std::string, nn::Module*>> with_weight_;  // those attached to
   std::vector<Seen> seen_;
 };
 

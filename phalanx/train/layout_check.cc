@@ -25,6 +25,9 @@ using nlohmann::json;
 
 constexpr const char* kNoSimpleCause =
     "no simple mistake explains it: look at what computes it, and at values that it depends on";
+constexpr const char* kRightWhenRunAgain =
+    "all is right when the step is run again: what is wrong differs from run to run, such as memory that is read "
+    "before it is written, or after it was let go";
 
 using ValueOf = std::function<at::Tensor(const NamedTensor&)>;
 
@@ -185,9 +188,7 @@ class Comparison {
           ". The forward pass is right, and so are the gradients of what it uses after this one: look at what the "
           "backward pass hands to it";
     } else if (place >= 0) {
-      result_.finding->cause =
-          "the loss is wrong, too, but every layer is right when the step is run again: what is wrong differs from "
-          "run to run, such as memory that is read before it is written, or after it was let go";
+      result_.finding->cause += ". The loss is wrong, too, but what every layer is given is right: look at the loss";
     }
   }
 
@@ -221,7 +222,10 @@ class Comparison {
     const bool loss_is_right =
         std::abs(check.loss - check.expected_loss) <= allowed.loss * std::abs(check.expected_loss);
     find_wrong(step, "gradient", checks, tolerance, saved, path.parameters, loss_is_right);
-    if (!path.origin) return;
+    if (!path.origin) {
+      if (std::ranges::none_of(compare(gradient_of), is_wrong)) result_.finding->cause = kRightWhenRunAgain;
+      return;
+    }
     const LayoutOrigin& origin = *path.origin;
     result_.finding = LayoutFinding{.step = step,
                                     .what = origin.what,

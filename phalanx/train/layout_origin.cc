@@ -32,6 +32,7 @@ struct Path {
     }
     for (const NamedTensor& p : side.model.parameters()) p.tensor.mutable_grad().reset();
     side.find_gradients(step);
+    for (const auto& trace : traces) trace->note_uncalled();
     const TokenBatch batch = load_batch(*side.data.batches, step, rows, at::kCPU);
     tokens = at::cat({batch.inputs, batch.labels.narrow(1, batch.labels.size(1) - 1, 1)}, 1).to(at::kDouble);
   }

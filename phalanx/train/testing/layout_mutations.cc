@@ -21,9 +21,9 @@ bool lies_in(const float* at, std::int64_t count, const float* begin, std::int64
 }  // namespace
 
 std::string name_of(Mutation mutation) {
-  static const char* const kNames[] = {"dropped",  "doubled",        "halved",        "negated",      "stale",
-                                       "swapped",  "zeroed",         "one_element",   "not_finite",   "wrong_group",
-                                       "previous", "doubled_on_one", "zeroed_on_one", "initial_value"};
+  static const char* const kNames[] = {"dropped",  "doubled",        "halved",        "negated",    "stale",
+                                       "swapped",  "zeroed",         "one_element",   "not_finite", "wrong_group",
+                                       "previous", "doubled_on_one", "zeroed_on_one", "once",       "initial_value"};
   return kNames[static_cast<std::size_t>(mutation)];
 }
 
@@ -160,7 +160,12 @@ void Spoiler::observe(int rank, std::int64_t step) {
 void Spoiler::spoil(int rank, const DeliveryKey& key, const Delivery& delivery) {
   const std::vector<float> right(delivery.output, delivery.output + delivery.output_count);
   const bool on_one = mutation_ == Mutation::doubled_on_one || mutation_ == Mutation::zeroed_on_one;
-  if (steps_[static_cast<std::size_t>(rank)] > 1 && (!on_one || rank == one_rank_)) {
+  // If every group had another's values, an average over the groups that comes later would be right again.
+  const bool in_one_group = mutation_ == Mutation::wrong_group;
+  const bool is_elsewhere = (on_one && rank != one_rank_) ||
+                            (in_one_group && std::ranges::find(delivery.members, one_rank_) == delivery.members.end());
+  const std::int64_t steps = steps_[static_cast<std::size_t>(rank)];
+  if (steps > 1 && !is_elsewhere && (mutation_ != Mutation::once || steps == 2)) {
     if (site_.kind == Site::Kind::activation) {
       spoil_piece(rank, key, delivery, {.count = delivery.output_count, .striking = delivery.output_count / 2});
     } else if (const auto pieces = site_.pieces.find(rank); pieces != site_.pieces.end()) {
@@ -190,6 +195,7 @@ void Spoiler::spoil_piece(int rank, const DeliveryKey& key, const Delivery& deli
       return take(delivery.before.data());
     case Mutation::doubled:
     case Mutation::doubled_on_one:
+    case Mutation::once:
       return each([](float& x) { x *= 2; });
     case Mutation::halved:
       return each([](float& x) { x /= 2; });

@@ -36,10 +36,11 @@ enum class Mutation : std::uint8_t {
   zeroed,
   one_element,
   not_finite,
-  wrong_group,     // what another group of that name has at this place
+  wrong_group,     // in one group what another of that name has at this place
   previous,        // what the operation before of its kind brought: another micro-batch's
   doubled_on_one,  // on one rank alone
   zeroed_on_one,
+  once,          // doubled, but right when the step is run again
   initial_value  // of one rank: nothing is sent wrongly, its generator is another
 };
 std::string name_of(Mutation mutation);
