@@ -149,7 +149,7 @@ class ProgramTest : public ::testing::Test {
         ::unsetenv(name);
       }
       for (const auto& [name, value] : options.environment) ::setenv(name.c_str(), value.c_str(), 1);
-      if (options.ignore_hang_up) ::signal(SIGHUP, SIG_IGN);
+      ::signal(SIGHUP, options.ignore_hang_up ? SIG_IGN : SIG_DFL);  // whatever the tests were started with
       if (options.file_size_limit != RLIM_INFINITY) {
         ::signal(SIGXFSZ, SIG_IGN);  // a write past the limit then fails, as on a full disk
         const rlimit limit{options.file_size_limit, options.file_size_limit};
