@@ -119,7 +119,9 @@ TEST(DeferredWeights, GoIntoTheOfferedBufferAndTellWhenTheLastIsIn) {
   EXPECT_FALSE(is_gradient_expected(w.weight));
   EXPECT_TRUE(w.is_in_buffer());
   EXPECT_TRUE(b.is_in_buffer());
-  EXPECT_TRUE(at::equal(w.buffer, 2 * dw));
+  // A product that is added to another is rounded at other places on some processors: one unit in the last place or
+  // two.
+  EXPECT_TRUE(at::allclose(w.buffer, 2 * dw, 3e-7, 0.0));
   EXPECT_TRUE(at::equal(b.buffer, 2 * db));
 }
 
