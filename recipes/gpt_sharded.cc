@@ -1,5 +1,4 @@
-// A GPT of ten layers, sharded block by block, that is trained in two runs: the second finds the checkpoint of the
-// first.
+// A GPT of ten layers, sharded block by block, trained in two runs: the second finds the checkpoint of the first.
 //
 //   phalanx launch -n 2 -- gpt_sharded --folder gpt             20 steps, then a checkpoint
 //   phalanx launch -n 2 -- gpt_sharded --folder gpt             finds it, and does 20 more
