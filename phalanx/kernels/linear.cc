@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "phalanx/kernels/deferred_weights.h"
+#include "phalanx/kernels/few_rows.h"
 #include "phalanx/kernels/kept_outputs.h"
 #include "phalanx/tensor/grad_ready.h"
 #include "phalanx/tensor/weight_gradient.h"
@@ -66,7 +67,11 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
   const bool is_trained = at::GradMode::is_enabled() && weight.requires_grad() && plain;
   const bool brings_gradient = is_trained && (grad_buffer(weight).defined() || WeightGradientQueue::current().queue);
   const bool may_be_kept = plain && KeptOutputs::current() != nullptr;
-  if (!brings_gradient && !may_be_kept) return at::linear(x, weight, bias);
+  if (!brings_gradient && !may_be_kept) {
+    if (!takes_few_rows(x, weight)) return at::linear(x, weight, bias);
+    const at::Tensor y = few_rows_product(x, weight);
+    return bias.defined() ? y.add_(bias) : y;
+  }
   return LinearFunction::apply(x, weight, bias.defined() ? std::optional(bias) : std::nullopt);
 }
 

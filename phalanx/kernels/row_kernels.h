@@ -47,6 +47,15 @@ struct RowKernels {
   /// exp(logits - largest), whose sum is given, too; and rows are multiplied by a factor each.
   void (*exponentials)(std::int64_t rows, std::int64_t width, float* logits, float* largest, float* sum);
   void (*scale_rows)(std::int64_t rows, std::int64_t width, const float* factor, float* x);
+
+  /// y[r][o] = x[r] . w[o], for few rows: w is read once for every four of them. Rows of x, w and y are their
+  /// strides apart. The bits of a product depend on its two rows alone.
+  void (*row_products)(std::int64_t rows, std::int64_t outs, std::int64_t in, const float* x, std::int64_t x_stride,
+                       const float* w, std::int64_t w_stride, float* y, std::int64_t y_stride);
+
+  /// y[r] = sum over j of p[r][j] v[j], in order: p [rows, count], v [count, dim], y [rows, dim], likewise.
+  void (*weighted_sums)(std::int64_t rows, std::int64_t count, std::int64_t dim, const float* p, std::int64_t p_stride,
+                        const float* v, std::int64_t v_stride, float* y, std::int64_t y_stride);
 };
 
 /// The fastest that this processor runs.

@@ -1,6 +1,7 @@
 // The loops of row_kernels.h; included by one source file per instruction set, which defines PHALANX_ROW_KERNELS (the
-// table's name) and PHALANX_ISA (its string) first. Nothing from the standard library is used here: an inline function
-// compiled for AVX-512 could otherwise be the copy that the linker keeps for everybody.
+// table's name), PHALANX_ISA (its string) and PHALANX_LANES (floats in a register) first. Nothing from the standard
+// library is used here: an inline function compiled for AVX-512 could otherwise be the copy that the linker keeps for
+// everybody.
 #include "phalanx/kernels/row_kernels.h"
 
 namespace phalanx::kernels {
@@ -167,11 +168,88 @@ void scale_rows(std::int64_t rows, std::int64_t width, const float* factor, floa
   for (std::int64_t r = 0; r < rows; ++r, x += width) scale(width, factor[r], x);
 }
 
+// One register of floats; Packed: the same anywhere in memory.
+constexpr std::int64_t kLanes = PHALANX_LANES;
+typedef float Lanes __attribute__((vector_size(4 * PHALANX_LANES)));
+typedef float Packed __attribute__((vector_size(4 * PHALANX_LANES), aligned(4), may_alias));
+
+inline Lanes load(const float* x) { return *reinterpret_cast<const Packed*>(x); }
+
+/// A tile of products, each summed in lanes of its own: how many rows there are at once changes no bits.
+template <int kRows, int kOuts>
+inline void product_tile(std::int64_t in, const float* x, std::int64_t x_stride, const float* w, std::int64_t w_stride,
+                         float* y, std::int64_t y_stride) {
+  Lanes sums[kRows][kOuts] = {};
+  std::int64_t i = 0;
+  for (; i + kLanes <= in; i += kLanes) {
+    Lanes weights[kOuts];
+    for (int o = 0; o < kOuts; ++o) weights[o] = load(w + o * w_stride + i);
+    for (int r = 0; r < kRows; ++r) {
+      const Lanes values = load(x + r * x_stride + i);
+      for (int o = 0; o < kOuts; ++o) sums[r][o] += values * weights[o];
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int o = 0; o < kOuts; ++o) {
+      float sum = 0.0f;
+      for (int lane = 0; lane < kLanes; ++lane) sum += sums[r][o][lane];
+      for (std::int64_t j = i; j < in; ++j) sum = __builtin_fmaf(x[r * x_stride + j], w[o * w_stride + j], sum);
+      y[r * y_stride + o] = sum;
+    }
+  }
+}
+
+template <int kOuts>
+inline void product_columns(std::int64_t rows, std::int64_t in, const float* x, std::int64_t x_stride, const float* w,
+                            std::int64_t w_stride, float* y, std::int64_t y_stride) {
+  std::int64_t r = 0;
+  for (; r + 4 <= rows; r += 4) {
+    product_tile<4, kOuts>(in, x + r * x_stride, x_stride, w, w_stride, y + r * y_stride, y_stride);
+  }
+  for (; r < rows; ++r) {
+    product_tile<1, kOuts>(in, x + r * x_stride, x_stride, w, w_stride, y + r * y_stride, y_stride);
+  }
+}
+
+void row_products(std::int64_t rows, std::int64_t outs, std::int64_t in, const float* x, std::int64_t x_stride,
+                  const float* w, std::int64_t w_stride, float* y, std::int64_t y_stride) {
+  std::int64_t o = 0;
+  if (rows == 1) {  // as many sums under way as the multiply-adds' latency asks for
+    for (; o + 8 <= outs; o += 8) product_tile<1, 8>(in, x, x_stride, w + o * w_stride, w_stride, y + o, y_stride);
+  }
+  for (; o + 3 <= outs; o += 3) product_columns<3>(rows, in, x, x_stride, w + o * w_stride, w_stride, y + o, y_stride);
+  for (; o < outs; ++o) product_columns<1>(rows, in, x, x_stride, w + o * w_stride, w_stride, y + o, y_stride);
+}
+
+template <int kTiles>
+inline void weighted_tile(std::int64_t count, const float* p, const float* v, std::int64_t v_stride, float* y) {
+  Lanes sums[kTiles] = {};
+  for (std::int64_t j = 0; j < count; ++j, v += v_stride) {
+    for (int t = 0; t < kTiles; ++t) sums[t] += p[j] * load(v + t * kLanes);
+  }
+  for (int t = 0; t < kTiles; ++t) *reinterpret_cast<Packed*>(y + t * kLanes) = sums[t];
+}
+
+void weighted_sums(std::int64_t rows, std::int64_t count, std::int64_t dim, const float* p, std::int64_t p_stride,
+                   const float* v, std::int64_t v_stride, float* y, std::int64_t y_stride) {
+  for (std::int64_t r = 0; r < rows; ++r, p += p_stride, y += y_stride) {
+    std::int64_t i = 0;
+    for (; i + 4 * kLanes <= dim; i += 4 * kLanes) weighted_tile<4>(count, p, v + i, v_stride, y + i);
+    for (; i + kLanes <= dim; i += kLanes) weighted_tile<1>(count, p, v + i, v_stride, y + i);
+    for (; i < dim; ++i) {
+      float sum = 0.0f;
+      for (std::int64_t j = 0; j < count; ++j) sum = __builtin_fmaf(p[j], v[j * v_stride + i], sum);
+      y[i] = sum;
+    }
+  }
+}
+
 }  // namespace
 
 extern const RowKernels PHALANX_ROW_KERNELS;
 const RowKernels PHALANX_ROW_KERNELS = {PHALANX_ISA,     rms_norm,     rms_norm_backward, swiglu,
                                         swiglu_backward, rotate,       causal_softmax,    causal_softmax_backward,
-                                        cross_entropy,   exponentials, scale_rows};
+                                        cross_entropy,   exponentials, scale_rows,        row_products,
+                                        weighted_sums};
 
 }  // namespace phalanx::kernels

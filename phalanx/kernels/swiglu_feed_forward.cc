@@ -12,6 +12,7 @@
 #include <algorithm>
 
 #include "phalanx/kernels/deferred_weights.h"
+#include "phalanx/kernels/few_rows.h"
 #include "phalanx/kernels/fusible.h"
 #include "phalanx/kernels/linear.h"
 #include "phalanx/kernels/row_kernels.h"
@@ -142,6 +143,11 @@ void swiglu_backward_into(const at::Tensor& gate, const at::Tensor& up, const at
 at::Tensor swiglu_feed_forward(const at::Tensor& x, const at::Tensor& w1, const at::Tensor& w2, const at::Tensor& w3) {
   if (!fusible(x, w1, w2, w3) || x.numel() == 0) {
     return kernels::linear(swiglu_reference(kernels::linear(x, w1), kernels::linear(x, w3)), w2);
+  }
+  if (takes_few_rows(x, w1) && takes_few_rows(x, w3) && w2.is_contiguous()) {
+    const at::Tensor gate = few_rows_product(x, w1);
+    swiglu_into(gate, few_rows_product(x, w3), gate);
+    return few_rows_product(gate, w2);
   }
   const bool record = at::GradMode::is_enabled() &&
                       (x.requires_grad() || w1.requires_grad() || w2.requires_grad() || w3.requires_grad());

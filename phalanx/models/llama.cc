@@ -103,11 +103,6 @@ void Llama::check_hidden(const at::Tensor& input) const {
   }
 }
 
-void Llama::check_whole(const char* what) const {
-  if (part_.is_whole(config_)) return;
-  throw Error(fmt::format("Llama: {} needs the whole model, and this part of it has {}", what, part_.text()));
-}
-
 at::Tensor Llama::hidden(const at::Tensor& input) {
   part_.embedding ? check_tokens(input) : check_hidden(input);
   const std::int64_t seq = input.size(1) * (part_.embedding || head_.parts_dim == 0 ? 1 : head_.parts);
@@ -162,58 +157,67 @@ at::Tensor Llama::loss_of(const at::Tensor& h, const at::Tensor& labels) {
 }
 
 nn::KvCache Llama::make_cache(std::int64_t batch, std::int64_t max_len) const {
-  check_whole("make_cache()");
-  return nn::KvCache({.layers = config_.n_layers,
+  const auto parameter = nn::Module::parameters().front();
+  const auto attends = std::ranges::find_if(layers, [](const auto& layer) { return layer->attention != nullptr; });
+  const bool any = attends != layers.end();
+  return nn::KvCache({.layers = any ? std::ssize(layers) : 0,
                       .batch = batch,
-                      .kv_heads = layers.front()->attention->wk->weight.size(0) / config_.head_dim(),
+                      .kv_heads = any ? (*attends)->attention->wk->weight.size(0) / config_.head_dim() : 0,
                       .max_len = max_len,
                       .head_dim = config_.head_dim(),
                       .window = config_.sliding_window,
-                      .dtype = tok_embeddings->weight.scalar_type(),
-                      .device = tok_embeddings->weight.device()});
+                      .dtype = parameter.scalar_type(),
+                      .device = parameter.device()});
 }
 
-at::Tensor Llama::forward(const at::Tensor& tokens, nn::KvCache& cache, std::vector<std::int64_t> counts) {
-  check_whole("inference with a cache");
+at::Tensor Llama::forward(const at::Tensor& input, nn::KvCache& cache, std::vector<std::int64_t> counts,
+                          std::int64_t first_row) {
   const at::NoGradGuard no_grad;
-  return around_use([&] { return forward_cached(tokens, cache, std::move(counts)); });
+  return around_use([&] { return forward_cached(input, cache, std::move(counts), first_row); });
 }
 
-at::Tensor Llama::forward_cached(const at::Tensor& tokens, nn::KvCache& cache, std::vector<std::int64_t> counts) {
-  check_tokens(tokens);
+at::Tensor Llama::forward_cached(const at::Tensor& input, nn::KvCache& cache, std::vector<std::int64_t> counts,
+                                 std::int64_t first_row) {
+  part_.embedding ? check_tokens(input) : check_hidden(input);
   if (head_.parts > 1) {
     throw Error(
         "Llama: with a cache no rank can have a part of the positions; expected parallelize_llama(model, mesh, "
         "{.sequence_parallel = false})");
   }
-  const std::int64_t batch = tokens.size(0), count = tokens.size(1);
-  if (batch != cache.options().batch || cache.options().layers != config_.n_layers) {
-    throw Error(fmt::format("Llama: {} rows and {} layers do not fit a cache made for {} rows and {} layers", batch,
-                            config_.n_layers, cache.options().batch, cache.options().layers));
-  }
+  const std::int64_t rows = input.size(0), count = input.size(1);
   const bool padded = !counts.empty();
-  std::int64_t longest_row = cache.longest() + (padded ? 0 : count);  // after this pass
-  for (std::size_t r = 0; r < counts.size(); ++r) {
-    longest_row = std::max(longest_row, cache.length(static_cast<std::int64_t>(r)) + counts[r]);
+  if (first_row < 0 || first_row + rows > cache.options().batch || (padded && std::ssize(counts) != rows) ||
+      (cache.options().layers != std::ssize(layers) && cache.options().layers != 0)) {
+    throw Error(
+        fmt::format("Llama: {} rows from row {} on, {} counts and {} layers do not fit a cache made for {} rows "
+                    "and {} layers",
+                    rows, first_row, counts.size(), layers.size(), cache.options().batch, cache.options().layers));
   }
   at::Tensor last;  // each row's last real token of this pass
   if (padded) {
     std::vector<std::int64_t> at_rows(counts);
     for (auto& n : at_rows) n = std::max<std::int64_t>(n - 1, 0);
-    last = at::tensor(at_rows, at::TensorOptions(at::kLong)).to(tokens.device());
+    last = at::tensor(at_rows, at::TensorOptions(at::kLong)).to(input.device());
+  } else {
+    counts.assign(static_cast<std::size_t>(rows), count);
   }
-  cache.begin(count, std::move(counts));
-  const nn::RotaryTables all = rope(cache.options().max_len, longest_row, tokens.device());
+  std::int64_t longest_row = 0;  // after this pass
+  for (std::size_t r = 0; r < counts.size(); ++r) {
+    longest_row = std::max(longest_row, cache.length(first_row + static_cast<std::int64_t>(r)) + counts[r]);
+  }
+  cache.begin(count, std::move(counts), first_row);
+  const nn::RotaryTables all = rope(cache.options().max_len, longest_row, input.device());
   const nn::RotaryTables tables =
-      cache.positions().defined() ? all.at_positions(cache.positions()) : all.narrow(cache.longest(), count);
+      cache.positions().defined() ? all.at_positions(cache.positions()) : all.narrow(cache.start(), count);
 
-  at::Tensor x = call(tok_embeddings, tokens);  // [batch, n, dim]
+  at::Tensor x = part_.embedding ? call(tok_embeddings, input) : input;  // [rows, n, dim]
   std::int64_t index = 0;
   for (const auto& layer : layers) x = call(layer, x, tables, cache, index++);
   cache.finish();
+  if (!part_.head) return x;
 
   const at::TensorOptions integers = last.defined() ? last.options() : at::TensorOptions(at::kLong);
-  x = padded ? x.index({at::arange(batch, integers), last}) : x.select(1, count - 1);  // [batch, dim]
+  x = padded ? x.index({at::arange(rows, integers), last}) : x.select(1, count - 1);  // [rows, dim]
   return logits(call(norm, x));
 }
 

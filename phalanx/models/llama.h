@@ -63,10 +63,12 @@ class Llama : public nn::Module {
   /// A part must have the output.
   at::Tensor loss(const at::Tensor& input, const at::Tensor& labels);
 
-  /// Inference: tokens [batch, n] follow those in the cache, counts[r] of them real in row r (right padding; empty:
-  /// all). Returns the logits [batch, vocab] after each row's last real token. Records no gradient. The whole model
-  /// only.
-  at::Tensor forward(const at::Tensor& tokens, nn::KvCache& cache, std::vector<std::int64_t> counts = {});
+  /// Inference: tokens [rows, n] follow those in the cache's rows from `first_row` on, counts[r] of them real in the
+  /// r-th (right padding; empty: all). Returns the logits [rows, vocab] after each row's last real token. Records no
+  /// gradient. A part takes and returns hidden states [rows, n, dim] as forward() does; its cache is that of its
+  /// layers.
+  at::Tensor forward(const at::Tensor& input, nn::KvCache& cache, std::vector<std::int64_t> counts = {},
+                     std::int64_t first_row = 0);
   nn::KvCache make_cache(std::int64_t batch, std::int64_t max_len) const;
 
   /// Embedding; each block; norm and output. Tied embeddings belong to no block and stay gathered.
@@ -89,12 +91,12 @@ class Llama : public nn::Module {
   at::Tensor hidden(const at::Tensor& input);  // after the final norm, if the part has it: [batch, seq, dim]
   at::Tensor logits(const at::Tensor& hidden);
   at::Tensor loss_of(const at::Tensor& hidden, const at::Tensor& labels);
-  at::Tensor forward_cached(const at::Tensor& tokens, nn::KvCache& cache, std::vector<std::int64_t> counts);
+  at::Tensor forward_cached(const at::Tensor& input, nn::KvCache& cache, std::vector<std::int64_t> counts,
+                            std::int64_t first_row);
   /// Tables of at least so many positions, for a pass in which the longest sequence has `longest` tokens.
   nn::RotaryTables rope(std::int64_t positions, std::int64_t longest, at::Device device);
   void check_tokens(const at::Tensor& tokens) const;
   void check_hidden(const at::Tensor& input) const;
-  void check_whole(const char* what) const;
 
   LlamaConfig config_;
   LlamaPart part_;

@@ -9,7 +9,9 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/remainder.h>
+#include <ATen/ops/stack.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -186,8 +188,46 @@ TEST(Llama, ACacheOfAnotherModelIsAnError) {
   auto cache = Llama(config).make_cache(1, 8);
   const at::Tensor tokens = at::randint(512, {1, 4}, kIds);
   EXPECT_THROW(debug_model()->forward(tokens, cache), phalanx::Error);
-  auto two_rows = debug_model()->make_cache(2, 8);
-  EXPECT_THROW(debug_model()->forward(tokens, two_rows), phalanx::Error);
+  auto one_row = debug_model()->make_cache(1, 8);
+  EXPECT_THROW(debug_model()->forward(tokens.expand({2, 4}), one_row), phalanx::Error);
+  EXPECT_THROW(debug_model()->forward(tokens, one_row, {}, 1), phalanx::Error);
+  EXPECT_THROW(debug_model()->forward(tokens, one_row, {2, 2}), phalanx::Error);
+  EXPECT_EQ(one_row.longest(), 0);
+}
+
+TEST(Llama, SomeRowsGoOnAndAFreeOneTakesAnotherSequence) {
+  const auto model = debug_model();
+  const c10::InferenceMode inference;
+  const at::Tensor tokens = at::randint(512, {4, 9}, kIds);
+  const at::Tensor full = model->forward(tokens);
+  auto cache = model->make_cache(3, 16);
+  model->forward(tokens.narrow(0, 0, 3).narrow(1, 0, 5), cache);
+  // Row 1 ends and row 3 of the tokens takes its place, alone; then all go on, then the last two.
+  cache.truncate(1, 0);
+  EXPECT_TRUE(
+      at::allclose(model->forward(tokens.narrow(0, 3, 1).narrow(1, 0, 7), cache, {}, 1), full[3][6], 1e-4, 1e-5));
+  EXPECT_THAT(cache.lengths(), testing::ElementsAre(5, 7, 5));
+  const at::Tensor next = at::stack({tokens[0][5], tokens[3][7], tokens[2][5]}).unsqueeze(1);
+  const at::Tensor logits = model->forward(next, cache);
+  EXPECT_TRUE(at::allclose(logits, at::stack({full[0][5], full[3][7], full[2][5]}), 1e-4, 1e-5));
+  const at::Tensor last = model->forward(at::stack({tokens[3][8], tokens[2][6]}).unsqueeze(1), cache, {}, 1);
+  EXPECT_TRUE(at::allclose(last, at::stack({full[3][8], full[2][6]}), 1e-4, 1e-5));
+  // A row that has moved goes on where it is now.
+  cache.move_row(2, 0);
+  EXPECT_THAT(cache.lengths(), testing::ElementsAre(7, 9, 0));
+  const at::Tensor moved = model->forward(tokens[2].narrow(0, 7, 2).unsqueeze(0), cache, {2}, 0);
+  EXPECT_TRUE(at::allclose(moved, full[2][8], 1e-4, 1e-5));
+}
+
+TEST(Llama, DecodesARowToTheSameBitsInAnyBatch) {
+  const auto model = debug_model();
+  const c10::InferenceMode inference;
+  const at::Tensor tokens = at::randint(512, {5, 3}, kIds);
+  auto together = model->make_cache(5, 8), alone = model->make_cache(1, 8);
+  for (std::int64_t i = 0; i < 3; ++i) {
+    const at::Tensor logits = model->forward(tokens.narrow(1, i, 1), together);
+    EXPECT_TRUE(at::equal(logits[3], model->forward(tokens.narrow(0, 3, 1).narrow(1, i, 1), alone)[0])) << i;
+  }
 }
 
 TEST(Llama, ThetaAndEpsAreTheConfigurations) {

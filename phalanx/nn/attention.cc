@@ -3,6 +3,7 @@
 #include <ATen/ops/scaled_dot_product_attention.h>
 
 #include "phalanx/kernels/causal_attention.h"
+#include "phalanx/kernels/few_rows.h"
 #include "phalanx/kernels/rotary.h"
 
 namespace phalanx::nn {
@@ -59,10 +60,14 @@ at::Tensor Attention::forward(const at::Tensor& x, const RotaryTables& rope) {
 at::Tensor Attention::forward(const at::Tensor& x, const RotaryTables& rope, KvCache& cache, std::int64_t layer) {
   const auto [q, k, v] = heads(x, rope);
   const auto [keys, values] = cache.append(layer, k, v);
-  const bool causal = !cache.mask().defined() && q.size(2) > 1;  // an empty cache: queries and keys are the same tokens
-  return project(at::scaled_dot_product_attention(q, keys, values,
-                                                  cache.mask().defined() ? std::optional(cache.mask()) : std::nullopt,
-                                                  /*dropout_p=*/0.0, causal, /*scale=*/std::nullopt,
+  // Nothing was there before: queries and keys are the same tokens, and padding comes behind what is real.
+  if (cache.is_first()) return project(kernels::causal_attention(q, k, v, options_.window));
+  if (kernels::takes_decode_attention(q, keys, values)) {
+    return project(kernels::decode_attention(q, keys, values, cache.seen(), options_.window));
+  }
+  const at::Tensor& mask = cache.mask();
+  return project(at::scaled_dot_product_attention(q, keys, values, mask.defined() ? std::optional(mask) : std::nullopt,
+                                                  /*dropout_p=*/0.0, /*is_causal=*/false, /*scale=*/std::nullopt,
                                                   /*enable_gqa=*/q.size(1) != keys.size(1)));
 }
 

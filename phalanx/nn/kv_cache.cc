@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "phalanx/base/error.h"
 
@@ -24,10 +25,6 @@ KvCache::KvCache(const KvCacheOptions& options)
   }
 }
 
-bool KvCache::uniform() const noexcept {
-  return std::all_of(lengths_.begin(), lengths_.end(), [&](std::int64_t n) { return n == lengths_.front(); });
-}
-
 std::int64_t KvCache::longest() const noexcept {
   return lengths_.empty() ? 0 : *std::max_element(lengths_.begin(), lengths_.end());
 }
@@ -38,15 +35,17 @@ std::int64_t KvCache::bytes() const noexcept {
   return sum;
 }
 
-void KvCache::begin(std::int64_t tokens, std::vector<std::int64_t> counts) {
+void KvCache::begin(std::int64_t tokens, std::vector<std::int64_t> counts, std::int64_t first_row) {
   if (counts.empty()) counts.assign(lengths_.size(), tokens);
-  if (counts.size() != lengths_.size()) {
-    throw Error(fmt::format("{} token counts were given for a cache of {} rows", counts.size(), lengths_.size()));
+  if (first_row < 0 || first_row + std::ssize(counts) > std::ssize(lengths_)) {
+    throw Error(fmt::format("{} token counts were given for a cache of {} rows, from row {} on", counts.size(),
+                            lengths_.size(), first_row));
   }
-  for (std::size_t r = 0; r < lengths_.size(); ++r) {
-    if (counts[r] < 0 || counts[r] > tokens) {
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    const std::size_t r = i + static_cast<std::size_t>(first_row);
+    if (counts[i] < 0 || counts[i] > tokens) {
       throw Error(
-          fmt::format("row {}: {} real tokens out of {} given: expected 0 to {}", r, counts[r], tokens, tokens));
+          fmt::format("row {}: {} real tokens out of {} given: expected 0 to {}", r, counts[i], tokens, tokens));
     }
     // The padding is written too, so it must fit as well.
     if (lengths_[r] + tokens > options_.max_len) {
@@ -57,44 +56,95 @@ void KvCache::begin(std::int64_t tokens, std::vector<std::int64_t> counts) {
     }
   }
   tokens_ = tokens;
+  first_row_ = first_row;
   counts_ = std::move(counts);
+  const auto held = lengths_.begin() + first_row;
+  seen_.assign(held, held + std::ssize(counts_));
+  const auto [shortest, longest] = std::ranges::minmax(seen_);
+  start_ = longest;
+  same_ = shortest == longest;
+  for (auto& n : seen_) n += tokens;
   positions_ = mask_ = at::Tensor();
-  const bool same = uniform();
+  mask_is_made_ = false;
+  if (same_) return;
   const at::TensorOptions integers = at::TensorOptions(at::kLong);
-  at::Tensor positions;
-  const bool beyond_window = options_.window > 0 && longest() + tokens > options_.window;
-  if (!same || beyond_window || (longest() > 0 && tokens > 1)) {
-    positions = at::tensor(lengths_, integers).unsqueeze(1) + at::arange(tokens, integers);  // [batch, tokens]
-    const at::Tensor keys = at::arange(longest() + tokens, integers);
-    const at::Tensor distance = positions.unsqueeze(-1) - keys;  // [batch, tokens, keys]
-    const at::Tensor seen = beyond_window ? (distance >= 0) & (distance < options_.window) : distance >= 0;
-    mask_ = seen.unsqueeze(1).to(options_.device);  // [batch, 1, tokens, keys]
-  }
-  if (!same) positions_ = positions.to(options_.device);
+  const at::Tensor behind = at::tensor(seen_, integers).unsqueeze(1) - tokens;
+  positions_ = (behind + at::arange(tokens, integers)).to(options_.device);  // [rows, tokens]
 }
+
+const at::Tensor& KvCache::mask() {
+  if (mask_is_made_) return mask_;
+  mask_is_made_ = true;
+  const bool beyond_window = options_.window > 0 && start_ + tokens_ > options_.window;
+  if (same_ && !beyond_window && tokens_ == 1) return mask_;
+  const at::TensorOptions integers = at::TensorOptions(at::kLong).device(options_.device);
+  const at::Tensor positions = positions_.defined() ? positions_ : at::arange(start_, start_ + tokens_, integers);
+  const at::Tensor keys = at::arange(start_ + tokens_, integers);
+  const at::Tensor distance = positions.unsqueeze(-1) - keys;  // [rows or none, tokens, keys]
+  const at::Tensor visible = beyond_window ? (distance >= 0) & (distance < options_.window) : distance >= 0;
+  mask_ = visible.view({-1, 1, tokens_, start_ + tokens_}).expand({std::ssize(seen_), 1, -1, -1});
+  return mask_;
+}
+
+namespace {
+
+/// On the host rows are copied one by one without a dispatched operation each.
+void copy_heads(const at::Tensor& from, const at::Tensor& to, const std::vector<std::int64_t>& places) {
+  const std::int64_t rows = from.size(0), heads = from.size(1), tokens = from.size(2);
+  const auto size = static_cast<std::int64_t>(from.element_size());
+  const auto* source = static_cast<const char*>(from.const_data_ptr());
+  auto* target = static_cast<char*>(to.mutable_data_ptr());
+  const auto bytes = static_cast<std::size_t>(from.size(3) * size);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (std::int64_t h = 0; h < heads; ++h) {
+      for (std::int64_t t = 0; t < tokens; ++t) {
+        const std::int64_t place = places[static_cast<std::size_t>(r)] + t;
+        std::memcpy(target + (r * to.stride(0) + h * to.stride(1) + place * to.stride(2)) * size,
+                    source + (r * from.stride(0) + h * from.stride(1) + t * from.stride(2)) * size, bytes);
+      }
+    }
+  }
+}
+
+}  // namespace
 
 std::pair<at::Tensor, at::Tensor> KvCache::append(std::int64_t layer, const at::Tensor& k, const at::Tensor& v) {
   const at::NoGradGuard no_grad;
-  auto& keys = keys_.at(static_cast<std::size_t>(layer));
-  auto& values = values_.at(static_cast<std::size_t>(layer));
-  if (positions_.defined()) {
-    for (std::size_t r = 0; r < lengths_.size(); ++r) {
-      const auto row = static_cast<std::int64_t>(r);
-      keys.select(0, row).narrow(1, lengths_[r], tokens_).copy_(k.select(0, row));
-      values.select(0, row).narrow(1, lengths_[r], tokens_).copy_(v.select(0, row));
+  const auto rows = std::ssize(seen_);
+  const at::Tensor keys = keys_.at(static_cast<std::size_t>(layer)).narrow(0, first_row_, rows);
+  const at::Tensor values = values_.at(static_cast<std::size_t>(layer)).narrow(0, first_row_, rows);
+  std::vector<std::int64_t> places(seen_);
+  for (auto& place : places) place -= tokens_;
+  for (const auto& [from, to] : {std::pair(k, keys), std::pair(v, values)}) {
+    if (from.is_cpu() && to.is_cpu() && from.scalar_type() == to.scalar_type() && from.stride(3) == 1) {
+      copy_heads(from, to, places);
+    } else if (same_) {
+      to.narrow(2, start_, tokens_).copy_(from);
+    } else {
+      for (std::int64_t r = 0; r < rows; ++r) {
+        to.select(0, r).narrow(1, places[static_cast<std::size_t>(r)], tokens_).copy_(from.select(0, r));
+      }
     }
-  } else {
-    keys.narrow(2, longest(), tokens_).copy_(k);
-    values.narrow(2, longest(), tokens_).copy_(v);
   }
-  return {keys.narrow(2, 0, longest() + tokens_), values.narrow(2, 0, longest() + tokens_)};
+  return {keys.narrow(2, 0, start_ + tokens_), values.narrow(2, 0, start_ + tokens_)};
 }
 
 void KvCache::finish() {
-  for (std::size_t r = 0; r < lengths_.size(); ++r) lengths_[r] += counts_[r];
-  tokens_ = 0;
+  for (std::size_t i = 0; i < counts_.size(); ++i) lengths_[i + static_cast<std::size_t>(first_row_)] += counts_[i];
   counts_.clear();
   positions_ = mask_ = at::Tensor();
+}
+
+void KvCache::move_row(std::int64_t from, std::int64_t to) {
+  const std::int64_t held = length(from);
+  if (from == to) return;
+  for (const auto* buffers : {&keys_, &values_}) {
+    for (const at::Tensor& buffer : *buffers) {
+      buffer.select(0, to).narrow(1, 0, held).copy_(buffer.select(0, from).narrow(1, 0, held));
+    }
+  }
+  lengths_.at(static_cast<std::size_t>(to)) = held;
+  lengths_[static_cast<std::size_t>(from)] = 0;
 }
 
 void KvCache::truncate(std::int64_t row, std::int64_t length) {

@@ -5,8 +5,9 @@
 // buffers: unequal prompts are padded on the RIGHT, each append says how many of its tokens are real in each row, and
 // the next append of a row overwrites its padding. So a row's result does not depend on its neighbours' lengths.
 //
-// One forward pass: begin(counts) once, append() in each layer, finish() once; the model does this. Between passes a
-// caller may truncate() rows (stop sequences, rejected drafts) or reset().
+// One forward pass, of all rows or some that follow each other: begin() once, append() in each layer, finish() once;
+// the model does this. Between passes a caller may truncate() rows (stop sequences, rejected drafts, a slot that the
+// next sequence gets), move_row(), or reset().
 //
 //   KvCache cache({.layers = 4, .batch = 2, .kv_heads = 2, .max_len = 512, .head_dim = 64});
 //   auto logits = model->forward(prompts, cache, {17, 9});   // [2, vocab]: each row's last real token
@@ -39,36 +40,43 @@ class KvCache {
   const KvCacheOptions& options() const noexcept { return options_; }
   std::int64_t length(std::int64_t row) const { return lengths_.at(static_cast<std::size_t>(row)); }
   const std::vector<std::int64_t>& lengths() const noexcept { return lengths_; }
-  /// True where all rows hold the same number of tokens.
-  bool uniform() const noexcept;
-  std::int64_t longest() const noexcept;
+  std::int64_t longest() const noexcept;  // of all rows
   std::int64_t bytes() const noexcept;
 
-  /// Starts a pass of `tokens` positions a row, of which counts[r] are real (empty: all). Throws Error where a row
-  /// would exceed max_len, naming the row; the cache is then as it was.
-  void begin(std::int64_t tokens, std::vector<std::int64_t> counts = {});
-  /// Writes this pass's k and v [batch, kv_heads, tokens, head_dim] behind each row's valid tokens; returns views
-  /// [batch, kv_heads, longest() + tokens, head_dim] of all keys and values.
+  /// Starts a pass of `tokens` positions a row over the rows from `first_row` on, of which counts[r] are real in the
+  /// r-th of them (empty: all, in all rows). Throws Error where a row would exceed max_len, naming the row; the cache
+  /// is then as it was.
+  void begin(std::int64_t tokens, std::vector<std::int64_t> counts = {}, std::int64_t first_row = 0);
+  /// Writes this pass's k and v [rows, kv_heads, tokens, head_dim] behind each row's valid tokens; returns views
+  /// [rows, kv_heads, start() + tokens, head_dim] of all keys and values.
   std::pair<at::Tensor, at::Tensor> append(std::int64_t layer, const at::Tensor& k, const at::Tensor& v);
-  /// Positions [batch, tokens] of this pass where rows differ; undefined where they all start at longest().
-  const at::Tensor& positions() const noexcept { return positions_; }
-  /// Bool [batch, 1, tokens, longest() + tokens]: which keys each of this pass's queries may see. Undefined where
-  /// plain causal attention (cache was empty) or full attention (one token a row, rows equal) says the same.
-  const at::Tensor& mask() const noexcept { return mask_; }
   /// Ends the pass: rows grow by their counts.
   void finish();
+
+  // Of the pass under way:
+  std::int64_t start() const noexcept { return start_; }                    // tokens that its longest row held before
+  const std::vector<std::int64_t>& seen() const noexcept { return seen_; }  // by row: with this pass's, padding too
+  bool is_first() const noexcept { return start_ == 0; }                    // its rows were empty
+  /// Positions [rows, tokens] where rows differ; undefined where they all begin at start().
+  const at::Tensor& positions() const noexcept { return positions_; }
+  /// Bool [rows, 1, tokens, start() + tokens]: which keys each query may see. Undefined where all may see all.
+  const at::Tensor& mask();
 
   /// Keeps the first `length` tokens of a row (of every row).
   void truncate(std::int64_t row, std::int64_t length);
   void truncate(std::int64_t length);
   void reset() { truncate(0); }
+  /// What row `from` holds is in row `to` now, and nothing in `from`.
+  void move_row(std::int64_t from, std::int64_t to);
 
  private:
   KvCacheOptions options_;
   std::vector<at::Tensor> keys_, values_;
-  std::vector<std::int64_t> lengths_, counts_;
-  std::int64_t tokens_ = 0;
+  std::vector<std::int64_t> lengths_, counts_, seen_;
+  std::int64_t tokens_ = 0, first_row_ = 0, start_ = 0;
+  bool same_ = true;  // the pass's rows hold equally many tokens
   at::Tensor positions_, mask_;
+  bool mask_is_made_ = false;
 };
 
 }  // namespace phalanx::nn

@@ -241,7 +241,6 @@ TEST(KvCache, PaddingIsOverwrittenAndTruncateForgets) {
   cache.begin(3, {3, 1});
   cache.append(0, value(1, 3), value(1, 3));
   cache.finish();
-  EXPECT_FALSE(cache.uniform());
   cache.begin(1);
   ASSERT_TRUE(cache.positions().defined());
   EXPECT_EQ(cache.positions()[1][0].item<std::int64_t>(), 1);
@@ -280,7 +279,8 @@ TEST(KvCache, EqualRowsGoOnWhereTheyEndedAndFillTheLastPosition) {
 
 TEST(KvCache, WrongCountsAreErrors) {
   KvCache cache({.layers = 1, .batch = 2, .kv_heads = 1, .max_len = 6, .head_dim = 1});
-  EXPECT_THROW(cache.begin(2, {1}), phalanx::Error);
+  EXPECT_THROW(cache.begin(2, {1, 1, 1}), phalanx::Error);
+  EXPECT_THROW(cache.begin(1, {1, 1}, 1), phalanx::Error);
   EXPECT_THROW(cache.begin(2, {3, 1}), phalanx::Error);
   EXPECT_THROW(cache.begin(7), phalanx::Error);
 }

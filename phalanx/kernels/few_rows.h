@@ -1,0 +1,34 @@
+// Products of few rows with a large matrix, and attention of one query a row: what decoding token by token is made of.
+// They wait for the weights to come from memory, so these read them once and nothing else; libraries' general products
+// pack them first. fp32 on the CPU, in inference mode (a recomputed forward pass must have the bits of the first one).
+//
+// A row's result has the same bits whatever rows are beside it, so that a sequence's tokens do not depend on its batch.
+//
+//   if (takes_few_rows(x, w)) y = few_rows_product(x, w);      // [..., in] x [out, in] -> [..., out]
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <span>
+
+namespace phalanx::kernels {
+
+/// Rows up to which this is faster than the libraries' products (benchmarks/few_rows.cc).
+inline constexpr std::int64_t kFewRows = 16;
+
+/// True for fp32 on the CPU in inference mode, no autocast, x of 1 to kFewRows rows and a contiguous weight.
+bool takes_few_rows(const at::Tensor& x, const at::Tensor& weight);
+
+/// x [..., in], weight [out, in] -> [..., out], of what takes_few_rows().
+at::Tensor few_rows_product(const at::Tensor& x, const at::Tensor& weight);
+
+/// True where decode_attention() takes these: fp32 on the CPU, one query a row, contiguous heads.
+bool takes_decode_attention(const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values);
+
+/// q [batch, heads, 1, head_dim]; keys and values [batch, kv_heads, positions, head_dim], of which row r sees its first
+/// seen[r], and of these with window > 0 the last `window` only. Returns q's shape.
+at::Tensor decode_attention(const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values,
+                            std::span<const std::int64_t> seen, std::int64_t window = 0);
+
+}  // namespace phalanx::kernels
