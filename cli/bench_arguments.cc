@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/parse_text.h"
 
 namespace phalanx::cli {
 
@@ -103,7 +104,7 @@ BenchArguments parse_bench_arguments(const Arguments& arguments) {
     throw UsageError(error.what());
   }
   if (!ops.empty()) options.verbs = measure::parse_verbs("--ops", ops);
-  if (!backends.empty()) options.backends = measure::split_list(backends);
+  if (!backends.empty()) options.backends = split_list(backends);
   if (!types.empty()) options.types = measure::parse_types("--datatype", types);
   if (!reduce_ops.empty()) options.ops = measure::parse_ops("--reduce-op", reduce_ops);
   if (!place.empty()) options.places = measure::parse_places("--place", place);
@@ -112,13 +113,12 @@ BenchArguments parse_bench_arguments(const Arguments& arguments) {
   options.pin = pinned->count() > 0 && (pinned->results().empty() || pinned->results().front().empty() || pin == 1);
 
   if (!sizes.empty()) {
-    for (const std::string& size : measure::split_list(sizes))
-      options.sizes.push_back(measure::parse_size("--sizes", size));
+    for (const std::string& size : split_list(sizes)) options.sizes.push_back(parse_size("--sizes", size));
   } else {
-    const std::int64_t low = measure::parse_size("--min-bytes", min_bytes.empty() ? "4K" : min_bytes);
+    const std::int64_t low = parse_size("--min-bytes", min_bytes.empty() ? "4K" : min_bytes);
     const std::int64_t high =
-        max_bytes.empty() ? std::max(low, std::int64_t{64} << 20) : measure::parse_size("--max-bytes", max_bytes);
-    const std::int64_t step = step_bytes.empty() ? 0 : measure::parse_size("--step-bytes", step_bytes);
+        max_bytes.empty() ? std::max(low, std::int64_t{64} << 20) : parse_size("--max-bytes", max_bytes);
+    const std::int64_t step = step_bytes.empty() ? 0 : parse_size("--step-bytes", step_bytes);
     if (!step_bytes.empty() && step < 1) throw UsageError("--step-bytes is 0: expected at least 1");
     options.sizes = measure::size_range(low, high, factor, step);
   }

@@ -18,6 +18,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/human.h"
 #include "phalanx/base/nearest.h"
+#include "phalanx/base/parse_text.h"
 #include "phalanx/base/progress.h"
 #include "phalanx/checkpoint/checkpoint_list.h"
 #include "phalanx/checkpoint/compare_states.h"
@@ -26,7 +27,6 @@
 #include "phalanx/checkpoint/rewrite.h"
 #include "phalanx/checkpoint/saved_state.h"
 #include "phalanx/checkpoint/verify_step.h"
-#include "phalanx/measure/comm_bench_options.h"
 
 namespace phalanx::cli {
 namespace {
@@ -295,7 +295,7 @@ int consolidate_command(const CheckpointArguments& arguments) {
   ConsolidateOptions options{.all = arguments.all};
   if (!arguments.dtype.empty()) options.dtype = parse_dtype(arguments.dtype);
   if (!arguments.max_file_size.empty()) {
-    const auto size = measure::parse_size("--max-file-size", arguments.max_file_size);
+    const auto size = parse_size("--max-file-size", arguments.max_file_size);
     if (size < 1) throw UsageError("--max-file-size is 0: expected 1 or more bytes");
     options.max_file_bytes = static_cast<std::uint64_t>(size);
   }

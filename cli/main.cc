@@ -10,6 +10,7 @@
 #include "cli/checkpoint_command.h"
 #include "cli/command.h"
 #include "cli/launch_command.h"
+#include "cli/plan_command.h"
 #include "cli/report_command.h"
 #include "cli/schedule_command.h"
 #include "cli/tokenize_command.h"
@@ -37,6 +38,7 @@ std::vector<Command> commands() {
   };
   return {
       {"train", "train a model as a configuration file says", kTrainHelp, train_command},
+      {"plan", "say which layouts of a model fit devices, and which to take", kPlanHelp, plan_command},
       {"verify", "prove that a layout trains as one rank does", kVerifyHelp, verify_command},
       {"tokenize", "train a tokenizer, turn text into a token file", "", tokenize_command},
       {"generate", "continue a text with a trained model", "", in_worker("generate")},

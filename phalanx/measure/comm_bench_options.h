@@ -86,8 +86,6 @@ std::vector<BenchVerb> parse_verbs(const std::string& flag, const std::string& l
 std::vector<DataType> parse_types(const std::string& flag, const std::string& list);
 std::vector<ReduceOp> parse_ops(const std::string& flag, const std::string& list);
 std::vector<Place> parse_places(const std::string& flag, const std::string& text);  // in, out, both
-std::int64_t parse_size(const std::string& flag, const std::string& text);          // 4096, 4K, 4KiB, 1M, 2G
-std::vector<std::string> split_list(const std::string& list);
 /// from, from * factor, ... or from, from + step, ... (if step is not 0), up to `to`.
 std::vector<std::int64_t> size_range(std::int64_t from, std::int64_t to, double factor, std::int64_t step);
 /// What the single options cannot say: avg of integers, a root that is no rank, numbers out of range.

@@ -6,15 +6,11 @@
 #include <limits>
 
 #include "phalanx/base/error.h"
-#include "phalanx/base/human.h"
+#include "phalanx/plan/bytes_text.h"
 #include "phalanx/schedule/generators.h"
 
 namespace phalanx::plan {
 namespace {
-
-std::string human(std::int64_t bytes) {
-  return human_bytes(static_cast<std::uint64_t>(std::max<std::int64_t>(bytes, 0)));
-}
 
 class Remedies {
  public:
@@ -43,7 +39,7 @@ class Remedies {
   bool add(const TrainingShape& shape, const std::string& keys) {
     const TrainingMemory memory = predict_memory(shape);
     if (!fits_(memory)) return false;
-    found_.push_back(fmt::format("{} ({} a rank)", keys, human(memory.total())));
+    found_.push_back(fmt::format("{} ({} a rank)", keys, bytes_text(memory.total())));
     return true;
   }
 
@@ -155,15 +151,16 @@ std::optional<MemoryShortage> find_shortage(const TrainingMemory& memory, const 
 std::string prediction_text(const TrainingMemory& memory) {
   std::string text = fmt::format("predicted: {}", memory.peak.text());
   for (std::size_t i = 0; i < memory.buffers.size(); ++i) {
-    text += fmt::format("{}{} {}", i == 0 ? " (" : ", ", memory.buffers[i].first, human(memory.buffers[i].second));
+    text += fmt::format("{}{} {}", i == 0 ? " (" : ", ", memory.buffers[i].first, bytes_text(memory.buffers[i].second));
   }
   if (!memory.buffers.empty()) text += ")";
-  text += fmt::format("; {} beside tensors", human(memory.runtime));
+  text += fmt::format("; {} beside tensors", bytes_text(memory.runtime));
   if (memory.first_rank_only > 0) {
-    text += fmt::format("; {} of it on rank 0 alone, for checkpoint.last_save_in_hf", human(memory.first_rank_only));
+    text +=
+        fmt::format("; {} of it on rank 0 alone, for checkpoint.last_save_in_hf", bytes_text(memory.first_rank_only));
   }
   if (memory.thread_stacks > 0) {
-    text += fmt::format("; {} of threads' stacks, for RLIMIT_DATA and RLIMIT_AS", human(memory.thread_stacks));
+    text += fmt::format("; {} of threads' stacks, for RLIMIT_DATA and RLIMIT_AS", bytes_text(memory.thread_stacks));
   }
   return text;
 }
@@ -172,15 +169,17 @@ std::string shortage_text(const MemoryShortage& shortage, const TrainingMemory& 
   const MemoryLimit& limit = shortage.limit.limit;
   std::string counted;
   if (limit.counts == MemoryLimit::Counts::private_memory && memory.peak.shared > 0) {
-    counted = fmt::format(" beside {} of shared memory, which this limit does not count", human(memory.peak.shared));
+    counted =
+        fmt::format(" beside {} of shared memory, which this limit does not count", bytes_text(memory.peak.shared));
   } else if (limit.counts == MemoryLimit::Counts::mappings && memory.mapped > 0) {
-    counted = fmt::format(", with {} of the other ranks' memory, which this limit counts, too", human(memory.mapped));
+    counted =
+        fmt::format(", with {} of the other ranks' memory, which this limit counts, too", bytes_text(memory.mapped));
   }
-  if (shortage.more > 0) counted += fmt::format(", rank 0 {} more", human(shortage.more));
+  if (shortage.more > 0) counted += fmt::format(", rank 0 {} more", bytes_text(shortage.more));
   const std::string sharers = shortage.limit.ranks > 1 ? fmt::format(", for {} ranks", shortage.limit.ranks) : "";
-  return fmt::format("needs {}{}; there are {}{}: {} are missing\n  limit: {}\n  {}", human(shortage.needed), counted,
-                     human(static_cast<std::int64_t>(limit.available())), sharers, human(shortage.missing),
-                     limit.text(), prediction_text(memory));
+  return fmt::format("needs {}{}; there are {}{}: {} are missing\n  limit: {}\n  {}", bytes_text(shortage.needed),
+                     counted, bytes_text(static_cast<std::int64_t>(limit.available())), sharers,
+                     bytes_text(shortage.missing), limit.text(), prediction_text(memory));
 }
 
 std::vector<std::string> remedies(const TrainingShape& shape, const std::function<bool(const TrainingMemory&)>& fits) {

@@ -18,7 +18,7 @@ using Parts = std::map<std::string, std::string>;
 
 Parts split_layout(const std::string& name) {
   static const std::vector<std::string> kKnown = {"pp",   "schedule", "dp_replicate", "dp_shard", "tp",
-                                                  "zero", "sp",       "ac",           "reshard"};
+                                                  "zero", "sp",       "ac",           "reshard",  "batch"};
   Parts parts;
   std::string_view rest = name;
   while (!rest.empty()) {
@@ -101,7 +101,17 @@ NamedLayout with_layout(const TrainConfig& config, const std::string& name, std:
     throw ConfigError(
         fmt::format("layout '{}' takes {} ranks, but there are {}: start more with -n", name, layout.ranks, ranks));
   }
-  share_out_batch(layout.config, data_ranks, ranks);
+  if (parts.contains("batch")) {
+    // All forward passes of the layout have so many; the step stays as large as it is for the others.
+    auto& training = layout.config.training;
+    if (training.global_batch_size == -1) training.global_batch_size = training.local_batch_size * ranks;
+    training.local_batch_size = number_of(parts, "batch", 1, name);
+    if (parallelism.pipeline_parallel_degree > 1) {
+      parallelism.pipeline_parallel_microbatch_size = training.local_batch_size;
+    }
+  } else {
+    share_out_batch(layout.config, data_ranks, ranks);
+  }
   plan_run(layout.config, layout.ranks);
   return layout;
 }

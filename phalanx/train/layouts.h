@@ -23,7 +23,8 @@ struct NamedLayout {
 };
 
 /// Parts: pp=N, schedule=NAME, dp_replicate=N, dp_shard=N, tp=N, zero=1|2|3, sp=on|off, ac=none|full|op,
-/// reshard=always|never; what is not named is 1, 1F1B, 3, on, none, always. ConfigError for others, for more ranks than
+/// reshard=always|never, batch=N (sequences of a forward pass or of a pipeline's micro-batch); what is not named is 1,
+/// 1F1B, 3, on, none, always, as above. ConfigError for others, for more ranks than
 /// there are, and where numbers do not divide.
 NamedLayout with_layout(const TrainConfig& config, const std::string& name, std::int64_t ranks);
 

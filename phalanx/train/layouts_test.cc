@@ -43,6 +43,15 @@ TEST(Layouts, ShareTheGlobalBatch) {
   EXPECT_EQ(with_layout(small_config(16), "dp_shard=2", 8).config.training.local_batch_size, 2);
 }
 
+TEST(Layouts, MayNameTheBatchOfAPass) {
+  const NamedLayout layout = with_layout(small_config(16), "dp_shard=2,batch=4", 8);
+  EXPECT_EQ(layout.config.training.local_batch_size, 4);
+  EXPECT_EQ(plan_run(layout.config, 2).accumulation_steps, 2);
+  const NamedLayout pipeline = with_layout(small_config(16), "pp=2,batch=4", 8);
+  EXPECT_EQ(plan_run(pipeline.config, 2).micro_batches, 4);
+  EXPECT_THAT(layout_refusal("dp_shard=2,batch=5"), HasSubstr("global_batch_size 24 is not a multiple of"));
+}
+
 TEST(Layouts, WhatIsNoLayoutIsRefused) {
   EXPECT_THAT(layout_refusal("dp_shards=2"), HasSubstr("'dp_shards=2' is not known (did you mean 'dp_shard'?): exp"));
   EXPECT_THAT(layout_refusal("tp"), HasSubstr("expected parts like tp=2"));

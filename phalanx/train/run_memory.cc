@@ -17,13 +17,11 @@
 #include <set>
 #include <system_error>
 
-#include "phalanx/base/human.h"
 #include "phalanx/base/process_stats.h"
 #include "phalanx/comm/peer_processes.h"
-#include "phalanx/models/llama_part.h"
-#include "phalanx/schedule/generators.h"
+#include "phalanx/plan/bytes_text.h"
 #include "phalanx/tensor/counting_allocator.h"
-#include "phalanx/train/model_config.h"
+#include "phalanx/train/training_shape.h"
 
 namespace phalanx::train {
 namespace {
@@ -37,10 +35,6 @@ std::string domain_of_card(c10::Device device) {
 using nlohmann::json;
 using observe::MemoryCategory;
 using observe::MemoryCounts;
-
-std::string human(std::int64_t bytes) {
-  return human_bytes(static_cast<std::uint64_t>(std::max<std::int64_t>(bytes, 0)));
-}
 
 // On a device the host's limits hardly matter: everything large is there.
 std::vector<MemoryLimit> limits_here(c10::Device device) {
@@ -118,45 +112,10 @@ std::string reason_of(const std::exception& error) {
 
 plan::TrainingShape training_shape(const TrainConfig& config, const RunPlan& plan, const Communicator& world,
                                    c10::Device device, bool resumes) {
-  plan::TrainingShape shape{.model = model_config(config),
-                            .batch = plan.local_batch_size,
-                            .seq = config.training.seq_len,
-                            .global_batch = plan.global_batch_size,
-                            .validation_batch = config.validation.enable ? config.validation.local_batch_size : 0,
-                            .accumulates = plan.accumulation_steps > 1,
-                            .replicas = plan.parallel.dp_replicate,
-                            .shards = plan.parallel.dp_shard,
-                            .zero_stage = static_cast<int>(config.parallelism.zero_stage),
-                            .reshard_after_forward = reshards_after_forward(config)};
-  shape.tensor_ranks = plan.parallel.tp;
-  shape.splits_tokens = plan.parallel.sequence_parallel;
-  if (plan.parallel.pp > 1) {
-    // Stages that are balanced by what is measured later are taken for those that are counted.
-    shape.pipeline =
-        plan::PipelineShape{.schedule = schedule::make_schedule(schedule_options(config, plan)), .parts = {}};
-    shape.pipeline->parts =
-        models::balance_llama(shape.model, shape.pipeline->schedule.stages(), config.training.seq_len);
-    shape.batch = config.parallelism.pipeline_parallel_microbatch_size;
-    shape.accumulates = false;
-  }
-  shape.recompute_every = recompute_every(config);
-  shape.keeps_costly = keeps_costly(config);
-  shape.optimizer_copies = config.optimizer.name == "AdamW" ? 2 : config.optimizer.momentum > 0 ? 1 : 0;
-  if (plan.parallel.dp_shard > 1) {
-    shape.gather_bytes = config.training.mixed_precision_param == "float32" ? 4 : 2;
-    shape.reduce_bytes = config.training.mixed_precision_reduce == "float32" ? 4 : 2;
-    const std::int64_t group = reshard_group(config);
-    if (group == 1) shape.reshard_after_forward = false;
-    shape.reshard_group = group > 1 && group < plan.parallel.dp_shard ? group : 0;
-    shape.offload = config.training.enable_cpu_offload;
-  } else {
-    shape.autocast = config.training.mixed_precision_param != "float32";
-  }
+  plan::TrainingShape shape = training_shape(config, plan);
   shape.on_device = !device.is_cpu();
   shape.shares_memory = device.is_cpu() && world.backend_name() == "shm";
   shape.resumes = resumes;
-  shape.copies_to_save = config.checkpoint.enable && config.checkpoint.async_mode == "async";
-  shape.exports_at_end = config.checkpoint.last_save_in_hf;
   shape.thread_stacks = (at::get_num_threads() - 1) * thread_stack_bytes();
   return shape;
 }
@@ -280,7 +239,7 @@ void RunMemory::explain_failures(const std::function<void()>& body) const {
   for (const MemoryLimit& limit : limits_here(device_)) limits += fmt::format("\n  limit: {}", limit.text());
   const auto worst = predicts_ ? worst_shortage(predicted_) : std::nullopt;
   const std::string missing =
-      worst ? fmt::format("\n  {} were missing from the beginning: rank {} {}", human(worst->second.missing),
+      worst ? fmt::format("\n  {} were missing from the beginning: rank {} {}", plan::bytes_text(worst->second.missing),
                           worst->first, first_line(plan::shortage_text(worst->second, predicted_)))
             : "";
   throw MemoryError(fmt::format(
@@ -334,8 +293,8 @@ RunMemory::Report RunMemory::finish(const MemoryCounts& held) const {
              1)));
   }
   if (measured.size() > 1) {
-    report.lines.push_back(
-        fmt::format("  the most of any rank: {} on rank {}", human(total_of(*fullest)), fullest - measured.begin()));
+    report.lines.push_back(fmt::format("  the most of any rank: {} on rank {}", plan::bytes_text(total_of(*fullest)),
+                                       fullest - measured.begin()));
   }
   const auto mebibytes = [&](const char* key) {
     json list = json::array();

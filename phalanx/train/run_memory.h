@@ -30,7 +30,7 @@
 
 namespace phalanx::train {
 
-/// What of a configuration decides how much memory it takes.
+/// training_shape.h's, with what is known where it runs.
 plan::TrainingShape training_shape(const TrainConfig& config, const RunPlan& plan, const Communicator& world,
                                    c10::Device device, bool resumes);
 

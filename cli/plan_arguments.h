@@ -1,0 +1,31 @@
+// The command line of `phalanx plan`.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/command.h"
+#include "phalanx/plan/layout_search.h"
+#include "phalanx/train/config.h"
+
+namespace phalanx::cli {
+
+struct PlanArguments {
+  train::TrainConfig config;     // what is planned, its own layout aside
+  train::TrainConfig reference;  // what the recommended section is added to: the file, or nothing
+  std::string config_path;       // empty: a model without a file
+  std::vector<std::string> overrides;
+  plan::Devices devices;
+  double headroom = 0.05;
+  std::size_t most_rows = 12;
+  std::string json, toml;  // files; empty: none
+};
+
+/// Throws UsageError and ConfigError.
+PlanArguments parse_plan_arguments(Arguments arguments);
+
+/// The configuration with a layout's settings.
+train::TrainConfig with_settings(const PlanArguments& arguments, const plan::Layout& layout);
+
+}  // namespace phalanx::cli

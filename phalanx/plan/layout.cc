@@ -1,0 +1,97 @@
+#include "phalanx/plan/layout.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "phalanx/models/llama_part.h"
+#include "phalanx/schedule/generators.h"
+
+namespace phalanx::plan {
+
+TrainingShape laid_out(const TrainingShape& base, const Layout& layout) {
+  TrainingShape shape = base;
+  const ParallelPlan& parallel = layout.parallel;
+  shape.batch = layout.batch;
+  shape.global_batch = layout.global_batch();
+  shape.accumulates = layout.passes > 1;
+  shape.replicas = parallel.dp_replicate;
+  shape.shards = parallel.dp_shard;
+  shape.zero_stage = parallel.zero_stage;
+  shape.reshard_after_forward = layout.reshard_after_forward;
+  shape.reshard_group = 0;
+  shape.tensor_ranks = parallel.tp;
+  shape.splits_tokens = parallel.sequence_parallel;
+  shape.recompute_every = layout.recompute_every;
+  shape.keeps_costly = layout.keeps_costly;
+  shape.pipeline.reset();
+  if (parallel.pp > 1) {
+    PipelineShape pipeline{
+        .schedule = schedule::make_schedule({.name = layout.schedule,
+                                             .ranks = static_cast<int>(parallel.pp),
+                                             .stages_per_rank = static_cast<int>(layout.stages_per_rank),
+                                             .micro_batches = static_cast<int>(layout.passes)}),
+        .parts = {}};
+    pipeline.parts = models::balance_llama(shape.model, pipeline.schedule.stages(), shape.seq);
+    shape.pipeline = std::move(pipeline);
+    shape.accumulates = false;
+  }
+  if (parallel.dp_shard > 1) {
+    if (layout.reshard_group == 1) shape.reshard_after_forward = false;
+    if (layout.reshard_group > 1 && layout.reshard_group < parallel.dp_shard)
+      shape.reshard_group = layout.reshard_group;
+  } else {
+    shape.autocast = shape.gather_bytes < shape.weight_bytes;
+    shape.gather_bytes = shape.reduce_bytes = shape.weight_bytes;
+    shape.offload = false;
+  }
+  return shape;
+}
+
+std::string name_of(const Layout& layout) {
+  const ParallelPlan& parallel = layout.parallel;
+  std::vector<std::string> parts;
+  const auto add = [&](const char* key, std::int64_t number) {
+    if (number > 1) parts.push_back(fmt::format("{}={}", key, number));
+  };
+  add("pp", parallel.pp);
+  if (parallel.pp > 1 && layout.schedule != "1F1B") parts.push_back("schedule=" + layout.schedule);
+  add("dp_replicate", parallel.dp_replicate);
+  add("dp_shard", parallel.dp_shard);
+  if (parallel.dp_shard > 1) parts.push_back(fmt::format("zero={}", parallel.zero_stage));
+  add("tp", parallel.tp);
+  if (parallel.tp > 1 && !parallel.sequence_parallel) parts.emplace_back("sp=off");
+  if (layout.recompute_every > 0) parts.emplace_back(layout.keeps_costly ? "ac=op" : "ac=full");
+  parts.push_back(fmt::format("batch={}", layout.batch));
+  return fmt::format("{}", fmt::join(parts, ","));
+}
+
+std::vector<Setting> settings_of(const Layout& layout) {
+  const ParallelPlan& parallel = layout.parallel;
+  std::vector<Setting> settings;
+  const auto set = [&](const char* section, const char* key, auto value) {
+    settings.push_back({section, key, fmt::format("{}", value)});
+  };
+  set("training", "local_batch_size", layout.batch);
+  set("training", "global_batch_size", layout.global_batch());
+  set("parallelism", "data_parallel_replicate_degree", parallel.dp_replicate);
+  set("parallelism", "data_parallel_shard_degree", parallel.dp_shard);
+  if (parallel.dp_shard > 1) set("parallelism", "zero_stage", parallel.zero_stage);
+  set("parallelism", "tensor_parallel_degree", parallel.tp);
+  set("parallelism", "pipeline_parallel_degree", parallel.pp);
+  if (parallel.pp > 1) {
+    set("parallelism", "pipeline_parallel_schedule", fmt::format("\"{}\"", layout.schedule));
+    set("parallelism", "pipeline_parallel_microbatch_size", layout.batch);
+  }
+  if (layout.recompute_every == 0) {
+    set("activation_checkpoint", "mode", "\"none\"");
+  } else if (layout.recompute_every == 1 && !layout.keeps_costly) {
+    set("activation_checkpoint", "mode", "\"full\"");
+  } else {
+    set("activation_checkpoint", "mode", "\"selective\"");
+    set("activation_checkpoint", "selective_ac_option",
+        layout.keeps_costly ? "\"op\"" : fmt::format("\"{}\"", layout.recompute_every));
+  }
+  return settings;
+}
+
+}  // namespace phalanx::plan

@@ -1,0 +1,47 @@
+// Layout: one way to share a model and its batch out over ranks: the mesh and what is chosen beside it. Knows no
+// tensor.
+//
+//   const Layout layout{.parallel = {.dp_shard = 4, .tp = 2}, .batch = 2, .passes = 4};
+//   name_of(layout);                                          // dp_shard=4,zero=3,tp=2,batch=2
+//   predict_memory(laid_out(base, layout));                   // base: TrainingShape of model, sequence and precision
+//   for (const Setting& s : settings_of(layout)) ...          // keys of the configuration that make a run of it
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "phalanx/mesh/parallel_plan.h"
+#include "phalanx/plan/memory_model.h"
+
+namespace phalanx::plan {
+
+struct Layout {
+  ParallelPlan parallel;
+  std::int64_t batch = 1;   // sequences of one forward pass; in a pipeline, of a micro-batch
+  std::int64_t passes = 1;  // of a data rank before a step: accumulated, or a pipeline's micro-batches
+  bool reshard_after_forward = true;
+  std::int64_t reshard_group = 0;
+  std::int64_t recompute_every = 0;  // see TrainingShape
+  bool keeps_costly = false;
+  std::string schedule = "1F1B";
+  std::int64_t stages_per_rank = 0;  // 0: as many as is usual for the schedule
+
+  std::int64_t global_batch() const noexcept { return batch * passes * parallel.data_ranks(); }
+};
+
+/// `base` with what the layout decides. Of `base` it takes the model, the sequence length, the optimizer, and the types
+/// as they are under sharding: weights gathered in 16 bits are multiplied by autocast where nothing is sharded.
+/// ConfigError where the schedule cannot have these numbers.
+TrainingShape laid_out(const TrainingShape& base, const Layout& layout);
+
+/// As `phalanx verify --layout` and `phalanx bench train --layouts` take it; "one rank" where there is nothing to say.
+std::string name_of(const Layout& layout);
+
+struct Setting {
+  std::string section, key, value;  // value as TOML has it
+};
+/// In the order of a configuration file.
+std::vector<Setting> settings_of(const Layout& layout);
+
+}  // namespace phalanx::plan

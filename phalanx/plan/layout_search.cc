@@ -1,0 +1,198 @@
+#include "phalanx/plan/layout_search.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+#include "phalanx/base/error.h"
+#include "phalanx/plan/bytes_text.h"
+#include "phalanx/plan/scenario.h"
+
+namespace phalanx::plan {
+namespace {
+
+std::vector<std::int64_t> divisors_of(std::int64_t number) {
+  std::vector<std::int64_t> found;
+  for (std::int64_t divisor = 1; divisor <= number; ++divisor) {
+    if (number % divisor == 0) found.push_back(divisor);
+  }
+  return found;
+}
+
+int cuts_of(const ParallelPlan& plan) { return (plan.tp > 1 ? 1 : 0) + (plan.pp > 1 ? 2 : 0); }
+int recomputed_of(const Layout& layout) { return layout.recompute_every == 0 ? 0 : layout.keeps_costly ? 1 : 2; }
+int stage_of(const ParallelPlan& plan) { return plan.dp_shard > 1 ? plan.zero_stage : 0; }
+
+auto order_of(const Candidate& candidate) {
+  const Layout& layout = candidate.layout;
+  return std::tuple(-candidate.devices, cuts_of(layout.parallel), recomputed_of(layout),
+                    layout.parallel.tp * layout.parallel.pp, candidate.exchange.weighted(), stage_of(layout.parallel),
+                    layout.passes, layout.parallel.dp_shard);
+}
+
+class Search {
+ public:
+  Search(const SearchOptions& options, const Devices& devices) : options_(options), devices_(devices) {}
+
+  void run(std::vector<Candidate>& found) {
+    const std::int64_t count = devices_.count();
+    for (const std::int64_t tp : divisors_of(count)) {
+      if (devices_.per_node % tp != 0) continue;
+      for (const std::int64_t pp : divisors_of(count / tp)) {
+        const std::int64_t data = count / tp / pp;
+        if (options_.global_batch % data != 0) continue;
+        for (const std::int64_t shards : divisors_of(data)) {
+          add_stages({.pp = pp, .dp_replicate = data / shards, .dp_shard = shards, .tp = tp}, found);
+        }
+      }
+    }
+  }
+
+ private:
+  bool is_valid(const ParallelPlan& plan) const {
+    const models::LlamaConfig& model = options_.base.model;
+    try {
+      check(plan,
+            {.n_layers = model.n_layers,
+             .n_heads = model.n_heads,
+             .n_kv_heads = model.n_kv_heads,
+             .ffn_hidden = model.ffn_hidden,
+             .vocab_size = model.vocab_size,
+             .seq_len = options_.base.seq},
+            devices_.count());
+      return true;
+    } catch (const ConfigError&) {
+      return false;  // what does not divide the model is no layout of it
+    }
+  }
+
+  void add_stages(ParallelPlan plan, std::vector<Candidate>& found) const {
+    const bool needs_sharding = options_.base.offload || options_.base.reduce_bytes < options_.base.weight_bytes;
+    if (plan.dp_shard == 1 && needs_sharding) return;
+    if (plan.dp_shard > 1 && plan.pp > 1) return;  // nothing is predicted of sharded stages
+    if (!is_valid(plan)) return;
+    for (int stage = plan.dp_shard > 1 ? 1 : 3; stage <= 3; ++stage) {
+      plan.zero_stage = stage;
+      for (int recompute = 0; recompute <= 2; ++recompute) {
+        Layout layout{.parallel = plan, .schedule = options_.schedule};
+        layout.recompute_every = recompute > 0 ? 1 : 0;
+        layout.keeps_costly = recompute == 1;
+        if (auto candidate = largest_batch(layout)) found.push_back(*std::move(candidate));
+      }
+    }
+  }
+
+  std::optional<Candidate> largest_batch(Layout layout) const {
+    const std::int64_t share = options_.global_batch / layout.parallel.data_ranks();
+    std::vector<std::int64_t> batches = divisors_of(share);
+    std::optional<Candidate> last;
+    for (auto batch = batches.rbegin(); batch != batches.rend(); ++batch) {
+      if (*batch > options_.most_batch) continue;
+      layout.batch = *batch;
+      layout.passes = share / *batch;
+      if (auto candidate = evaluate(layout)) last = std::move(candidate);
+      if (last && last->fits()) break;
+    }
+    return last;
+  }
+
+  std::optional<Candidate> evaluate(const Layout& layout) const {
+    Candidate candidate{.layout = layout, .devices = devices_.count()};
+    TrainingShape shape;
+    try {
+      shape = laid_out(options_.base, layout);
+    } catch (const ConfigError&) {
+      return std::nullopt;  // too few micro-batches for the schedule, or too few layers for its stages
+    }
+    candidate.exchange = exchanged(shape, layout, devices_.per_node);
+    if (!shape.pipeline) {
+      candidate.memory = predict_memory(shape);
+      candidate.available = usable(devices_.smallest(), options_.headroom);
+      return candidate;
+    }
+    const std::int64_t block = devices_.count() / layout.parallel.pp;  // ranks of a stage
+    std::optional<std::int64_t> least;
+    for (std::int64_t stage = 0; stage < layout.parallel.pp; ++stage) {
+      TrainingMemory memory = predict_memory_of_stage_rank(shape, static_cast<std::size_t>(stage));
+      std::int64_t bytes = devices_.bytes_of(stage * block);
+      for (std::int64_t rank = 1; rank < block; ++rank)
+        bytes = std::min(bytes, devices_.bytes_of(stage * block + rank));
+      const std::int64_t spare = usable(bytes, options_.headroom) - memory.total();
+      if (least && spare >= *least) continue;
+      least = spare;
+      candidate.memory = std::move(memory);
+      candidate.available = usable(bytes, options_.headroom);
+    }
+    return candidate;
+  }
+
+  const SearchOptions& options_;
+  const Devices& devices_;
+};
+
+/// What people call it, whatever is computed again.
+std::string kind_of(const ParallelPlan& plan) {
+  if (plan.pp > 1) return plan.tp > 1 ? "pipeline and tensor parallelism" : "pipeline";
+  if (plan.tp > 1) return "tensor parallelism";
+  return plan.dp_shard == 1 ? "data parallelism" : fmt::format("ZeRO-{}", plan.zero_stage);
+}
+
+}  // namespace
+
+std::vector<Candidate> search_layouts(const SearchOptions& options) {
+  std::vector<Candidate> found;
+  Search(options, options.devices).run(found);
+  if (!options.devices.are_alike()) {
+    const Devices largest = options.devices.largest_ones();
+    Search(options, largest).run(found);
+  }
+  if (found.empty()) {
+    throw ConfigError(fmt::format(
+        "{} sequences a step cannot be shared out over {} devices: no layout's data ranks divide them, or its "
+        "degrees do not divide the model; nearest that does: {}",
+        options.global_batch, options.devices.count(),
+        (options.global_batch / options.devices.count() + 1) * options.devices.count()));
+  }
+  std::ranges::stable_sort(found, {}, order_of);
+  return found;
+}
+
+ActivationChoices activation_choices(const TrainingShape& base, Layout layout) {
+  const auto activations = [&](std::int64_t every, bool keeps_costly) {
+    layout.recompute_every = every;
+    layout.keeps_costly = keeps_costly;
+    return predict_memory(laid_out(base, layout)).peak[observe::MemoryCategory::activations];
+  };
+  return {.none = activations(0, false), .op = activations(1, true), .full = activations(1, false)};
+}
+
+const Candidate* recommended(const std::vector<Candidate>& candidates) {
+  const auto found = std::ranges::find_if(candidates, &Candidate::fits);
+  return found == candidates.end() ? nullptr : &*found;
+}
+
+std::vector<std::string> reasons(const std::vector<Candidate>& candidates, const Candidate& chosen) {
+  std::vector<std::pair<std::string, const Candidate*>> kinds;
+  const auto missing = [](const Candidate& one) { return one.memory.total() - one.available; };
+  for (const Candidate& candidate : candidates) {
+    if (&candidate == &chosen) break;
+    const std::string kind = kind_of(candidate.layout.parallel);
+    const auto known = std::ranges::find(kinds, kind, &std::pair<std::string, const Candidate*>::first);
+    if (known == kinds.end()) {
+      kinds.emplace_back(kind, &candidate);
+    } else if (missing(candidate) < missing(*known->second)) {
+      known->second = &candidate;
+    }
+  }
+  std::vector<std::string> lines;
+  for (const auto& [kind, nearest] : kinds) {
+    lines.push_back(fmt::format("{}: {} needs {} a device, {} more than there are", kind, name_of(nearest->layout),
+                                bytes_text(nearest->memory.total()), bytes_text(missing(*nearest))));
+  }
+  return lines;
+}
+
+}  // namespace phalanx::plan

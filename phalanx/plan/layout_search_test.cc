@@ -1,0 +1,209 @@
+#include "phalanx/plan/layout_search.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "phalanx/base/error.h"
+#include "phalanx/plan/scenario.h"
+
+namespace phalanx::plan {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::StartsWith;
+
+constexpr std::int64_t kMiB = 1 << 20;
+
+TrainingShape small_base(std::int64_t seq = 128) {
+  TrainingShape base{.model = models::llama_flavor("5M"), .seq = seq};
+  base.on_device = true;
+  return base;
+}
+
+Devices devices_of(std::int64_t count, std::int64_t bytes, std::int64_t per_node = 0) {
+  return {.groups = {{.count = count, .name = "", .bytes = bytes}}, .per_node = per_node > 0 ? per_node : count};
+}
+
+SearchOptions search_of(std::int64_t count, std::int64_t bytes) {
+  return {
+      .base = small_base(), .devices = devices_of(count, bytes), .global_batch = 16, .most_batch = 4, .headroom = 0};
+}
+
+std::int64_t need_of(const Layout& layout) { return predict_memory(laid_out(small_base(), layout)).total(); }
+
+TEST(Layout, HasAName) {
+  EXPECT_EQ(name_of({.batch = 3}), "batch=3");
+  EXPECT_EQ(name_of({.parallel = {.pp = 2, .dp_replicate = 4, .tp = 2, .sequence_parallel = false},
+                     .recompute_every = 1,
+                     .schedule = "GPipe"}),
+            "pp=2,schedule=GPipe,dp_replicate=4,tp=2,sp=off,ac=full,batch=1");
+  EXPECT_EQ(name_of({.parallel = {.dp_shard = 2, .zero_stage = 1}, .recompute_every = 1, .keeps_costly = true}),
+            "dp_shard=2,zero=1,ac=op,batch=1");
+}
+
+TEST(Layout, DecidesTheTypes) {
+  TrainingShape base = small_base();
+  base.gather_bytes = 2;
+  const TrainingShape sharded = laid_out(base, {.parallel = {.dp_shard = 2}});
+  EXPECT_EQ(sharded.gather_bytes, 2);
+  EXPECT_FALSE(sharded.autocast);
+  const TrainingShape whole = laid_out(base, {.parallel = {.dp_replicate = 2}});
+  EXPECT_EQ(whole.gather_bytes, 4);
+  EXPECT_TRUE(whole.autocast);
+}
+
+// Rings send (n - 1) / n of a buffer for a gather or a scatter, twice that for an all-reduce.
+TEST(Exchange, IsThatOfRings) {
+  const TrainingShape base = small_base();
+  const std::int64_t bytes = 4 * base.model.parameter_count();
+  const auto sent = [&](const Layout& layout, std::int64_t per_node = 8) {
+    return exchanged(laid_out(base, layout), layout, per_node);
+  };
+  EXPECT_EQ(sent({}).total(), 0);
+  EXPECT_EQ(sent({.parallel = {.dp_replicate = 4}}).inside, 2 * bytes * 3 / 4);
+  EXPECT_EQ(sent({.parallel = {.dp_replicate = 4}}).across, 0);
+  EXPECT_EQ(sent({.parallel = {.dp_shard = 4, .zero_stage = 2}}).total(), 2 * (bytes * 3 / 4));
+  EXPECT_EQ(sent({.parallel = {.dp_shard = 4}, .passes = 3}).total(), (1 + 2 * 3) * bytes * 3 / 4);
+  // Four ranks on two machines: half inside, then half of a half across, for each of the two directions.
+  EXPECT_EQ(sent({.parallel = {.dp_replicate = 4}}, 2).inside, 2 * bytes / 2);
+  EXPECT_EQ(sent({.parallel = {.dp_replicate = 4}}, 2).across, 2 * (bytes / 2) / 2);
+  // Shards inside a machine, copies across: a shard is half of the model.
+  EXPECT_EQ(sent({.parallel = {.dp_replicate = 2, .dp_shard = 2}}, 2).inside, 3 * bytes / 2);
+  EXPECT_EQ(sent({.parallel = {.dp_replicate = 2, .dp_shard = 2}}, 2).across, 2 * (bytes / 2) / 2);
+  // 4 blocks, 8 exchanges each, and 4 of embedding and output.
+  const std::int64_t hidden = 4 * 2 * base.seq * base.model.dim;
+  EXPECT_EQ(sent({.parallel = {.tp = 2}, .batch = 2}).total(), (4 * 8 + 4) * hidden / 2);
+  EXPECT_EQ(sent({.parallel = {.pp = 2}, .batch = 2, .passes = 3}).total(), 2 * 3 * hidden);
+}
+
+TEST(Scenario, AllFits) {
+  const Scenario found = find_scenario(small_base(), devices_of(4, 2048 * kMiB), 0.05);
+  EXPECT_EQ(found.number, 1);
+  EXPECT_EQ(found.methods, "data parallelism, ZeRO");
+  EXPECT_EQ(found.whole.total(), need_of({.parallel = {.dp_replicate = 4}}));
+}
+
+TEST(Scenario, FitsOnTheLargestOnlyOrOnNone) {
+  const std::int64_t whole = need_of({.parallel = {.dp_replicate = 4}, .recompute_every = 1});
+  Devices devices = devices_of(2, whole - 1);
+  devices.groups.push_back({.count = 2, .name = "", .bytes = whole});
+  const Scenario on_largest = find_scenario(small_base(), devices, 0);
+  EXPECT_EQ(on_largest.number, 2);
+  EXPECT_THAT(on_largest.reason, HasSubstr("only the largest devices have that much"));
+  const Scenario on_none = find_scenario(small_base(), devices_of(4, whole - 1), 0);
+  EXPECT_EQ(on_none.number, 2);
+  EXPECT_THAT(on_none.reason, HasSubstr("no device has that much"));
+  EXPECT_EQ(find_scenario(small_base(), devices_of(4, whole), 0).number, 1);
+  EXPECT_EQ(find_scenario(small_base(), devices_of(4, whole), 0.01).number, 2);  // of which 1 % stays free
+}
+
+TEST(Scenario, OneLayerDoesNotFit) {
+  const LayerNeed layer = find_scenario(small_base(), devices_of(4, kMiB), 0).layer;
+  EXPECT_EQ(layer.name, "output and loss");
+  EXPECT_EQ(layer.weights, 4 * (4096 * 256 + 256));
+  EXPECT_EQ(find_scenario(small_base(), devices_of(4, layer.total()), 0).number, 2);
+  EXPECT_EQ(find_scenario(small_base(), devices_of(4, layer.total() - 1), 0).number, 3);
+}
+
+TEST(LayoutSearch, TakesWhatExchangesLeast) {
+  const auto found = search_layouts(search_of(4, 8192 * kMiB));
+  EXPECT_EQ(name_of(recommended(found)->layout), "dp_replicate=4,batch=4");
+  EXPECT_THAT(reasons(found, *recommended(found)), IsEmpty());
+}
+
+TEST(LayoutSearch, GoesOnAsMemoryShrinks) {
+  // One byte less than what the layout before needs, each time.
+  std::vector<std::string> taken;
+  std::int64_t bytes = 8192 * kMiB;
+  SearchOptions options = search_of(4, bytes);
+  options.global_batch = 4;
+  options.most_batch = 1;
+  while (true) {
+    options.devices = devices_of(4, bytes);
+    const auto found = search_layouts(options);
+    const Candidate* const best = recommended(found);
+    if (best == nullptr) break;
+    for (const Candidate& candidate : found) {
+      if (&candidate == best) break;
+      EXPECT_GT(candidate.memory.total(), candidate.available) << name_of(candidate.layout);
+    }
+    taken.push_back(name_of(best->layout));
+    bytes = best->memory.total() - 1;
+  }
+  EXPECT_THAT(std::vector(taken.begin(), taken.begin() + 4),
+              ElementsAre("dp_replicate=4,batch=1", "dp_replicate=2,dp_shard=2,zero=1,batch=1",
+                          "dp_shard=4,zero=1,batch=1", "dp_shard=4,zero=2,batch=1"));
+  EXPECT_THAT(taken, ::testing::Contains(HasSubstr("ac=")));
+  EXPECT_THAT(taken, ::testing::Contains(HasSubstr("tp=")));
+}
+
+TEST(LayoutSearch, TellsWhatComesBeforeAndDoesNotFit) {
+  const Layout zero1{.parallel = {.dp_shard = 4, .zero_stage = 1}, .batch = 4};
+  SearchOptions options = search_of(4, need_of(zero1));
+  options.global_batch = 16;
+  const auto found = search_layouts(options);
+  ASSERT_EQ(name_of(recommended(found)->layout), "dp_replicate=4,batch=2");  // in two passes
+  options.global_batch = 4;
+  options.most_batch = 1;
+  options.devices = devices_of(4, need_of({.parallel = {.dp_shard = 4, .zero_stage = 1}}));
+  const auto smaller = search_layouts(options);
+  EXPECT_THAT(reasons(smaller, *recommended(smaller)),
+              ElementsAre(StartsWith("data parallelism: dp_replicate=4,batch=1 needs "),
+                          StartsWith("ZeRO-1: dp_replicate=2,dp_shard=2,zero=1,batch=1 needs ")));
+}
+
+TEST(LayoutSearch, TensorGroupsStayOnAMachine) {
+  SearchOptions options = search_of(8, 8192 * kMiB);
+  options.devices.per_node = 2;
+  for (const Candidate& candidate : search_layouts(options)) EXPECT_LE(candidate.layout.parallel.tp, 2);
+}
+
+TEST(LayoutSearch, DevicesMayDiffer) {
+  // The two large ones alone, where the small ones hold nothing.
+  SearchOptions options = search_of(2, 8192 * kMiB);
+  options.devices.groups.insert(options.devices.groups.begin(), {.count = 2, .name = "", .bytes = kMiB});
+  options.devices.per_node = 4;
+  const auto found = search_layouts(options);
+  ASSERT_NE(recommended(found), nullptr);
+  EXPECT_EQ(recommended(found)->devices, 2);
+  EXPECT_EQ(name_of(recommended(found)->layout), "dp_replicate=2,batch=4");
+  // A pipeline's stages are held against their own devices.
+  const Layout pipeline{.parallel = {.pp = 2}, .batch = 1, .passes = 16};
+  const TrainingShape shape = laid_out(small_base(), pipeline);
+  const std::int64_t first = predict_memory_of_stage_rank(shape, 0).total();
+  const std::int64_t second = predict_memory_of_stage_rank(shape, 1).total();
+  ASSERT_NE(first, second);
+  options.devices = {.groups = {{.count = 1, .name = "", .bytes = first}, {.count = 1, .name = "", .bytes = second}},
+                     .per_node = 2};
+  options.most_batch = 1;
+  const auto is_pipeline = [](const Candidate& one) {
+    return one.devices == 2 && name_of(one.layout) == "pp=2,batch=1";
+  };
+  const auto on_unlike = search_layouts(options);
+  const auto pipelined = std::ranges::find_if(on_unlike, is_pipeline);
+  ASSERT_NE(pipelined, on_unlike.end());
+  EXPECT_TRUE(pipelined->fits());
+  std::swap(options.devices.groups[0], options.devices.groups[1]);
+  const auto swapped = search_layouts(options);
+  EXPECT_FALSE(std::ranges::find_if(swapped, is_pipeline)->fits());
+}
+
+TEST(LayoutSearch, ABatchThatNobodyCanShareIsRefused) {
+  SearchOptions options = search_of(7, 8192 * kMiB);
+  options.devices.per_node = 1;
+  options.base.model.n_layers = 4;
+  try {
+    search_layouts(options);
+    ADD_FAILURE();
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("16 sequences a step cannot be shared out over 7 devices"));
+    EXPECT_THAT(error.what(), HasSubstr("nearest that does: 21"));
+  }
+}
+
+}  // namespace
+}  // namespace phalanx::plan
