@@ -8,7 +8,7 @@ PYTHON = $(firstword $(wildcard .venv/bin/python) python3)
 CONFIGURE_FLAGS = $(if $(wildcard .deps/lib/cmake),-DCMAKE_PREFIX_PATH=$(CURDIR)/.deps)
 
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap configure build all test test-all soak timeline mutations layouts demo format check cuda-check clean
+.PHONY: help bootstrap configure build all test test-all fuzz soak timeline mutations layouts demo format check cuda-check clean
 
 help:
 	@echo 'make demo      set up, build, train a small Llama on 2 ranks, resume it, generate text'
@@ -16,6 +16,7 @@ help:
 	@echo 'make build     set up, build the programs and libraries (into $(BUILD), $(JOBS) jobs; make build JOBS=4)'
 	@echo 'make all       the same with tests, recipes and benchmarks'
 	@echo 'make test-all  the soak, the timeline, every layout, every mutation, and the tests again under AddressSanitizer (into $(SANITIZED))'
+	@echo 'make fuzz      hostile input for every parser, under sanitizers; needs clang (make fuzz FUZZ_SECONDS=600)'
 	@echo 'make soak      200 random kills, stops and restarts of communicating ranks; about 2 minutes (make soak FAULTS=40)'
 	@echo 'make layouts   every layout of up to 8 ranks and every pipeline schedule beside one rank; some minutes'
 	@echo 'make mutations everything that the check of layouts must find, spoilt and found; about 10 minutes'
@@ -40,6 +41,12 @@ all: configure
 test: all
 	@scripts/bootstrap.sh --tests
 	ctest --test-dir $(BUILD) --output-on-failure --no-tests=error
+
+# Status 77: no clang with libFuzzer here, which is said.
+FUZZ_SECONDS ?= 20
+fuzz:
+	@scripts/bootstrap.sh --tests
+	@scripts/fuzz.sh --seconds $(FUZZ_SECONDS) --jobs $(JOBS) || [ $$? -eq 77 ]
 
 FAULTS ?= 200
 soak: all

@@ -5,7 +5,8 @@
 #   scripts/bootstrap.sh            compilers, libraries, libtorch
 #   scripts/bootstrap.sh --checks   also clang-format and clang-tidy, for `make check` and `make format`
 #   scripts/bootstrap.sh --tests    also safetensors and numpy in .venv, where that is used: a test reads checkpoints by
-#                                   Python, and says that it is skipped where they are absent
+#                                   Python; and clang with its runtime libraries, for `make fuzz`. Either says that it is
+#                                   skipped where these cannot be had
 #
 #   PHALANX_TORCH_DIR   use the libtorch in this folder (holding include/ and lib/)
 #   PHALANX_PYTHON      use this Python for the search, and to make .venv
@@ -219,6 +220,23 @@ if [[ "${1:-}" == --tests && "$found" == *"$PWD/.venv/"* ]] &&
   say "installing safetensors and numpy into .venv, for a test"
   .venv/bin/python -m pip install --disable-pip-version-check --no-input -q safetensors numpy ||
     say "pip could not install them (its output is above): the test will be skipped"
+fi
+# clang's name for the runtime libraries carries its version: libclang-rt-14-dev in Debian 12; in Ubuntu 22.04 they come
+# with clang itself.
+install_fuzzer() {
+  local version
+  has_candidate clang || update_package_lists
+  version=$(apt-cache depends clang 2>/dev/null | sed -n 's/.*Depends: clang-\([0-9]*\)$/\1/p' | head -n 1)
+  local -a packages=(clang)
+  if has_candidate "libclang-rt-$version-dev"; then packages+=("libclang-rt-$version-dev"); fi
+  install_packages "${packages[@]}"
+}
+if [[ "${1:-}" == --tests ]] && ! scripts/fuzz.sh --find-compiler >/dev/null; then
+  if command -v apt-get >/dev/null && apt_prefix >/dev/null; then
+    (install_fuzzer) || say "clang could not be installed (see above): the parsers will not be fuzzed"
+  else
+    say "no clang with libFuzzer here, and apt-get may not be used: the parsers will not be fuzzed"
+  fi
 fi
 say "libtorch ${found%% *} in ${found#* }"
 say "ready"

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <charconv>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <span>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/json_depth.h"
 #include "phalanx/checkpoint/block_hash.h"
 
 namespace phalanx {
@@ -32,11 +34,22 @@ bool is_plain_file_name(std::string_view name) {
          name.find('\0') == std::string_view::npos;
 }
 
+/// The JSON library makes integers of floats, and negative ones of the largest, without a word.
+std::int64_t whole_number(const nlohmann::json& value, std::string_view what) {
+  const bool fits =
+      value.is_number_integer() &&
+      !(value.is_number_unsigned() && value.get<std::uint64_t>() > std::numeric_limits<std::int64_t>::max());
+  if (!fits) throw CheckpointError(fmt::format("{} is {}: expected a whole number", what, value.dump().substr(0, 40)));
+  return value.get<std::int64_t>();
+}
+
 ManifestFile file_from_json(const nlohmann::json& json) {
   ManifestFile file;
   file.name = json.at("name").get<std::string>();
   if (!is_plain_file_name(file.name)) throw CheckpointError(fmt::format("\"{}\" is not a file name", file.name));
-  file.size = json.at("size").get<std::uint64_t>();
+  const std::int64_t size = whole_number(json.at("size"), file.name + "'s size");
+  if (size < 0) throw CheckpointError(fmt::format("{}'s size is {}: expected 0 or more", file.name, size));
+  file.size = static_cast<std::uint64_t>(size);
   const auto& hashes = json.at("xxh3");
   const auto expected = file.size / kHashBlockBytes + (file.size % kHashBlockBytes != 0);
   if (hashes.size() != expected)
@@ -55,14 +68,16 @@ ManifestFile file_from_json(const nlohmann::json& json) {
 
 Manifest manifest_from_json(const nlohmann::json& json) {
   if (json.at("format") != kManifestFormat) throw CheckpointError("it is not a manifest of Phalanx");
-  if (const auto version = json.at("version").get<std::int64_t>(); version != kManifestVersion)
+  if (const auto version = whole_number(json.at("version"), "version"); version != kManifestVersion)
     throw CheckpointError(
         fmt::format("its format version is {}; this program reads version {}", version, kManifestVersion));
-  if (json.at("block_bytes").get<std::uint64_t>() != kHashBlockBytes)
+  if (whole_number(json.at("block_bytes"), "block_bytes") != std::int64_t{kHashBlockBytes})
     throw CheckpointError(fmt::format("block_bytes is not {}", kHashBlockBytes));
   Manifest manifest;
-  manifest.step = json.at("step").get<std::int64_t>();
-  manifest.integers = json.at("integers").get<std::map<std::string, std::int64_t>>();
+  manifest.step = whole_number(json.at("step"), "step");
+  for (const auto& [name, value] : json.at("integers").items()) {
+    manifest.integers[name] = whole_number(value, fmt::format("the integer \"{}\"", name));
+  }
   if (!json.at("metadata").is_object()) throw CheckpointError("metadata is not an object");
   manifest.metadata = json.at("metadata").dump();
   for (const auto& entry : json.at("files")) manifest.files.push_back(file_from_json(entry));
@@ -93,6 +108,7 @@ Manifest parse_manifest(const std::string& file, std::string_view text) {
   if (text.empty() || text.substr(0, line_end + 1) != checksum_line(text.substr(line_end + 1)))
     throw CheckpointError(fmt::format("{}: damaged: its checksum does not match its contents", file));
   try {
+    if (is_json_too_deep(text)) throw CheckpointError(kJsonTooDeep);
     return manifest_from_json(nlohmann::json::parse(text));
   } catch (const nlohmann::json::exception& error) {
     throw CheckpointError(fmt::format("{}: malformed manifest: {}", file, error.what()));

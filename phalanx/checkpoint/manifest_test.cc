@@ -66,11 +66,17 @@ TEST(Manifest, WrongContentsUnderARightChecksumAreRefused) {
   };
   expect_reason(edited_manifest("\"version\": 1", "\"version\": 2"), "version is 2; this program reads version 1");
   expect_reason(edited_manifest("phalanx-checkpoint", "something-else"), "not a manifest");
+  expect_reason(edited_manifest("\"phalanx-checkpoint\"", std::string(200'000, '[') + std::string(200'000, ']')),
+                "nests deeper than 100 levels");
+  expect_reason(edited_manifest("\"version\": 1", "\"version\": 1.5"), "version is 1.5: expected a whole number");
+  expect_reason(edited_manifest("\"size\":", "\"size\":1e70,\"was\":"), "size is 1e+70: expected a whole number");
+  expect_reason(edited_manifest("\"size\":", "\"size\":-1,\"was\":"), "size is -1: expected 0 or more");
+  expect_reason(edited_manifest("\"size\":", "\"size\":18446744073709551615,\"was\":"), "expected a whole number");
   expect_reason(edited_manifest("a.safetensors", "../escape"), "not a file name");
   expect_reason(edited_manifest("a.safetensors", ".."), "not a file name");
   expect_reason(edited_manifest("1048577", "1048576"), "has 2 hashes");
   expect_reason(edited_manifest("ffffffffffffffff", "fffffffffffffffg"), "malformed hash");
-  expect_reason(edited_manifest("\"step\": 120", "\"step\": \"x\""), "malformed manifest");
+  expect_reason(edited_manifest("\"step\": 120", "\"step\": \"x\""), "step is \"x\": expected a whole number");
   expect_reason(edited_manifest("\"files\"", "\"files_\""), "malformed manifest");
 }
 

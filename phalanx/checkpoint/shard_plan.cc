@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/json_depth.h"
 
 namespace phalanx {
 namespace {
@@ -78,12 +79,16 @@ SavedOffsets parse_saved_offsets(const std::string& file, const safetensors::Hea
     for (const auto& tensor : header.tensors) result[tensor.name].assign(tensor.shape.size(), 0);
     return result;
   }
+  if (is_json_too_deep(found->second)) fail(fmt::format("{}: {}", kShardingInfoKey, kJsonTooDeep));
   const auto info = nlohmann::json::parse(found->second, nullptr, /*allow_exceptions=*/false);
   if (!info.is_object()) fail(fmt::format("{} is not a JSON object", kShardingInfoKey));
   for (const auto& tensor : header.tensors) {
     auto& offsets = result[tensor.name];
     try {
-      offsets = info.at(tensor.name).at(kSavedOffsetsKey).get<std::vector<std::int64_t>>();
+      for (const auto& offset : info.at(tensor.name).at(kSavedOffsetsKey).get_ref<const nlohmann::json::array_t&>()) {
+        // The library would make an integer of a float as well. A number that is too large comes out below 0.
+        offsets.push_back(offset.get_ref<const nlohmann::json::number_integer_t&>());
+      }
     } catch (const nlohmann::json::exception&) {
       fail(
           fmt::format("{} has no saved_offsets for tensor {}", kShardingInfoKey, safetensors::quote_name(tensor.name)));

@@ -81,7 +81,9 @@ TEST(ShardPlan, MalformedOffsetsAreRefused) {
   };
   for (const char* info :
        {"", "[]", "{}", R"({"a":{}})", R"({"a":{"saved_offsets":[0]}})", R"({"a":{"saved_offsets":["0",0]}})",
-        R"({"a":{"saved_offsets":[-1,0]}})", R"({"a":{"saved_offsets":[9223372036854775807,0]}})"})
+        R"({"a":{"saved_offsets":[1e70,0]}})", R"({"a":{"saved_offsets":[18446744073709551615,0]}})",
+        R"({"a":{"saved_offsets":{"x":0,"y":0}}})", R"({"a":{"saved_offsets":[-1,0]}})",
+        R"({"a":{"saved_offsets":[9223372036854775807,0]}})"})
     EXPECT_THROW(parse_saved_offsets("f", with_info(info)), CheckpointError) << info;
   EXPECT_EQ(
       parse_saved_offsets("f", safetensors::make_header({{.name = "a", .dtype = Dtype::f32, .shape = {2, 5}}})).at("a"),

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <span>
 #include <string_view>
 #include <system_error>
@@ -17,13 +16,13 @@
 #include "phalanx/checkpoint/mismatch.h"
 #include "phalanx/checkpoint/safetensors.h"
 #include "phalanx/checkpoint/tensor_bytes.h"
+#include "phalanx/checkpoint/weight_index.h"
 
 namespace phalanx {
 namespace {
 
 constexpr const char* kIndexName = "model.safetensors.index.json";
 constexpr const char* kSingleName = "model.safetensors";
-constexpr std::uint64_t kMaxIndexBytes = 256 << 20;
 
 bool has_file(const std::filesystem::path& path) {
   std::error_code error;
@@ -35,31 +34,19 @@ struct WeightFiles {
   std::map<std::string, std::filesystem::path> said;  // by an index: where each tensor is
 };
 
-/// The files that an index names, each once, in order of name. An index comes from elsewhere, so a name that leads out
-/// of its directory is refused rather than followed.
+/// The files that an index names, each once, in order of name.
 WeightFiles files_of_index(const std::filesystem::path& index) {
-  const auto fail = [&](const std::string& reason) {
-    throw CheckpointError(fmt::format("{}: {}", index.string(), reason));
-  };
-  const auto json = nlohmann::json::parse(read_file(index, kMaxIndexBytes), nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object())
-    fail("expected a JSON object with the object \"weight_map\"");
   WeightFiles files;
-  for (const auto& [tensor, file] : json["weight_map"].items()) {
-    if (!file.is_string()) fail(fmt::format("the file of tensor {} is not a string", safetensors::quote_name(tensor)));
-    const auto& name = file.get_ref<const std::string&>();
-    if (!name.ends_with(".safetensors") || name.find_first_of(std::string_view("/\\\0", 3)) != std::string::npos)
-      fail(fmt::format(
-          "the file of tensor {} is given as {}: expected the name of a .safetensors file in the same directory",
-          safetensors::quote_name(tensor), safetensors::quote_name(name)));
+  for (const auto& [tensor, name] : parse_weight_index(index.string(), read_file(index, kMaxWeightIndexBytes))) {
     files.paths.push_back(index.parent_path() / name);
     files.said[tensor] = files.paths.back();
   }
-  if (files.paths.empty()) fail("weight_map is empty");
   std::ranges::sort(files.paths);
   files.paths.erase(std::ranges::unique(files.paths).begin(), files.paths.end());
   for (const auto& file : files.paths) {
-    if (!has_file(file)) fail(fmt::format("{} is named there but is not in the directory", file.filename().string()));
+    if (!has_file(file))
+      throw CheckpointError(
+          fmt::format("{}: {} is named there but is not in the directory", index.string(), file.filename().string()));
   }
   return files;
 }
@@ -76,6 +63,20 @@ WeightFiles weight_files(const std::filesystem::path& path) {
     throw CheckpointError(fmt::format("{}: expected {}, {} or one .safetensors file; found {} such files",
                                       path.string(), kIndexName, kSingleName, files.size()));
   return {.paths = std::move(files)};
+}
+
+/// Of the files that are there: a directory's safetensors, or the one file.
+std::uint64_t bytes_on_disk(const std::filesystem::path& path) {
+  std::error_code error;
+  const auto size_of = [&](const std::filesystem::path& file) {
+    const auto size = std::filesystem::file_size(file, error);
+    return error ? 0 : size;
+  };
+  if (!std::filesystem::is_directory(path, error)) return size_of(path);
+  std::uint64_t bytes = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(path, error))
+    if (entry.path().extension() == ".safetensors") bytes += size_of(entry.path());
+  return bytes;
 }
 
 struct SourceTensor {
@@ -95,6 +96,16 @@ LoadedWeights load_from_checkpoint(const std::filesystem::path& path, const std:
 }
 
 }  // namespace
+
+void refuse_more_parameters_than_bytes(const std::filesystem::path& path, std::int64_t parameters,
+                                       const std::string& told_by) {
+  const std::uint64_t bytes = bytes_on_disk(path);
+  if (parameters >= 0 && static_cast<std::uint64_t>(parameters) <= bytes) return;
+  throw CheckpointError(fmt::format(
+      "{}: tells of a model of {} parameters, but the weights in {} have {} bytes: they are not of this model, or not "
+      "whole",
+      told_by, parameters, path.string(), bytes));
+}
 
 LoadedWeights load_weights(const std::filesystem::path& path, const std::vector<NamedTensor>& tensors,
                            const LoadWeightsOptions& options) {

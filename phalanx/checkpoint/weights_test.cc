@@ -92,6 +92,7 @@ TEST(Weights, AnIndexMayNotLeadOutOfItsDirectory) {
   EXPECT_THAT(index("{}"), HasSubstr("\"weight_map\""));
   EXPECT_THAT(index(R"({"weight_map": {}})"), HasSubstr("empty"));
   EXPECT_THAT(index(R"({"weight_map": {"embed": 3}})"), HasSubstr("not a string"));
+  EXPECT_THAT(index(std::string(200'000, '[')), HasSubstr("model.safetensors.index.json: its JSON nests deeper"));
   EXPECT_THAT(message_of<Error>([&] {
                 spill(scratch.path() / "model.safetensors.index.json",
                       R"({"weight_map": {"embed": "gone.safetensors"}})");

@@ -112,6 +112,7 @@ BpeEncoder::BpeEncoder(const BpeModel& model)
 }
 
 TokenId* BpeEncoder::encode(std::string_view piece, Scratch& scratch, TokenId* out) const {
+  if (piece.empty()) return out;  // has no bytes to look at, and no ids
   if (byte_level_ && piece.size() == 1) {
     *out = byte_ids_[static_cast<unsigned char>(piece[0])];
     return out + 1;

@@ -171,7 +171,12 @@ BpeTokenizer BpeTokenizer::load(const std::string& path) {
 }
 
 BpeTokenizer BpeTokenizer::from_json(std::string_view json, const std::string& name) {
-  return BpeTokenizer(parse_tokenizer_json(json, name));
+  BpeModel model = parse_tokenizer_json(json, name);
+  try {
+    return BpeTokenizer(std::move(model));
+  } catch (const DataError& error) {  // steps that cannot be applied to the vocabulary
+    throw DataError(fmt::format("{}: {}", name, error.what()));
+  }
 }
 
 std::string BpeTokenizer::to_json() const { return write_tokenizer_json(state_->model); }

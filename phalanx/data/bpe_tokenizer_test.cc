@@ -14,6 +14,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/data/bpe_encoder.h"
 #include "phalanx/data/bpe_model.h"
 #include "phalanx/data/bpe_trainer.h"
 
@@ -46,6 +47,14 @@ std::string random_bytes(std::mt19937& rng, std::size_t size) {
   std::string bytes(size, '\0');
   for (char& byte : bytes) byte = static_cast<char>(rng());
   return bytes;
+}
+
+// No caller has one; what reads its first byte would read beyond its end.
+TEST(BpeEncoder, AnEmptyPieceHasNoIds) {
+  const BpeEncoder encoder(golden_tokenizer("gpt2").model());
+  BpeEncoder::Scratch scratch;
+  std::vector<TokenId> ids(BpeEncoder::kSlack);
+  EXPECT_EQ(encoder.encode({}, scratch, ids.data()), ids.data());
 }
 
 TEST(BpeTokenizerTest, IdsAreThoseOfTheTokenizersPackage) {
@@ -422,7 +431,17 @@ TEST(BpeTokenizerTest, MalformedFilesAreRefusedByFileAndKey) {
   for (const std::size_t size : {0, 1, 100, 5000}) {
     EXPECT_THAT(error_of(good.substr(0, size)), HasSubstr("some/tokenizer.json: not valid JSON")) << size;
   }
-  EXPECT_THAT(error_of(std::string(100000, '[')), HasSubstr("not valid JSON"));
+  const auto nested = [](const std::string& open, const std::string& close) {
+    std::string text;
+    for (int i = 0; i < 100'000; ++i) text += open;
+    for (int i = 0; i < 100'000; ++i) text += close;
+    return text;
+  };
+  for (const std::string& deep :
+       {nested("[", "]"), "{\"model\":{\"dropout\":" + nested("[", "]") + "}}",
+        "{\"normalizer\":" + nested("{\"type\":\"Sequence\",\"normalizers\":[", "]}") + "}"}) {
+    EXPECT_THAT(error_of(deep), HasSubstr("some/tokenizer.json: its JSON nests deeper than 100 levels"));
+  }
   EXPECT_THAT(error_of("{\"model\": \"\xff\"}"), HasSubstr("not valid JSON"));
   EXPECT_THROW(BpeTokenizer::load("/nowhere/tokenizer.json"), FileError);
 

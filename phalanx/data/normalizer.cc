@@ -100,12 +100,16 @@ std::string_view strip_spaces(const StripSpacesStep& step, std::string_view text
   return text.substr(begin, end - begin);
 }
 
-/// Whether characters at the start of `text` are gone without anything in their place.
+constexpr std::size_t kSpareBytes = 65536;  // for a Prepend to a short text
+
+/// Whether characters at the start of `text` are gone without anything in their place. `given`: bytes of the text
+/// before any step.
 bool replace_all(const PatternFinder& finder, const PatternFinder::Scratch& scratch, const std::string& content,
-                 std::string_view text, std::string& out) {
+                 std::string_view text, std::size_t given, std::string& out) {
   std::size_t done = 0;
   bool cut_at_start = false;
   finder.find(text, scratch, [&](std::size_t begin, std::size_t end) {
+    refuse_growth(out.size(), given, kSpareBytes);
     out.append(text, done, begin - done);
     cut_at_start |= out.empty() && content.empty() && end > 0;
     out += content;
@@ -143,7 +147,7 @@ Normalizer::Result Normalizer::apply(std::string_view text, Scratch& scratch) co
       out.append(prepend->text).append(result.text);
     } else if (const auto* replaced = std::get_if<ReplaceStep>(&step)) {
       result.cut_at_start |=
-          replace_all(finders_[replace], scratch.finders[replace], replaced->content, result.text, out);
+          replace_all(finders_[replace], scratch.finders[replace], replaced->content, result.text, text.size(), out);
     } else if (std::holds_alternative<LowercaseStep>(step)) {
       to_lowercase(result.text, out);
     } else {
@@ -151,6 +155,7 @@ Normalizer::Result Normalizer::apply(std::string_view text, Scratch& scratch) co
       result.cut_at_start |= kept.data() != result.text.data();
       out = kept;
     }
+    refuse_growth(out.size(), text.size(), kSpareBytes);
     std::swap(scratch.text, scratch.next);
     result.text = scratch.text;
   }

@@ -32,6 +32,7 @@ class Normalizer {
     std::string_view text;      // of the scratch, or the text given where nothing was changed
     bool cut_at_start = false;  // the text's first characters are gone
   };
+  /// DataError where replacements would make a text of another order of length, as those of a hostile file do.
   Result apply(std::string_view text, Scratch& scratch) const;
 
   bool empty() const { return steps_.empty(); }

@@ -124,6 +124,14 @@ void SplitRegex::find(std::string_view text, Scratch& scratch,
   }
 }
 
+void refuse_growth(std::size_t made, std::size_t given, std::size_t spare) {
+  const std::size_t most = spare + 64 * given;
+  if (made <= most) return;
+  throw DataError(fmt::format(
+      "the tokenizer's replacements make more than {} bytes of a text of {}: expected the steps of a tokenizer", most,
+      given));
+}
+
 PatternFinder::PatternFinder(const TextPattern& pattern) {
   if (pattern.text.empty()) throw DataError("the pattern is empty");
   if (pattern.is_regex) {

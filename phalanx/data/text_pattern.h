@@ -41,6 +41,10 @@ class SplitRegex {
   std::unique_ptr<Code> code_;
 };
 
+/// Each of several replacements may make a text a thousand times as long; those of a tokenizer do not. DataError where
+/// what was made of `given` bytes has more than `spare` + 64 times as many.
+void refuse_growth(std::size_t made, std::size_t given, std::size_t spare);
+
 class PatternFinder {
  public:
   /// DataError where the pattern is empty or not valid.

@@ -20,10 +20,14 @@ std::string without(std::string_view text, std::string_view part) {
   return out;
 }
 
-std::string replaced(const PatternFinder& finder, std::string_view text, std::string_view content) {
+constexpr std::size_t kSpareBytes = 4096;
+
+/// `given`: bytes of the token before any step.
+std::string replaced(const PatternFinder& finder, std::string_view text, std::string_view content, std::size_t given) {
   std::string out;
   std::size_t done = 0;
   finder.find(text, finder.make_scratch(), [&](std::size_t begin, std::size_t end) {
+    refuse_growth(out.size(), given, kSpareBytes);
     out.append(text, done, begin - done).append(content);
     done = end;
   });
@@ -70,10 +74,11 @@ std::string TokenDecoder::text_of(std::string_view token, bool first) const {
     } else if (std::holds_alternative<ByteFallbackDecode>(step)) {
       if (const auto byte = fallback_byte(text)) text.assign(1, static_cast<char>(*byte));
     } else if (const auto* metaspace = std::get_if<MetaspaceDecode>(&step)) {
-      text = first && metaspace->drops_first ? without(text, metaspace->replacement)
-                                             : replaced(PatternFinder({metaspace->replacement}), text, " ");
+      text = first && metaspace->drops_first
+                 ? without(text, metaspace->replacement)
+                 : replaced(PatternFinder({metaspace->replacement}), text, " ", token.size());
     } else if (const auto* replace = std::get_if<ReplaceStep>(&step)) {
-      text = replaced(finders_[finder++], text, replace->content);
+      text = replaced(finders_[finder++], text, replace->content, token.size());
     } else if (const auto* strip = std::get_if<StripDecode>(&step)) {
       text = stripped(*strip, text);
     }

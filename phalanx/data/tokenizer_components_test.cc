@@ -196,6 +196,29 @@ TEST(TokenizerComponentsTest, DamagedFilesAreReadOrRefusedNeverMore) {
   EXPECT_GT(read, 100);
 }
 
+// Each replacement makes a hundred times as much: unchecked, 10^14 bytes of ten.
+TEST(TokenizerComponentsTest, ANormalizerThatGrowsTextWithoutEndIsRefused) {
+  Json file = file_of("llama2");
+  const Json grow = {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", std::string(100, 'a')}};
+  file["normalizer"] = {{"type", "Sequence"}, {"normalizers", Json::array({grow, grow, grow, grow, grow, grow})}};
+  const BpeTokenizer tokenizer = BpeTokenizer::from_json(file.dump());
+  EXPECT_NO_THROW(tokenizer.encode("bcd"));
+  try {
+    tokenizer.encode("aaaaaaaaaa");
+    ADD_FAILURE() << "encoded";
+  } catch (const DataError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("replacements make more than 66176 bytes of a text of 10: expected"));
+  }
+  file = file_of("llama2");
+  file["decoder"] = {{"type", "Sequence"}, {"decoders", Json::array({grow, grow, grow, grow, grow, grow})}};
+  try {
+    BpeTokenizer::from_json(file.dump(), kName);
+    ADD_FAILURE() << "loaded";
+  } catch (const DataError& error) {
+    EXPECT_THAT(error.what(), HasSubstr(std::string(kName) + ": the tokenizer's replacements make more than "));
+  }
+}
+
 TEST(TokenizerComponentsTest, UnknownCharactersFallBackToBytesThenToTheUnknownToken) {
   // Ids: <unk> 0, a 1, <0xC3> 2, <0xA9> 3.
   const std::vector<std::string> tokens = {"<unk>", "a", "<0xC3>", "<0xA9>"};

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/json_depth.h"
 #include "phalanx/data/bpe_model.h"
 #include "phalanx/data/byte_level.h"
 
@@ -152,6 +153,7 @@ void read_added_tokens(const TokenizerJson& reader, const json& entries, std::in
 
 BpeModel parse_tokenizer_json(std::string_view text, const std::string& name) {
   const TokenizerJson reader(name);
+  if (is_json_too_deep(text)) throw DataError(fmt::format("{}: {}", name, kJsonTooDeep));
   json root;
   try {
     root = json::parse(text);

@@ -9,6 +9,7 @@
 #include "phalanx/base/file.h"
 #include "phalanx/checkpoint/checkpoint_list.h"
 #include "phalanx/checkpoint/checkpoint_reader.h"
+#include "phalanx/checkpoint/manifest.h"
 #include "phalanx/checkpoint/weights.h"
 #include "phalanx/models/hf_config.h"
 #include "phalanx/models/llama.h"
@@ -65,6 +66,8 @@ std::shared_ptr<models::Llama> load_model(const ModelFiles& files, c10::Device d
   } catch (const ConfigError& error) {
     throw CheckpointError(fmt::format("{}: {}", files.weights.string(), error.what()));
   }
+  refuse_more_parameters_than_bytes(files.weights, files.config.parameter_count(),
+                                    (files.weights / (files.hugging_face ? "config.json" : kManifestName)).string());
   auto model =
       std::make_shared<models::Llama>(files.config, nn::TensorOptionsOfModule{.dtype = dtype, .device = device});
   LoadWeightsOptions options;

@@ -283,6 +283,43 @@ TEST(ModelFiles, MalformedDescriptionsNameFileAndKey) {
   EXPECT_THROW(models::llama_config_from_hf("[", "config.json"), CheckpointError);
 }
 
+// Numbers that would overflow, loop for years or take all memory; brackets that would overflow the stack.
+TEST(ModelFiles, HostileDescriptionsAreRefusedAtOnce) {
+  EXPECT_THAT(config_error("num_hidden_layers", std::int64_t{1} << 40),
+              HasSubstr("n_layers = 1099511627776: expected at most 2147483648"));
+  EXPECT_THAT(config_error("head_dim", std::int64_t{1} << 40), HasSubstr("head_dim = 1099511627776"));
+  auto large = tiny_hf_config();
+  large.update({{"hidden_size", 1 << 30}, {"num_attention_heads", 1 << 10}, {"num_hidden_layers", 1 << 20}});
+  EXPECT_THAT(config_error(large), AllOf(HasSubstr("config.json: "), HasSubstr("parameters: expected at most 1e+15")));
+  large = tiny_hf_config();
+  large.update({{"hidden_size", 2147483647}, {"num_attention_heads", 1 << 30}});
+  EXPECT_THAT(config_error(large), HasSubstr("n_heads = 1073741824; nearest: n_heads = 1"));
+  for (const std::string key : {"model_type", "rope_scaling", "other"}) {
+    const std::string deep = "{\"" + key + "\": " + std::string(200'000, '[') + std::string(200'000, ']') + "}";
+    try {
+      models::llama_config_from_hf(deep, "config.json");
+      ADD_FAILURE() << "accepted " << key;
+    } catch (const CheckpointError& failure) {
+      EXPECT_THAT(failure.what(), HasSubstr("config.json: its JSON nests deeper than 100 levels"));
+    }
+  }
+}
+
+TEST(ModelFiles, AModelLargerThanItsFilesIsRefusedBeforeItTakesMemory) {
+  const TempDirectory scratch("model");
+  auto config = tiny_hf_config();
+  config.update({{"hidden_size", 65536}, {"num_hidden_layers", 1000}, {"vocab_size", 1 << 30}});
+  config.erase("head_dim");
+  write_file(scratch.path() / "config.json", config.dump());
+  export_weights(scratch.path() / "model.safetensors", nn::named_parameters(*tiny_model()), {}, posix_file_system());
+  try {
+    load_model(find_model(scratch.path()), at::kCPU);
+    ADD_FAILURE() << "loaded";
+  } catch (const CheckpointError& failure) {
+    EXPECT_THAT(failure.what(), AllOf(HasSubstr("config.json: tells of a model of "), HasSubstr("not of this model")));
+  }
+}
+
 // What older and newer files say differently.
 TEST(ModelFiles, RotarySettingsMayStandInEitherPlace) {
   auto older = tiny_hf_config(), newer = tiny_hf_config();

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/json_depth.h"
 #include "phalanx/models/json_reader.h"
 #include "phalanx/models/llama_json.h"
 
@@ -173,6 +174,7 @@ const char* architecture(LlamaFamily family) {
 }  // namespace
 
 LlamaConfig llama_config_from_hf(const std::string& text, const std::string& file) {
+  if (is_json_too_deep(text)) throw CheckpointError(fmt::format("{}: {}", file, kJsonTooDeep));
   const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) throw CheckpointError(fmt::format("{}: expected a JSON object", file));
   return ConfigFile(json, file).config();

@@ -52,11 +52,32 @@ const std::vector<std::pair<std::string, LlamaConfig>>& flavors() {
 }
 
 /// The divisor of `number` nearest to `wanted`.
+/// Of two that are as near the smaller one.
 std::int64_t nearest_divisor(std::int64_t number, std::int64_t wanted) {
-  for (std::int64_t distance = 0;; ++distance) {
-    if (wanted > distance && number % (wanted - distance) == 0) return wanted - distance;
-    if (number % (wanted + distance) == 0) return wanted + distance;
+  std::int64_t nearest = 1;
+  const auto consider = [&](std::int64_t divisor) {
+    const std::int64_t distance = std::abs(divisor - wanted), least = std::abs(nearest - wanted);
+    if (distance < least || (distance == least && divisor < nearest)) nearest = divisor;
+  };
+  for (std::int64_t small = 1; small * small <= number; ++small) {
+    if (number % small == 0) consider(small), consider(number / small);
   }
+  return nearest;
+}
+
+constexpr std::int64_t kLargestSize = std::int64_t{1} << 31;
+constexpr double kMostParameters = 1e15;
+
+/// In doubles no model is too large to be counted.
+template <class Number>
+Number count_parameters(const LlamaConfig& config) {
+  const auto dim = static_cast<Number>(config.dim), head_dim = static_cast<Number>(config.head_dim());
+  const Number q_dim = static_cast<Number>(config.n_heads) * head_dim;
+  const Number kv_dim = static_cast<Number>(config.n_kv_heads) * head_dim;
+  const Number layer = 2 * dim * q_dim + 2 * dim * kv_dim + 3 * dim * static_cast<Number>(config.ffn_hidden) + 2 * dim +
+                       (config.has_qkv_bias() ? q_dim + 2 * kv_dim : 0) + (config.has_qk_norm() ? 2 * head_dim : 0);
+  return static_cast<Number>(config.n_layers) * layer + dim +
+         static_cast<Number>(config.vocab_size) * dim * (config.tie_embeddings ? 1 : 2);
 }
 
 constexpr std::array<std::pair<LlamaFamily, const char*>, 4> kFamilies = {{
@@ -150,8 +171,11 @@ void LlamaConfig::validate() const {
   };
   for (const auto& [key, value] : sizes) {
     if (value < 1) throw ConfigError(fmt::format("model: {} = {}: expected a positive number", key, value));
+    if (value > kLargestSize) {
+      throw ConfigError(fmt::format("model: {} = {}: expected at most {}", key, value, kLargestSize));
+    }
   }
-  if (own_head_dim < 0 || own_head_dim % 2 != 0) {
+  if (own_head_dim < 0 || own_head_dim > kLargestSize || own_head_dim % 2 != 0) {
     throw ConfigError(
         fmt::format("model: head_dim = {}: the rotary embedding turns pairs, so it must be even and above 0, or 0 for "
                     "dim / n_heads",
@@ -174,6 +198,10 @@ void LlamaConfig::validate() const {
         fmt::format("model: n_heads / n_kv_heads query heads share a key head, but {} / {} is not whole; "
                     "nearest: n_kv_heads = {}",
                     n_heads, n_kv_heads, nearest_divisor(n_heads, n_kv_heads)));
+  }
+  if (const auto count = count_parameters<double>(*this); count > kMostParameters) {
+    throw ConfigError(
+        fmt::format("model: these sizes make {:.1e} parameters: expected at most {:.0e}", count, kMostParameters));
   }
   if (!(rope_theta > 0.0)) throw ConfigError(fmt::format("model: rope_theta = {}: expected above 0", rope_theta));
   if (!(norm_eps >= 0.0)) throw ConfigError(fmt::format("model: norm_eps = {}: expected 0 or above", norm_eps));
@@ -214,12 +242,7 @@ void LlamaConfig::validate_tensor_parallel(int ranks, std::int64_t seq_len) cons
   if (seq_len != 0) refuse_unless_divided("positions (sequence parallel)", "seq_len", seq_len);
 }
 
-std::int64_t LlamaConfig::parameter_count() const noexcept {
-  const std::int64_t q_dim = n_heads * head_dim(), kv_dim = n_kv_heads * head_dim();
-  const std::int64_t layer = 2 * dim * q_dim + 2 * dim * kv_dim + 3 * dim * ffn_hidden + 2 * dim +
-                             (has_qkv_bias() ? q_dim + 2 * kv_dim : 0) + (has_qk_norm() ? 2 * head_dim() : 0);
-  return n_layers * layer + dim + vocab_size * dim * (tie_embeddings ? 1 : 2);
-}
+std::int64_t LlamaConfig::parameter_count() const noexcept { return count_parameters<std::int64_t>(*this); }
 
 double LlamaConfig::flops_per_token(std::int64_t seq) const noexcept {
   const std::int64_t in_products = parameter_count() - (tie_embeddings ? 0 : vocab_size * dim);

@@ -98,12 +98,11 @@ void infer_stages(Schedule& schedule, std::string_view where) {
       });
     }
   }
-  const auto ranks = static_cast<std::size_t>(schedule.ranks());
-  std::map<int, std::vector<int>> passes;  // by stage: how many on each rank
-  for (std::size_t rank = 0; rank < ranks; ++rank) {
-    for (const Action& action : schedule.actions[rank]) {
+  std::map<int, std::map<int, int>> passes;  // by stage: how many on each rank that has any
+  for (int rank = 0; rank < schedule.ranks(); ++rank) {
+    for (const Action& action : schedule.actions[static_cast<std::size_t>(rank)]) {
       for_each_part(action, [&](const Action& part) {
-        if (is_pass(part.kind)) ++passes.try_emplace(part.stage, ranks, 0).first->second[rank];
+        if (is_pass(part.kind)) ++passes[part.stage][rank];
       });
     }
   }
@@ -114,8 +113,8 @@ void infer_stages(Schedule& schedule, std::string_view where) {
           fmt::format("{}stage {} has no F, B, I or W on any rank: expected passes of every stage from 0 to {}", where,
                       stage, stages - 1));
     }
-    const std::vector<int>& counts = found->second;
-    schedule.rank_of_stage.push_back(static_cast<int>(std::max_element(counts.begin(), counts.end()) - counts.begin()));
+    const auto fewer = [](const auto& a, const auto& b) { return a.second < b.second; };
+    schedule.rank_of_stage.push_back(std::max_element(found->second.begin(), found->second.end(), fewer)->first);
   }
 }
 

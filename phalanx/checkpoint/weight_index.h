@@ -1,0 +1,21 @@
+// model.safetensors.index.json, the index of weights that are spread over several files:
+//
+//   {"metadata": {...}, "weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors", ...}}
+//
+//   for (const auto& [tensor, file] : parse_weight_index(path, read_file(path, kMaxWeightIndexBytes))) ...
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+
+namespace phalanx {
+
+inline constexpr std::uint64_t kMaxWeightIndexBytes = 256 << 20;
+
+/// The name of the file that each tensor is in; one at least. An index comes from elsewhere: a name that leads out of
+/// its directory is refused, as is all else that is not of this form, by a CheckpointError that begins with `file`.
+std::map<std::string, std::string> parse_weight_index(const std::string& file, std::string_view text);
+
+}  // namespace phalanx
