@@ -3,14 +3,22 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/tensor.h>
 #include <c10/core/GradMode.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <memory>
 #include <set>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/human.h"
+#include "phalanx/comm/local.h"
+#include "phalanx/data/bpe_model.h"
+#include "phalanx/data/bpe_tokenizer.h"
+#include "phalanx/mesh/device_mesh.h"
 #include "phalanx/models/llama.h"
+#include "phalanx/models/llama_parallel.h"
 #include "phalanx/nn/init.h"
 
 namespace phalanx::infer {
@@ -18,9 +26,14 @@ namespace {
 
 using testing::HasSubstr;
 
-std::shared_ptr<models::Llama> small_model() {
-  auto model = std::make_shared<models::Llama>(models::LlamaConfig{
-      .dim = 32, .n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .ffn_hidden = 48, .vocab_size = 61, .max_seq_len = 40});
+std::shared_ptr<models::Llama> small_model(std::int64_t vocab = 61) {
+  auto model = std::make_shared<models::Llama>(models::LlamaConfig{.dim = 32,
+                                                                   .n_layers = 2,
+                                                                   .n_heads = 4,
+                                                                   .n_kv_heads = 2,
+                                                                   .ffn_hidden = 48,
+                                                                   .vocab_size = vocab,
+                                                                   .max_seq_len = 40});
   nn::initialise(*model, 3);
   // Larger weights, so that the likeliest tokens differ from place to place and stand clear of each other.
   const at::NoGradGuard no_grad;
@@ -74,7 +87,7 @@ TEST(Generator, GreedyEqualsTheWholeModelAtEveryToken) {
 
 TEST(Generator, PromptsOfUnequalLengthsAndManyBatches) {
   const auto model = small_model();
-  for (const GeneratorOptions options :
+  for (const GeneratorOptions& options :
        {GeneratorOptions{.max_batch = 8}, {.max_batch = 3}, {.max_batch = 8, .prefill_chunk = 4}}) {
     Generator generator(*model, options);
     std::vector<Request> requests;
@@ -181,6 +194,143 @@ TEST(Generator, AnErrorInTheCallbackLeavesTheGeneratorUsable) {
   EXPECT_THROW(
       generator.generate({greedy_request({1, 2}, 5)}, [](std::size_t, std::int64_t) { throw Error("enough"); }), Error);
   EXPECT_EQ(generator.generate({greedy_request({1, 2}, 5)})[0].tokens, greedy_without_cache(*model, {1, 2}, 5));
+}
+
+/// Requests of unequal lengths, some of them drawn.
+std::vector<Request> mixed_requests(std::int64_t count) {
+  std::vector<Request> requests;
+  for (std::int64_t i = 0; i < count; ++i) {
+    requests.push_back(greedy_request(prompt_of(static_cast<std::size_t>(1 + 5 * i % 17), i), 1 + 7 * i % 12));
+    if (i % 3 == 1) requests.back().sampling = {.top_p = 0.9, .seed = static_cast<std::uint64_t>(i)};
+  }
+  return requests;
+}
+
+std::vector<std::vector<std::int64_t>> tokens_of(const std::vector<Completion>& completions) {
+  std::vector<std::vector<std::int64_t>> tokens;
+  for (const auto& completion : completions) tokens.push_back(completion.tokens);
+  return tokens;
+}
+
+TEST(Generator, AFreeRowTakesTheNextRequestWhileTheOthersGoOn) {
+  const auto model = small_model();
+  Generator generator(*model, {.max_batch = 2});
+  std::vector<std::int64_t> asked;
+  std::vector<std::size_t> ended;
+  std::vector<Completion> results(4);
+  const std::vector<std::int64_t> lengths = {12, 3, 4, 2};
+  std::size_t taken = 0;
+  generator.run({.next =
+                     [&](std::int64_t count) {
+                       asked.push_back(count);
+                       std::vector<Request> some;
+                       for (; std::ssize(some) < count && taken < 4; ++taken) {
+                         some.push_back(greedy_request(prompt_of(3 + taken, 1), lengths[taken]));
+                       }
+                       return some;
+                     },
+                 .done = [&](std::size_t i, Completion result) { ended.push_back(i), results[i] = std::move(result); },
+                 .longest = 20});
+  // Rows 1 2 3 follow each other beside row 0, which is the last to end.
+  EXPECT_EQ(ended, (std::vector<std::size_t>{1, 2, 3, 0}));
+  EXPECT_EQ(asked, (std::vector<std::int64_t>{2, 1, 1, 1}));
+  for (std::size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(results[i].tokens, greedy_without_cache(*model, prompt_of(3 + i, 1), static_cast<int>(lengths[i]))) << i;
+  }
+  EXPECT_THAT(generation_error([&] {
+                generator.run({.next =
+                                   [](std::int64_t) {
+                                     return std::vector{greedy_request({1, 2}, 8)};
+                                   },
+                               .done = [](std::size_t, const Completion&) {},
+                               .longest = 9});
+              }),
+              HasSubstr("prompt 1: it needs 10 positions, and the cache was made for 9"));
+}
+
+TEST(Generator, AMemoryBoundMakesBatchesSmallerNotResultsOther) {
+  const auto model = small_model();
+  const auto requests = mixed_requests(9);
+  const auto expected = tokens_of(Generator(*model).generate(requests));
+  // Keys and values of a position: 2 x 2 layers x 2 heads x 8 elements x 4 bytes.
+  std::int64_t longest = 0;
+  for (const Request& request : requests) longest = std::max(longest, Generator(*model).positions_of(request));
+  for (const std::int64_t rows : {1, 3}) {
+    EXPECT_EQ(tokens_of(Generator(*model, {.cache_bytes = rows * longest * 256}).generate(requests)), expected) << rows;
+  }
+  EXPECT_THAT(generation_error([&] { Generator(*model, {.cache_bytes = longest * 256 - 1}).generate(requests); }),
+              HasSubstr(fmt::format("the keys and values of one sequence of {} tokens take {}, and cache_bytes allows",
+                                    longest, human_bytes(static_cast<std::uint64_t>(longest * 256)))));
+}
+
+TEST(Generator, ARepetitionPenaltyIsThatOfTheSampler) {
+  const auto model = small_model();
+  Request request = greedy_request(prompt_of(4, 1), 20);
+  request.sampling.repetition_penalty = 1e6;  // nothing comes twice
+  const auto tokens = Generator(*model).generate({request})[0].tokens;
+  std::set<std::int64_t> all(request.prompt.begin(), request.prompt.end());
+  all.insert(tokens.begin(), tokens.end());
+  EXPECT_EQ(all.size(), 24u);
+}
+
+TEST(Generator, AStopStringEndsTheTextBeforeIt) {
+  const auto model = small_model();
+  data::BpeModel letters;
+  for (char letter = 'A'; letter < 'A' + 61; ++letter) letters.tokens.emplace_back(1, letter);
+  const data::BpeTokenizer tokenizer(letters);
+  const auto plain = greedy_without_cache(*model, prompt_of(5, 2), 12);
+  Request request = greedy_request(prompt_of(5, 2), 12);
+  EXPECT_THAT(generation_error([&] {
+                request.stop_strings = {"x"};
+                Generator(*model).generate({request});
+              }),
+              HasSubstr("prompt 1: it has stop strings, but there is no tokenizer"));
+  // Two bytes that the model gives one after the other, in the middle of the answer.
+  const std::string text = tokenizer.decode(plain);
+  request.stop_strings = {"not there", text.substr(6, 2)};
+  const std::size_t place = text.find(request.stop_strings[1]);
+  const auto result = Generator(*model, {.tokenizer = &tokenizer}).generate({request})[0];
+  EXPECT_EQ(result.reason, FinishReason::stop_string);
+  EXPECT_EQ(result.text, text.substr(0, place));
+  EXPECT_EQ(result.tokens,
+            std::vector<std::int64_t>(plain.begin(), plain.begin() + static_cast<std::ptrdiff_t>(place) + 2));
+  request.stop_strings = {"not there"};
+  EXPECT_EQ(Generator(*model, {.tokenizer = &tokenizer}).generate({request})[0].text, text);
+}
+
+// The model over ranks by layers, by tensor parallelism and both: the tokens of one rank.
+TEST(Generator, EveryLayoutGivesTheTokensOfOneRank) {
+  const auto whole = small_model(64);
+  const auto requests = mixed_requests(11);
+  const auto expected = tokens_of(Generator(*whole, {.max_batch = 4}).generate(requests));
+  std::map<std::string, at::Tensor> values;
+  for (auto& [name, parameter, shard] : nn::named_parameters(*whole)) values[name] = parameter.detach();
+  for (const auto& [pp, tp] : std::vector<std::pair<int, int>>{{2, 1}, {3, 1}, {1, 2}, {2, 2}}) {
+    for (const std::int64_t max_batch : {1, 4, 7}) {
+      run_local_ranks(pp * tp, [&](const std::shared_ptr<Communicator>& world) {
+        const DeviceMesh mesh(world, {{"pp", pp}, {"tp", tp}});
+        const auto parts = models::balance_llama(whole->config(), pp, 16);
+        models::Llama model(whole->config(), parts[static_cast<std::size_t>(mesh.coordinate("pp"))]);
+        models::parallelize_llama(model, mesh, {.sequence_parallel = false});
+        {
+          const at::NoGradGuard no_grad;
+          for (auto& [name, parameter, shard] : nn::named_parameters(model)) {
+            at::Tensor value = values.at(name);
+            for (std::int64_t d = 0; d < value.dim(); ++d) {
+              if (value.size(d) == parameter.size(d)) continue;
+              value = value.narrow(d, mesh.coordinate("tp") * parameter.size(d), parameter.size(d));
+            }
+            parameter.copy_(value);
+          }
+        }
+        Generator generator(model, {.max_batch = max_batch, .stages = pp > 1 ? mesh.communicator("pp") : nullptr});
+        EXPECT_EQ(tokens_of(generator.generate(requests)), expected)
+            << pp << " stages, tp " << tp << ", rank " << world->rank() << ", batches of " << max_batch;
+      });
+    }
+  }
+  models::Llama part(whole->config(), models::balance_llama(whole->config(), 2, 16)[0]);
+  EXPECT_THAT(generation_error([&] { const Generator generator(part); }), HasSubstr("the model is a part (embedding"));
 }
 
 TEST(Generator, TheModelCanBeTrainedAfterwards) {

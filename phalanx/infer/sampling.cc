@@ -40,6 +40,8 @@ void SamplingOptions::validate() const {
   if (top_k < 0) throw ConfigError(fmt::format("top_k is {}: expected 0 (all tokens) or more", top_k));
   if (!(top_p > 0.0 && top_p <= 1.0))
     throw ConfigError(fmt::format("top_p is {}: expected more than 0 and at most 1 (all tokens)", top_p));
+  if (!(repetition_penalty > 0.0 && std::isfinite(repetition_penalty)))
+    throw ConfigError(fmt::format("repetition_penalty is {}: expected more than 0 (1: none)", repetition_penalty));
 }
 
 Sampler::Sampler(const SamplingOptions& options, std::int64_t vocab_size) : options_(options) {
@@ -48,9 +50,31 @@ Sampler::Sampler(const SamplingOptions& options, std::int64_t vocab_size) : opti
     candidates_.reserve(static_cast<std::size_t>(vocab_size));
     weights_.reserve(static_cast<std::size_t>(vocab_size));
   }
+  if (options_.repetition_penalty != 1.0) is_noted_.resize(static_cast<std::size_t>(vocab_size));
 }
 
-std::int64_t Sampler::sample(std::span<const float> logits, std::uint64_t position) {
+void Sampler::note(std::span<const std::int64_t> tokens) {
+  if (is_noted_.empty()) return;
+  for (const std::int64_t token : tokens) {
+    if (is_noted_.at(static_cast<std::size_t>(token))) continue;
+    is_noted_[static_cast<std::size_t>(token)] = true;
+    noted_.push_back(token);
+  }
+}
+
+std::span<const float> Sampler::without_repetition(std::span<const float> logits) {
+  if (noted_.empty()) return logits;
+  penalised_.assign(logits.begin(), logits.end());
+  const auto penalty = static_cast<float>(options_.repetition_penalty);
+  for (const std::int64_t token : noted_) {
+    float& logit = penalised_[static_cast<std::size_t>(token)];
+    logit = logit > 0 ? logit / penalty : logit * penalty;
+  }
+  return penalised_;
+}
+
+std::int64_t Sampler::sample(std::span<const float> given, std::uint64_t position) {
+  const std::span<const float> logits = without_repetition(given);
   if (logits.empty() || has_nan(logits)) throw Error("cannot sample: the model's logits hold NaN");
   const std::size_t likeliest = argmax(logits);
   const float largest = logits[likeliest];
@@ -69,7 +93,8 @@ std::int64_t Sampler::sample(std::span<const float> logits, std::uint64_t positi
   return candidates_.back().id;
 }
 
-std::vector<std::pair<std::int64_t, double>> Sampler::distribution(std::span<const float> logits) {
+std::vector<std::pair<std::int64_t, double>> Sampler::distribution(std::span<const float> given) {
+  const std::span<const float> logits = without_repetition(given);
   const auto likeliest = argmax(logits);
   if (options_.greedy()) return {{static_cast<std::int64_t>(likeliest), 1.0}};
   choose_candidates(logits, logits[likeliest]);

@@ -1,7 +1,8 @@
 // Choosing the next token from a row of logits. Knows no tensor.
 //
-// The order is that of most libraries: divide by the temperature, keep the top_k largest, keep the smallest set of
-// those whose probabilities sum to top_p, draw from what is left. Equal logits rank by id, the lower first.
+// The order is that of most libraries: make less likely what was there already (repetition_penalty), divide by the
+// temperature, keep the top_k largest, keep the smallest set of those whose probabilities sum to top_p, draw from what
+// is left. Equal logits rank by id, the lower first.
 //
 // The draw is a pure function of (logits, seed, position): a request gives the same tokens in any batch and at any
 // time, up to the rounding of the logits themselves.
@@ -22,6 +23,9 @@ struct SamplingOptions {
   double temperature = 1.0;  // 0: always the likeliest token (greedy)
   std::int64_t top_k = 0;    // 0: all
   double top_p = 1.0;        // 1: all
+  // Logits of tokens that are in the prompt or the result already: divided by it if positive, else multiplied (Keskar
+  // et al. 2019, CTRL). 1: they stay.
+  double repetition_penalty = 1.0;
   std::uint64_t seed = 0;
 
   bool greedy() const { return temperature == 0.0 || top_k == 1; }
@@ -32,6 +36,9 @@ struct SamplingOptions {
 class Sampler {
  public:
   Sampler(const SamplingOptions& options, std::int64_t vocab_size);
+
+  /// From now on these are tokens that were there already.
+  void note(std::span<const std::int64_t> tokens);
 
   /// `logits` has vocab_size entries; -inf excludes a token, NaN and +inf are an Error.
   std::int64_t sample(std::span<const float> logits, std::uint64_t position);
@@ -48,6 +55,8 @@ class Sampler {
     }
   };
   double uniform(std::uint64_t position) const;
+  /// The logits with the penalty on repetition: the given ones, or penalised_.
+  std::span<const float> without_repetition(std::span<const float> logits);
   std::int64_t draw_from_all(std::span<const float> logits, float largest, double uniform);
   /// Fills candidates_ with what top_k and top_p leave, in order, and weights_ with their unnormalised probabilities.
   void choose_candidates(std::span<const float> logits, float largest);
@@ -55,6 +64,9 @@ class Sampler {
   SamplingOptions options_;
   std::vector<Candidate> candidates_;  // kept between calls: no allocation per token
   std::vector<double> weights_;
+  std::vector<float> penalised_;
+  std::vector<std::int64_t> noted_;  // each once
+  std::vector<bool> is_noted_;
 };
 
 }  // namespace phalanx::infer

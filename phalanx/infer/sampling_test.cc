@@ -145,5 +145,21 @@ TEST(Sampling, OptionsOutOfRangeAreRefused) {
     EXPECT_THROW(options.validate(), ConfigError);
 }
 
+TEST(Sampler, TokensThatWereThereBecomeLessLikely) {
+  Sampler sampler({.repetition_penalty = 2.0}, 4);
+  const std::vector<float> logits = {1.0f, 2.0f, -1.0f, -2.0f};
+  const auto plain = Sampler({}, 4).distribution(logits);
+  EXPECT_EQ(sampler.distribution(logits), plain);
+  const std::vector<std::int64_t> seen = {1, 2, 1};
+  sampler.note(seen);  // 2 -> 1, -1 -> -2; once, however often they were there
+  const auto halved = Sampler({}, 4).distribution(std::vector<float>{1.0f, 1.0f, -2.0f, -2.0f});
+  EXPECT_EQ(sampler.distribution(logits), halved);
+  EXPECT_EQ(Sampler({.temperature = 0, .repetition_penalty = 1.5}, 4).sample(logits, 0), 1);
+  Sampler greedy({.temperature = 0, .repetition_penalty = 3.0}, 4);
+  greedy.note(seen);
+  EXPECT_EQ(greedy.sample(logits, 0), 0);
+  EXPECT_THROW((Sampler({.repetition_penalty = 0.0}, 4)), ConfigError);
+}
+
 }  // namespace
 }  // namespace phalanx::infer

@@ -1,0 +1,123 @@
+#include "phalanx/infer/batch_job.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <system_error>
+#include <utility>
+
+#include "phalanx/base/error.h"
+
+namespace phalanx::infer {
+namespace {
+
+constexpr std::string_view kPart = "part-", kLines = ".jsonl";
+
+/// Calls with each whole line and its number.
+void each_line(std::string_view text, const std::function<void(std::string_view, std::size_t)>& use) {
+  for (std::size_t number = 1, end = 0; (end = text.find('\n')) != std::string_view::npos; ++number) {
+    use(text.substr(0, end), number);
+    text.remove_prefix(end + 1);
+  }
+}
+
+/// The results of a part: index and record.
+void each_result(const std::filesystem::path& part, std::size_t prompts,
+                 const std::function<void(std::size_t, nlohmann::ordered_json)>& use) {
+  each_line(read_file(part), [&](std::string_view line, std::size_t number) {
+    auto json = nlohmann::ordered_json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const bool right = json.is_object() && json.contains("index") && json["index"].is_number_unsigned() &&
+                       json.contains("record") && json["record"].is_object();
+    if (!right || json["index"].get<std::size_t>() >= prompts) {
+      throw DataError(
+          fmt::format("{}, line {}: expected {{\"index\": 0 to {}, \"record\": {{...}}}}, a result of this "
+                      "job; remove the line to have it computed again",
+                      part.string(), number, prompts - 1));
+    }
+    use(json["index"].get<std::size_t>(), std::move(json["record"]));
+  });
+}
+
+}  // namespace
+
+BatchJob::BatchJob(std::filesystem::path folder, FileSystem& files) : folder_(std::move(folder)), files_(files) {}
+
+std::vector<std::filesystem::path> BatchJob::parts() const {
+  std::vector<std::filesystem::path> found;
+  for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with(kPart) && name.ends_with(kLines)) found.push_back(entry.path());
+  }
+  std::ranges::sort(found);
+  return found;
+}
+
+void BatchJob::open(const nlohmann::json& description) {
+  const std::filesystem::path path = folder_ / "job.json";
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) {
+    files_.make_directory(folder_);
+    if (!parts().empty()) {
+      throw DataError(fmt::format(
+          "{} has results but no job.json that says of what: choose another folder, or remove it", folder_.string()));
+    }
+    replace_file(path, description.dump(1) + "\n", files_);
+    return;
+  }
+  const auto found = nlohmann::json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
+  if (!found.is_object()) throw DataError(fmt::format("{}: expected a JSON object", path.string()));
+  for (const auto& [key, value] : description.items()) {
+    const auto was = found.value(key, nlohmann::json());
+    if (was == value) continue;
+    throw DataError(
+        fmt::format("{} is the folder of another job: its {} is {}, this one's {}; choose another folder, or "
+                    "remove it to begin anew",
+                    folder_.string(), key, was.dump(), value.dump()));
+  }
+}
+
+std::vector<bool> BatchJob::finished(std::size_t prompts) const {
+  std::vector<bool> done(prompts, false);
+  for (const auto& part : parts()) {
+    each_result(part, prompts, [&](std::size_t index, const nlohmann::ordered_json&) { done[index] = true; });
+  }
+  return done;
+}
+
+void BatchJob::begin(int rank) {
+  const std::filesystem::path path = folder_ / fmt::format("{}{:05}{}", kPart, rank, kLines);
+  std::error_code error;
+  if (std::filesystem::exists(path, error)) {
+    const std::string text = read_file(path);
+    const std::size_t whole = text.rfind('\n') == std::string::npos ? 0 : text.rfind('\n') + 1;
+    if (whole < text.size()) std::filesystem::resize_file(path, whole);
+  }
+  part_ = files_.append(path);
+}
+
+void BatchJob::add(std::size_t index, const nlohmann::ordered_json& record) {
+  const nlohmann::ordered_json line = {{"index", index}, {"record", record}};
+  part_->write(line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+}
+
+void BatchJob::merge(std::size_t prompts, const std::string& name) const {
+  std::vector<std::string> records(prompts);
+  for (const auto& part : parts()) {
+    each_result(part, prompts, [&](std::size_t index, const nlohmann::ordered_json& record) {
+      if (records[index].empty()) records[index] = record.dump() + "\n";
+    });
+  }
+  std::string all;
+  for (std::size_t i = 0; i < prompts; ++i) {
+    if (records[i].empty()) {
+      throw DataError(
+          fmt::format("{} has no result of prompt {}: do all ranks write to this folder?", folder_.string(), i + 1));
+    }
+    all += records[i];
+  }
+  replace_file(folder_ / name, all, files_);
+}
+
+}  // namespace phalanx::infer

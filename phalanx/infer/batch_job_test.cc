@@ -1,0 +1,88 @@
+#include "phalanx/infer/batch_job.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "phalanx/base/error.h"
+#include "phalanx/base/temp_directory.h"
+
+namespace phalanx::infer {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+std::string job_error(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(BatchJob, ResultsOfAllPartsComeInTheOrderOfThePrompts) {
+  const TempDirectory scratch("batch_job");
+  const auto folder = scratch.path() / "answers";
+  const nlohmann::json description = {{"seed", 1}};
+  for (const int rank : {0, 1}) {
+    BatchJob job(folder);
+    job.open(description);
+    job.begin(rank);
+    job.add(rank == 0 ? 2 : 0, {{"id", rank}, {"text", "a\nb"}});
+  }
+  const BatchJob job(folder);
+  EXPECT_THAT(job.finished(3), ElementsAre(true, false, true));
+  EXPECT_THAT(job_error([&] { job.merge(3, "all.jsonl"); }), HasSubstr("no result of prompt 2"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "all.jsonl"));
+  BatchJob more(folder);
+  more.begin(7);
+  more.add(1, {{"id", "x"}});
+  more.merge(3, "all.jsonl");
+  EXPECT_EQ(read_file(folder / "all.jsonl"),
+            "{\"id\":1,\"text\":\"a\\nb\"}\n{\"id\":\"x\"}\n{\"id\":0,\"text\":\"a\\nb\"}\n");
+}
+
+TEST(BatchJob, AResultThatWasBeingWrittenCountsAsNotThere) {
+  const TempDirectory scratch("batch_job");
+  const auto part = scratch.path() / "part-00000.jsonl";
+  BatchJob job(scratch.path());
+  job.open({{"seed", 1}});
+  job.begin(0);
+  job.add(1, {{"id", 1}});
+  std::ofstream(part, std::ios::app) << "{\"index\":0,\"rec";
+  BatchJob again(scratch.path());
+  again.open({{"seed", 1}});
+  EXPECT_THAT(again.finished(2), ElementsAre(false, true));
+  again.begin(0);
+  again.add(0, {{"id", 0}});
+  again.merge(2, "all.jsonl");
+  EXPECT_EQ(read_file(scratch.path() / "all.jsonl"), "{\"id\":0}\n{\"id\":1}\n");
+}
+
+TEST(BatchJob, AnotherJobsFolderAndSpoiledPartsAreNamed) {
+  const TempDirectory scratch("batch_job");
+  BatchJob job(scratch.path());
+  job.open({{"seed", 1}, {"prompts", "a.jsonl"}});
+  EXPECT_THAT(job_error([&] {
+                job.open({{"seed", 2}, {"prompts", "a.jsonl"}});
+              }),
+              HasSubstr("is the folder of another job: its seed is 1, this one's 2"));
+  for (const char* line :
+       {"{\"index\": 2, \"record\": {}}", "{\"index\": -1, \"record\": {}}", "{\"index\": 0}", "x"}) {
+    write_file(scratch.path() / "part-00000.jsonl", std::string(line) + "\n");
+    EXPECT_THAT(job_error([&] { job.finished(2); }),
+                HasSubstr("part-00000.jsonl, line 1: expected {\"index\": 0 to 1"));
+  }
+  write_file(scratch.path() / "job.json", "[]");
+  EXPECT_THAT(job_error([&] { job.open({{"seed", 1}}); }), HasSubstr("job.json: expected a JSON object"));
+  std::filesystem::remove(scratch.path() / "job.json");
+  EXPECT_THAT(job_error([&] { job.open({{"seed", 1}}); }), HasSubstr("has results but no job.json"));
+}
+
+}  // namespace
+}  // namespace phalanx::infer

@@ -1,0 +1,41 @@
+// Prompts from a file: one a line, or JSON lines. Knows no tensor.
+//
+//   {"id": "q-17", "prompt": "Once upon"}           text, by the field named in the format
+//   {"id": 4, "ids": [31, 7, 200]}                  tokens
+//   Once upon a time                                where the file is not JSON lines
+//
+//   Prompts read = parse_prompts(read_file(path), path, {.json_lines = path.ends_with(".jsonl")});
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace phalanx::infer {
+
+struct PromptFormat {
+  bool json_lines = true;
+  std::string prompt_field = "prompt";
+  std::string id_field = "id";
+  /// A line that has neither the prompt's field nor "ids" is left out and told in `skipped`; else an error.
+  bool skips_incomplete = false;
+};
+
+struct Prompt {
+  std::string id;                   // as JSON text: the line's own, else its number among the prompts, from 0 on
+  std::optional<std::string> text;  // nothing: ids are given
+  std::vector<std::int64_t> ids;
+};
+
+struct Prompts {
+  std::vector<Prompt> all;
+  std::vector<std::string> skipped;  // "prompts.jsonl, line 3: no "prompt""
+};
+
+/// `name` stands for the file in messages. Empty lines are passed over. DataError names the line and what is wrong with
+/// it; a file without any prompt is one, too.
+Prompts parse_prompts(std::string_view contents, const std::string& name, const PromptFormat& format = {});
+
+}  // namespace phalanx::infer

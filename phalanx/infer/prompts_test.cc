@@ -1,0 +1,68 @@
+#include "phalanx/infer/prompts.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "phalanx/base/error.h"
+
+namespace phalanx::infer {
+namespace {
+
+using testing::ElementsAre;
+
+std::string fault(std::string_view contents, const PromptFormat& format = {}) {
+  try {
+    parse_prompts(contents, "p.jsonl", format);
+  } catch (const DataError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Prompts, LinesOfTextAreNumbered) {
+  const auto read = parse_prompts("one\r\n\n two\n{\"prompt\": 3}", "p.txt", {.json_lines = false});
+  ASSERT_EQ(read.all.size(), 3u);
+  EXPECT_EQ(read.all[0].text, "one");
+  EXPECT_EQ(read.all[1].text, " two");
+  EXPECT_EQ(read.all[1].id, "1");
+  EXPECT_EQ(read.all[2].text, "{\"prompt\": 3}");
+}
+
+TEST(Prompts, JsonLinesHaveTextOrTokensAndPerhapsAnId) {
+  const auto read = parse_prompts(
+      "{\"id\": \"a\", \"prompt\": \"x\\ny\"}\n\n{\"ids\": [1, 2], \"id\": {\"n\": 1}}\n{\"prompt\": \"\"}", "p.jsonl");
+  ASSERT_EQ(read.all.size(), 3u);
+  EXPECT_EQ(read.all[0].id, "\"a\"");
+  EXPECT_EQ(read.all[0].text, "x\ny");
+  EXPECT_EQ(read.all[1].id, "{\"n\":1}");
+  EXPECT_FALSE(read.all[1].text);
+  EXPECT_THAT(read.all[1].ids, ElementsAre(1, 2));
+  EXPECT_EQ(read.all[2].id, "2");
+}
+
+TEST(Prompts, FieldsMayHaveOtherNamesAndLinesWithoutAreSkippedWhereWished) {
+  const PromptFormat format{.prompt_field = "input", .id_field = "unique_id", .skips_incomplete = true};
+  const auto read = parse_prompts("{\"unique_id\": 9, \"input\": \"x\"}\n{\"prompt\": \"y\"}\n{\"input\": \"z\"}\n",
+                                  "p.jsonl", format);
+  ASSERT_EQ(read.all.size(), 2u);
+  EXPECT_EQ(read.all[0].id, "9");
+  EXPECT_EQ(read.all[1].id, "1");
+  EXPECT_THAT(read.skipped, ElementsAre("p.jsonl, line 2: neither \"input\" (text) nor \"ids\" (token ids)"));
+  EXPECT_EQ(fault("{\"x\": 1}", format), "p.jsonl holds no prompts");
+}
+
+TEST(Prompts, WhatIsWrongWithALineIsNamed) {
+  EXPECT_EQ(fault(""), "p.jsonl holds no prompts");
+  EXPECT_EQ(fault("{\"prompt\": \"x\"}\n[1]"), "p.jsonl, line 2: expected a JSON object");
+  EXPECT_EQ(fault("{\"prompt\": \"x"), "p.jsonl, line 1: expected a JSON object");
+  EXPECT_EQ(fault("{\"prompt\": \"\xff\"}"), "p.jsonl, line 1: expected a JSON object");
+  EXPECT_EQ(fault("{\"id\": 1}"), "p.jsonl, line 1: neither \"prompt\" (text) nor \"ids\" (token ids)");
+  EXPECT_EQ(fault("{\"prompt\": 7}"), "p.jsonl, line 1: \"prompt\" must be a string");
+  EXPECT_EQ(fault("{\"ids\": \"1\"}"), "p.jsonl, line 1: \"ids\" must be a list of integers");
+  EXPECT_EQ(fault("{\"ids\": [1, 2.5]}"), "p.jsonl, line 1: \"ids\" must be a list of integers");
+  EXPECT_EQ(fault("{\"ids\": [1], \"prompt\": \"x\"}"),
+            "p.jsonl, line 1: expected either \"prompt\" (text) or \"ids\" (token ids), found both");
+}
+
+}  // namespace
+}  // namespace phalanx::infer

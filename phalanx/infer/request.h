@@ -1,0 +1,37 @@
+// What is asked of a model, and what it answers. Knows no tensor.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "phalanx/infer/sampling.h"
+
+namespace phalanx::infer {
+
+struct Request {
+  std::vector<std::int64_t> prompt;  // at least one token, fewer than the model's max_seq_len
+  std::int64_t max_new_tokens = 128;
+  SamplingOptions sampling;
+  std::vector<std::int64_t> stop_tokens;
+  std::vector<std::string> stop_strings;  // end the text before the first of them; need a tokenizer
+};
+
+enum class FinishReason { stop_token, stop_string, max_new_tokens, max_seq_len };
+std::string_view name_of(FinishReason reason);
+
+struct Completion {
+  std::vector<std::int64_t> tokens;  // without the prompt and the stop token; with those of a stop string
+  std::string text;                  // where there is a tokenizer; ends before a stop string
+  FinishReason reason = FinishReason::max_new_tokens;
+};
+
+struct GenerationStats {
+  std::int64_t prompt_tokens = 0;
+  double prefill_seconds = 0;
+  std::int64_t decoded_tokens = 0;  // all but the first of each request, which comes from the prefill
+  double decode_seconds = 0;
+};
+
+}  // namespace phalanx::infer

@@ -1,0 +1,67 @@
+#include "phalanx/infer/stage_runner.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/scalar_tensor.h>
+
+#include <utility>
+
+#include "phalanx/models/llama.h"
+
+namespace phalanx::infer {
+
+StageRunner::StageRunner(models::Llama& model, std::shared_ptr<Communicator> stages)
+    : model_(model), stages_(std::move(stages)) {
+  // One of its own: hidden states of the next pass must not wait for the tokens of this one.
+  if (stages_) back_ = stages_->split(0, stages_->rank(), stages_->name() + " tokens");
+}
+
+std::int64_t StageRunner::agree_on_smallest(std::int64_t number) const {
+  if (!stages_) return number;
+  const at::Tensor smallest = at::scalar_tensor(number, at::TensorOptions(at::kLong));
+  const at::Tensor on_device = smallest.to(model_.parameters().front().device());
+  stages_->all_reduce(on_device, {.op = ReduceOp::min});
+  return on_device.item<std::int64_t>();
+}
+
+at::Tensor StageRunner::input_of(const Pass& pass) const {
+  const auto parameter = model_.parameters().front();
+  if (model_.part().embedding) return pass.tokens.to(parameter.device());
+  const at::Tensor hidden = at::empty({pass.tokens.size(0), pass.tokens.size(1), model_.config().dim},
+                                      parameter.options().requires_grad(false));
+  stages_->recv(hidden, stages_->rank() - 1);
+  return hidden;
+}
+
+void StageRunner::begin(const Pass& pass, nn::KvCache& cache, const Choose& choose) {
+  UnderWay& mine = under_way_.emplace_back();
+  mine.tokens = at::empty({std::ssize(pass.wanted)}, at::TensorOptions(at::kLong));
+  const at::Tensor output = model_.forward(input_of(pass), cache, pass.counts, pass.first_row);
+  if (!model_.part().head) {
+    mine.sent.push_back(stages_->send(output.contiguous(), stages_->rank() + 1, {.async = true}));
+    return;
+  }
+  const at::Tensor logits = output.to(at::kCPU, at::kFloat).contiguous();  // [rows, vocab]
+  const std::int64_t vocab = logits.size(1);
+  for (std::size_t i = 0; i < pass.wanted.size(); ++i) {
+    const float* row = logits.const_data_ptr<float>() + pass.wanted[i] * vocab;
+    mine.tokens.mutable_data_ptr<std::int64_t>()[i] = choose(pass.wanted[i], {row, static_cast<std::size_t>(vocab)});
+  }
+  if (!back_ || pass.wanted.empty()) return;
+  mine.tokens = mine.tokens.to(output.device());
+  mine.sent.push_back(back_->broadcast(mine.tokens, {.root = back_->size() - 1, .async = true}));
+}
+
+std::vector<std::int64_t> StageRunner::finish() {
+  UnderWay pass = std::move(under_way_.front());
+  under_way_.pop_front();
+  if (!model_.part().head && pass.tokens.numel() > 0) {
+    pass.tokens = pass.tokens.to(model_.parameters().front().device());
+    back_->broadcast(pass.tokens, {.root = back_->size() - 1});
+  }
+  for (Work& work : pass.sent) work.wait();
+  const at::Tensor tokens = pass.tokens.to(at::kCPU);
+  const auto* data = tokens.const_data_ptr<std::int64_t>();
+  return {data, data + tokens.numel()};
+}
+
+}  // namespace phalanx::infer
