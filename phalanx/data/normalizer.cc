@@ -100,7 +100,7 @@ std::string_view strip_spaces(const StripSpacesStep& step, std::string_view text
   return text.substr(begin, end - begin);
 }
 
-constexpr std::size_t kSpareBytes = 65536;  // for a Prepend to a short text
+constexpr std::size_t kSpareOfText = 65536;  // for a Prepend to a short text
 
 /// Whether characters at the start of `text` are gone without anything in their place. `given`: bytes of the text
 /// before any step.
@@ -109,7 +109,7 @@ bool replace_all(const PatternFinder& finder, const PatternFinder::Scratch& scra
   std::size_t done = 0;
   bool cut_at_start = false;
   finder.find(text, scratch, [&](std::size_t begin, std::size_t end) {
-    refuse_growth(out.size(), given, kSpareBytes);
+    refuse_growth(out.size(), given, kSpareOfText);
     out.append(text, done, begin - done);
     cut_at_start |= out.empty() && content.empty() && end > 0;
     out += content;
@@ -155,7 +155,7 @@ Normalizer::Result Normalizer::apply(std::string_view text, Scratch& scratch) co
       result.cut_at_start |= kept.data() != result.text.data();
       out = kept;
     }
-    refuse_growth(out.size(), text.size(), kSpareBytes);
+    refuse_growth(out.size(), text.size(), kSpareOfText);
     std::swap(scratch.text, scratch.next);
     result.text = scratch.text;
   }

@@ -20,14 +20,14 @@ std::string without(std::string_view text, std::string_view part) {
   return out;
 }
 
-constexpr std::size_t kSpareBytes = 4096;
+constexpr std::size_t kSpareOfToken = 4096;
 
 /// `given`: bytes of the token before any step.
 std::string replaced(const PatternFinder& finder, std::string_view text, std::string_view content, std::size_t given) {
   std::string out;
   std::size_t done = 0;
   finder.find(text, finder.make_scratch(), [&](std::size_t begin, std::size_t end) {
-    refuse_growth(out.size(), given, kSpareBytes);
+    refuse_growth(out.size(), given, kSpareOfToken);
     out.append(text, done, begin - done).append(content);
     done = end;
   });
