@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "cli/bench_arguments.h"
+#include "cli/bench_train_command.h"
 #include "cli/launch_command.h"
 #include "cli/worker_program.h"
 #include "phalanx/base/error.h"
@@ -15,20 +16,22 @@ namespace phalanx::cli {
 
 int bench_command(const Arguments& arguments) {
   if (arguments.empty() || arguments[0] == "--help" || arguments[0] == "-h") {
-    fmt::print(arguments.empty() ? stderr : stdout, "{}", kBenchHelp);
+    fmt::print(arguments.empty() ? stderr : stdout, "{}\n{}", kBenchHelp, kBenchTrainHelp);
     return arguments.empty() ? 2 : 0;
   }
-  if (arguments[0] != "comm") {
-    throw UsageError(fmt::format("unknown benchmark '{}'{}: expected phalanx bench comm", arguments[0],
-                                 did_you_mean(arguments[0], {"comm"})));
+  const bool trains = arguments[0] == "train";
+  if (!trains && arguments[0] != "comm") {
+    throw UsageError(fmt::format("unknown benchmark '{}'{}: expected phalanx bench comm or phalanx bench train",
+                                 arguments[0], did_you_mean(arguments[0], {"comm", "train"})));
   }
   Arguments rest(arguments.begin() + 1, arguments.end());
   for (const std::string& word : rest) {
     if (word == "--help" || word == "-h") {
-      fmt::print("{}", kBenchHelp);
+      fmt::print("{}", trains ? kBenchTrainHelp : kBenchHelp);
       return 0;
     }
   }
+  if (trains) return bench_train_command(rest);
   const BenchArguments parsed = parse_bench_arguments(rest);
   const WorkerEnvironment environment = read_worker_environment();
   const bool launched = environment.rendezvous != WorkerEnvironment::Rendezvous::none || environment.world_size > 1;

@@ -45,7 +45,7 @@ std::vector<Command> commands() {
       {"checkpoint", "look into checkpoints, check, compare and rewrite them", "", checkpoint_command},
       {"schedule", "show a pipeline schedule: table, bubble, memory, picture", kScheduleHelp, schedule_command},
       {"launch", "start the ranks of any program on this machine", "", launch_command},
-      {"bench", "measure the collectives: latency, bandwidth, correctness", "", bench_command},
+      {"bench", "measure the collectives (comm), or training under several layouts (train)", "", bench_command},
       {"report", "write the HTML report of a run", kReportHelp, report_command},
       {"trace", "say from flight recorder files which rank a job is waiting for", kTraceHelp, trace_command},
       {"doctor", "say what this machine and build have, and what is missing", "", doctor},

@@ -195,6 +195,8 @@ TEST_F(MemoryLimitTest, AModelThatDoesNotFitTrainsUnderZero3) {
   EXPECT_THAT(failure, HasSubstr("predicted: "));
   EXPECT_THAT(failure, HasSubstr("counted until then: "));
   EXPECT_THAT(failure,
+              HasSubstr("saves most: parallelism.data_parallel_shard_degree = 4, parallelism.zero_stage = 3 ("));
+  EXPECT_THAT(failure,
               HasSubstr("it would fit with parallelism.data_parallel_shard_degree = 4, parallelism.zero_stage = "));
 
   // Sharded it trains. RLIMIT_DATA does not count what the ranks share, so that is looked at, too.

@@ -19,16 +19,30 @@ CATEGORIES = ["parameters", "gradients", "optimizer", "activations", "buffers"]
 
 
 def layouts(ranks):
-    all_ranks = SHARDED + "-1"
+    all_ranks, recompute = SHARDED + "-1", "--activation_checkpoint.mode=full"
+    tensor, pipeline = "--parallelism.tensor_parallel_degree=%d", "--parallelism.pipeline_parallel_degree=%d"
+    schedule = "--parallelism.pipeline_parallel_schedule="
     yield "data parallel", []
+    yield "data parallel, recomputing", [recompute]
     yield "ZeRO-1", [all_ranks, "--parallelism.zero_stage=1"]
     yield "ZeRO-2", [all_ranks, "--parallelism.zero_stage=2"]
     yield "ZeRO-3", [all_ranks]
     yield "ZeRO-3, kept gathered", [all_ranks, "--parallelism.fsdp_reshard_after_forward=never"]
-    yield "ZeRO-3, recomputing", [all_ranks, "--activation_checkpoint.mode=full"]
+    yield "ZeRO-3, recomputing", [all_ranks, recompute]
     yield "ZeRO-3, 2 accumulated", [all_ranks, "--training.global_batch_size=%d" % (2 * ranks * 4)]
+    yield "tensor", [tensor % ranks]
+    yield "pipeline, 1F1B", [pipeline % ranks, "--training.global_batch_size=%d" % (2 * ranks)]
     if ranks % 2 == 0 and ranks > 2:
-        yield "ZeRO-3 over %d, 2 copies" % (ranks // 2), [SHARDED + str(ranks // 2)]
+        half = ranks // 2
+        yield "ZeRO-3 over %d, 2 copies" % half, [SHARDED + str(half)]
+        yield "tensor 2, data parallel", [tensor % 2]
+        yield "tensor 2, ZeRO-1", [tensor % 2, all_ranks, "--parallelism.zero_stage=1"]
+        yield "tensor 2, ZeRO-3", [tensor % 2, all_ranks]
+        yield "tensor 2, ZeRO-3, recomputing", [tensor % 2, all_ranks, recompute]
+        yield "tensor 2, tokens not split", [tensor % 2, "--parallelism.no-enable_sequence_parallel"]
+        yield "pipeline 2, 1F1B, data parallel", [pipeline % 2]
+        yield "pipeline 2, ZBV", [pipeline % 2, schedule + "ZBVZeroBubble"]
+        yield "pipeline 2, tensor %d" % half, [pipeline % 2, tensor % half]
 
 
 CONFIG = """
@@ -69,7 +83,8 @@ def main():
         config = pathlib.Path(folder, "run.toml")
         config.write_text(CONFIG.format(folder=folder))
         print("| layout | " + " | ".join(CATEGORIES) + " | peak, counted | predicted | PSS |")
-        print("| --- |" + " --- |" * (len(CATEGORIES) + 3))
+        print("| --- |" + " ---: |" * (len(CATEGORIES) + 3))
+        differences = []
         for name, keys in layouts(options.ranks):
             run = subprocess.run(
                 [options.program, "train", "-n", str(options.ranks), str(config), *keys, *options.more],
@@ -81,9 +96,12 @@ def main():
             predicted = memory["predicted"]
             pairs = ["%s / %s" % (mib(fullest[c]), mib(predicted[c])) for c in CATEGORIES]
             difference = 100 * (predicted["total"] / fullest["total"] - 1)
+            differences.append(abs(difference))
             print("| %s | %s | %s | %s (%+.1f %%) | %s |" % (name, " | ".join(pairs), mib(fullest["total"]),
                                                             mib(predicted["total"]), difference, mib(fullest["pss"])),
                   flush=True)
+        print("%d layouts: predicted and counted differ by %.2f %% on average, %.2f %% at most"
+              % (len(differences), sum(differences) / len(differences), max(differences)))
 
 
 if __name__ == "__main__":

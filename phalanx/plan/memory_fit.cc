@@ -12,10 +12,36 @@
 namespace phalanx::plan {
 namespace {
 
+constexpr std::int64_t kHardlyMore = 1 << 20;  // of a category, that is not worth telling
+constexpr const char* kRecompute = "activation_checkpoint.mode = \"full\"";
+
 class Remedies {
  public:
   Remedies(const TrainingShape& shape, const std::function<bool(const TrainingMemory&)>& fits)
-      : shape_(shape), fits_(fits) {}
+      : shape_(shape), present_(predict_memory(shape)), fits_(fits) {}
+
+  std::string largest_saving() {
+    std::optional<std::int64_t> least;
+    std::string best;
+    const std::function<bool(const TrainingMemory&)> is_less = [&](const TrainingMemory& memory) {
+      if (memory.total() >= least.value_or(present_.total())) return false;
+      least = memory.total();
+      return true;
+    };
+    // Each change is tried alone; of batches the smallest.
+    const auto attempt = [&](const TrainingShape& shape, const std::string& keys) {
+      Remedies one(shape_, is_less);
+      if (one.add(shape, keys)) best = one.found_.front();
+    };
+    if (shape_.ranks() > 1 && !shape_.pipeline) attempt(sharded(3), keys_of_sharding(sharded(3)));
+    TrainingShape recomputed = shape_;
+    recomputed.recompute_every = 1;
+    recomputed.keeps_costly = false;
+    attempt(recomputed, kRecompute);
+    Remedies batches(shape_, is_less);
+    while (batches.shrink_batch(shape_, "")) best = batches.found_.back();
+    return best;
+  }
 
   std::vector<std::string> find() {
     const bool by_sharding = shard_more();
@@ -31,7 +57,7 @@ class Remedies {
     if (recompute(most, keys)) return found_;
     if (shrink_batch(most, keys)) return found_;
     most.recompute_every = 1;
-    shrink_batch(most, keys + "activation_checkpoint.mode = \"full\", ");
+    shrink_batch(most, fmt::format("{}{}, ", keys, kRecompute));
     return found_;
   }
 
@@ -39,7 +65,8 @@ class Remedies {
   bool add(const TrainingShape& shape, const std::string& keys) {
     const TrainingMemory memory = predict_memory(shape);
     if (!fits_(memory)) return false;
-    found_.push_back(fmt::format("{} ({} a rank)", keys, bytes_text(memory.total())));
+    found_.push_back(fmt::format("{} ({} a rank, {} less)", keys, bytes_text(memory.total()),
+                                 bytes_text(present_.total() - memory.total())));
     return true;
   }
 
@@ -72,7 +99,7 @@ class Remedies {
   bool recompute(TrainingShape shape, const std::string& keys) {
     if (shape.recompute_every == 1) return false;
     shape.recompute_every = 1;
-    return add(shape, keys + "activation_checkpoint.mode = \"full\"");
+    return add(shape, keys + kRecompute);
   }
   /// The same global batch in more parts. It stays a multiple of every divisor of the present local batch; unless it is
   /// given, it would follow the local one.
@@ -114,6 +141,7 @@ class Remedies {
   }
 
   const TrainingShape& shape_;
+  const TrainingMemory present_;
   const std::function<bool(const TrainingMemory&)>& fits_;
   std::vector<std::string> found_;
 };
@@ -165,6 +193,19 @@ std::string prediction_text(const TrainingMemory& memory) {
   return text;
 }
 
+std::string comparison_text(const TrainingMemory& predicted, const observe::MemoryCounts& counted) {
+  std::string text = fmt::format("counted until then: {} of {} predicted", bytes_text(counted.total()),
+                                 bytes_text(predicted.peak.total()));
+  for (std::size_t c = 0; c < observe::kMemoryCategories; ++c) {
+    const std::int64_t found = counted.bytes[c], expected = predicted.peak.bytes[c];
+    const std::int64_t allowed = std::max(expected / 20, kHardlyMore);
+    text += fmt::format("\n    {:<12} {:>8} of {:>8}{}", observe::name_of(static_cast<observe::MemoryCategory>(c)),
+                        bytes_text(found), bytes_text(expected),
+                        found > expected + allowed ? fmt::format(", {} more", bytes_text(found - expected)) : "");
+  }
+  return text;
+}
+
 std::string shortage_text(const MemoryShortage& shortage, const TrainingMemory& memory) {
   const MemoryLimit& limit = shortage.limit.limit;
   std::string counted;
@@ -184,6 +225,10 @@ std::string shortage_text(const MemoryShortage& shortage, const TrainingMemory& 
 
 std::vector<std::string> remedies(const TrainingShape& shape, const std::function<bool(const TrainingMemory&)>& fits) {
   return Remedies(shape, fits).find();
+}
+
+std::string largest_saving(const TrainingShape& shape) {
+  return Remedies(shape, [](const TrainingMemory&) { return true; }).largest_saving();
 }
 
 }  // namespace phalanx::plan

@@ -42,8 +42,15 @@ std::string shortage_text(const MemoryShortage& shortage, const TrainingMemory& 
 /// The same numbers where an allocation failed although nothing seemed to be missing.
 std::string prediction_text(const TrainingMemory& memory);
 
+/// What had been counted when an allocation failed, category by category, of what was predicted; several lines.
+std::string comparison_text(const TrainingMemory& predicted, const observe::MemoryCounts& counted);
+
 /// Changes of the configuration with which `fits` holds, each as its keys and what a rank then needs; the mildest of
 /// each kind. Empty: none of them helps.
 std::vector<std::string> remedies(const TrainingShape& shape, const std::function<bool(const TrainingMemory&)>& fits);
+
+/// The one change that saves most, be it enough or not: sharding everything, recomputing everything, or the smallest
+/// local batch. Empty: each of these is there already, or saves nothing.
+std::string largest_saving(const TrainingShape& shape);
 
 }  // namespace phalanx::plan

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "phalanx/plan/bytes_text.h"
+
 namespace phalanx::plan {
 namespace {
 
@@ -165,6 +167,39 @@ TEST(MemoryFit, AShardedRunIsOfferedWhatItDoesNotHaveYet) {
   const auto found = within(shape, predict_memory(shape).total() - 60 * kMiB);
   ASSERT_FALSE(found.empty());
   EXPECT_THAT(found[0], StartsWith("parallelism.zero_stage = 3 ("));
+}
+
+TEST(MemoryFit, SaysWhichChangeSavesMost) {
+  // State is most of it: 735 MiB.
+  TrainingShape shape = data_parallel(1, 128);
+  TrainingShape sharded = shape;
+  std::swap(sharded.replicas, sharded.shards);
+  const std::int64_t present = predict_memory(shape).total(), after = predict_memory(sharded).total();
+  EXPECT_EQ(largest_saving(shape), "parallelism.data_parallel_shard_degree = 4, parallelism.zero_stage = 3 (" +
+                                       bytes_text(after) + " a rank, " + bytes_text(present - after) + " less)");
+  // Activations are, of 16 sequences at once: the smallest batch saves more than computing them again.
+  shape = data_parallel(16, 512);
+  EXPECT_THAT(largest_saving(shape), StartsWith("training.local_batch_size = 1, training.global_batch_size = 64 ("));
+  shape.batch = 1;
+  shape.seq = 8192;
+  EXPECT_THAT(largest_saving(shape), StartsWith("activation_checkpoint.mode = \"full\" ("));
+  // Nothing is left to save.
+  TrainingShape alone{.model = models::llama_flavor("5M"), .batch = 1, .seq = 64};
+  alone.recompute_every = 1;
+  EXPECT_EQ(largest_saving(alone), "");
+}
+
+TEST(MemoryFit, ComparesByCategory) {
+  observe::MemoryCounts counted;
+  counted[observe::MemoryCategory::parameters] = 400 * kMiB;
+  counted[observe::MemoryCategory::activations] = 150 * kMiB;
+  EXPECT_EQ(comparison_text(some_memory(), counted),
+            "counted until then: 550 MiB of 500 MiB predicted\n"
+            "    parameters    400 MiB of  400 MiB\n"
+            "    gradients         0 B of      0 B\n"
+            "    optimizer         0 B of      0 B\n"
+            "    activations   150 MiB of  100 MiB, 50.0 MiB more\n"
+            "    buffers           0 B of      0 B");
 }
 
 }  // namespace

@@ -200,13 +200,17 @@ std::optional<std::pair<std::size_t, plan::MemoryShortage>> RunMemory::worst_sho
 
 std::string RunMemory::remedies_text(const std::function<bool(const plan::TrainingMemory&)>& fits) const {
   const std::vector<std::string> found = plan::remedies(shape_, fits);
+  const std::string saving = plan::largest_saving(shape_);
+  const std::string most = saving.empty() ? "" : "\n  saves most: " + saving;
   if (found.empty()) {
-    return fmt::format("no layout of {} rank{}, recomputation or smaller batch makes it fit: use a smaller model or {}",
-                       world_->size(), world_->size() == 1 ? "" : "s",
-                       world_->size() == 1 ? "several ranks with parallelism.data_parallel_shard_degree = -1"
-                                           : "more ranks with parallelism.data_parallel_shard_degree = -1");
+    return fmt::format(
+        "no layout of {} rank{}, recomputation or smaller batch makes it fit: use a smaller model or {}{}",
+        world_->size(), world_->size() == 1 ? "" : "s",
+        world_->size() == 1 ? "several ranks with parallelism.data_parallel_shard_degree = -1"
+                            : "more ranks with parallelism.data_parallel_shard_degree = -1",
+        most);
   }
-  return fmt::format("it would fit with {}", fmt::join(found, "\n    or with "));
+  return fmt::format("it would fit with {}{}", fmt::join(found, "\n    or with "), most);
 }
 
 void RunMemory::check() const {
@@ -243,11 +247,12 @@ void RunMemory::explain_failures(const std::function<void()>& body) const {
                           worst->first, first_line(plan::shortage_text(worst->second, predicted_)))
             : "";
   throw MemoryError(fmt::format(
-      "not enough memory: an allocation failed on rank {}: {}{}{}\n  {}\n  counted until then: {}\n  {}",
-      world_->rank(), reason, missing, limits,
+      "not enough memory: an allocation failed on rank {}: {}{}{}\n  {}\n  {}\n  {}", world_->rank(), reason, missing,
+      limits,
       predicts_ ? plan::prediction_text(predicted_)
                 : "nothing was predicted: the memory of a pipeline whose stages are sharded is not known ahead",
-      observe::peak_memory().text(),
+      predicts_ ? plan::comparison_text(predicted_, peak({}))
+                : fmt::format("counted until then: {}", observe::peak_memory().text()),
       predicts_ ? remedies_text([&](const plan::TrainingMemory& memory) {
         return memory.total() < predicted_.total() && !worst_shortage(memory);
       })
