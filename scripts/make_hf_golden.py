@@ -11,10 +11,12 @@ the file holds no weights.
 import argparse
 import json
 import pathlib
+import tempfile
 import zlib
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 VOCAB, SEQ, NEW = 64, 24, 32
 MARGIN = 4e-4  # between the two highest logits of a step, so that rounding does not decide
@@ -23,6 +25,8 @@ SMALL = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=40, num_hidden_
              eos_token_id=None, attn_implementation="eager")
 LLAMA3 = dict(rope_type="llama3", rope_theta=100.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=32)
+# Its own names for the same numbers.
+GPT2 = dict(n_embd=32, n_layer=2, n_head=4, n_positions=64)
 CASES = {
     "llama": ("Llama", dict(rope_parameters=dict(rope_type="default", rope_theta=500.0), rms_norm_eps=1e-5)),
     "llama_linear": ("Llama", dict(rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=4.0))),
@@ -36,14 +40,20 @@ CASES = {
     "qwen2_window": ("Qwen2", dict(use_sliding_window=True, sliding_window=6, max_window_layers=0,
                                      num_key_value_heads=4, intermediate_size=48)),
     "qwen3": ("Qwen3", dict(head_dim=12, tie_word_embeddings=True)),
+    "gpt2": ("GPT2", GPT2),
+    "gpt2_untied": ("GPT2", GPT2 | dict(n_inner=48, tie_word_embeddings=False)),
+    "mixtral": ("Mixtral", dict(num_local_experts=4, num_experts_per_tok=2)),
+    "mixtral_window": ("Mixtral", dict(num_local_experts=6, num_experts_per_tok=3, sliding_window=5,
+                                       tie_word_embeddings=True)),
 }
 
 
 def weight(name, shape):
-    """Element i: ((i * 2654435761 + crc32(name)) mod 2^32 / 2^32 - 0.5) * 0.4, plus 1 for norms."""
+    """Element i: ((i * 2654435761 + crc32(name)) mod 2^32 / 2^32 - 0.5) * 0.4, plus 1 for the scales of norms."""
     i = torch.arange(torch.Size(shape).numel(), dtype=torch.int64)
     x = ((i * 2654435761 + zlib.crc32(name.encode())) % 2**32).double() / 2**32
-    return ((x - 0.5) * 0.4 + (1.0 if "norm" in name else 0.0)).float().view(shape)
+    is_scale = "norm" in name or (".ln_" in name and name.endswith("weight"))
+    return ((x - 0.5) * 0.4 + (1.0 if is_scale else 0.0)).float().view(shape)
 
 
 def tokens():
@@ -51,13 +61,23 @@ def tokens():
     return ((i * i * 7 + i * 3 + 5) % VOCAB).view(1, SEQ)
 
 
+def settings(family, options):
+    """What is said of a model's shape: GPT-2 has its own keys."""
+    common = {k: v for k, v in SMALL.items() if family != "GPT2" or not k.startswith(("num_", "hidden", "inter", "max_"))}
+    return common | options
+
+
 def make(family, options):
-    config = getattr(transformers, family + "Config")(**(SMALL | options))
-    model = getattr(transformers, family + "ForCausalLM")(config).eval()
-    stored = {n: t for n, t in model.state_dict().items() if not (config.tie_word_embeddings and n == "lm_head.weight")}
+    config = getattr(transformers, family + "Config")(**settings(family, options))
+    model_class = getattr(transformers, family + "ForCausalLM" if family != "GPT2" else "GPT2LMHeadModel")
+    with tempfile.TemporaryDirectory() as folder:
+        # Names and shapes are those of the files, which for some families are not the module's.
+        model_class(config).save_pretrained(folder)
+        path = pathlib.Path(folder) / "model.safetensors"
+        shapes = {name: tensor.shape for name, tensor in load_file(path).items()}
+        save_file({name: weight(name, shape) for name, shape in shapes.items()}, path, {"format": "pt"})
+        model = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.no_grad():
-        for name, tensor in stored.items():
-            tensor.copy_(weight(name, tensor.shape))
         logits = model(tokens()).logits[0]
         model.generation_config.eos_token_id = None
         for prompt in range(5, SEQ):
@@ -71,7 +91,7 @@ def make(family, options):
     print(f"{family}: {prompt} tokens of prompt, least distance of the two highest logits {margin:.4f}")
     return {
         "config": json.loads(config.to_json_string(use_diff=False)),
-        "tensors": {name: list(tensor.shape) for name, tensor in stored.items()},
+        "tensors": {name: list(shape) for name, shape in shapes.items()},
         "tokens": tokens()[0].tolist(),
         "logits": [[round(x, 6) for x in row] for row in logits[::3].tolist()],
         "logits_step": 3,

@@ -9,6 +9,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/checkpoint/mismatch.h"
 #include "phalanx/models/hf_config.h"
+#include "phalanx/models/hf_names.h"
 #include "phalanx/models/llama_json.h"
 
 namespace phalanx {
@@ -54,7 +55,7 @@ void require_weights_of(const models::LlamaConfig& config, const SavedState& sav
     mismatches.unexpected({.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape});
   }
   mismatches.throw_if_any(
-      fmt::format("{} does not hold the Llama that its metadata describes", saved.folder().string()));
+      fmt::format("{} does not hold the model that its metadata describes", saved.folder().string()));
 }
 
 std::string torch_name(Dtype dtype) {
@@ -96,7 +97,7 @@ WrittenFiles consolidate_for_hf(SavedState& saved, const std::filesystem::path& 
   const models::LlamaConfig config = shape_of_model(saved);
   require_weights_of(config, saved);
   const Dtype dtype = options.dtype.value_or(saved.find("model.norm.weight")->dtype);
-  options.name_in_file = models::llama_hf_name;
+  options.place_in_file = [&](const std::string& name) { return models::hf_place(config, name); };
   if (const std::string assets = assets_path(saved); !assets.empty()) options.beside = hf_assets(assets);
   options.beside["config.json"] = models::llama_hf_config(config, torch_name(dtype));
   return consolidate(saved, folder, options, fs);

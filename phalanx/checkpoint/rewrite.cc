@@ -13,6 +13,7 @@
 #include "phalanx/checkpoint/box_copy.h"
 #include "phalanx/checkpoint/checkpoint_list.h"
 #include "phalanx/checkpoint/element_values.h"
+#include "phalanx/checkpoint/place_copy.h"
 #include "phalanx/checkpoint/shard_plan.h"
 
 namespace phalanx {
@@ -24,9 +25,15 @@ using safetensors::TensorInfo;
 constexpr std::int64_t kElementsCopiedAtOnce = 1 << 20;
 constexpr std::string_view kModelPrefix = "model.";
 
-/// A box of a saved tensor on its way into a file, under a name and a dtype that may differ.
-struct Output {
+struct Part {
   const SavedTensor* tensor;
+  PlaceInFile::Form form;
+};
+
+/// A box of a saved tensor on its way into a file, under a name and a dtype that may differ; or of a tensor that
+/// several of them are parts of, in the file's form.
+struct Output {
+  std::vector<Part> parts;
   TensorInfo info;
   Box box;
 };
@@ -51,7 +58,7 @@ class FileRewriter {
     for (const auto& info : header.tensors) {
       const auto& output = *by_name.at(info.name);
       for_each_piece(output.box, kElementsCopiedAtOnce, [&](const Box& piece) {
-        const auto bytes = read(*output.tensor, piece, info.dtype);
+        const auto bytes = read(output.parts, piece, info.dtype);
         writer.append(bytes);
         progress_(bytes.size());
       });
@@ -60,13 +67,25 @@ class FileRewriter {
   }
 
  private:
-  std::span<const std::byte> read(const SavedTensor& tensor, const Box& piece, Dtype dtype) {
+  std::span<const std::byte> read(const std::vector<Part>& parts, const Box& piece, Dtype dtype) {
     const auto elements = static_cast<std::size_t>(piece.numel());
-    bytes_.resize(elements * safetensors::element_size(tensor.dtype));
-    saved_.read(tensor, piece, bytes_);
-    if (dtype == tensor.dtype) return bytes_;
+    const Dtype saved = parts.front().tensor->dtype;
+    const std::size_t size = safetensors::element_size(saved);
+    bytes_.resize(elements * size);
+    for (const auto& [tensor, form] : parts) {
+      if (form == PlaceInFile::Form()) {
+        saved_.read(*tensor, piece, bytes_);
+        continue;
+      }
+      const Box box = box_from_file(form, tensor->shape, piece);
+      if (box.empty()) continue;
+      of_part_.resize(static_cast<std::size_t>(box.numel()) * size);
+      saved_.read(*tensor, box, of_part_);
+      copy_to_place(form, tensor->shape, box, of_part_, piece, bytes_, size);
+    }
+    if (dtype == saved) return bytes_;
     values_.resize(elements);
-    decode_elements(tensor.dtype, bytes_, values_);
+    decode_elements(saved, bytes_, values_);
     bytes_.resize(elements * safetensors::element_size(dtype));
     encode_elements(dtype, values_, bytes_);
     return bytes_;
@@ -75,7 +94,7 @@ class FileRewriter {
   SavedState& saved_;
   FileSystem& fs_;
   const std::function<void(std::uint64_t)>& progress_;
-  std::vector<std::byte> bytes_;
+  std::vector<std::byte> bytes_, of_part_;
   std::vector<double> values_;
 };
 
@@ -87,21 +106,37 @@ TensorInfo info_of(std::string name, Dtype dtype, const std::vector<std::int64_t
 
 std::vector<Output> choose(const SavedState& saved, const ConsolidateOptions& options) {
   std::vector<Output> outputs;
+  std::unordered_map<std::string, std::size_t> of_name;
   for (const auto& tensor : saved.tensors()) {
     std::string name = tensor.name;
     if (!options.all) {
       if (!name.starts_with(kModelPrefix)) continue;
       name.erase(0, kModelPrefix.size());
     }
-    if (options.name_in_file) name = options.name_in_file(name);
+    const PlaceInFile place = options.place_in_file ? options.place_in_file(name) : PlaceInFile(name);
     const bool converts = options.dtype && is_floating_point(tensor.dtype);
-    outputs.push_back(
-        {&tensor, info_of(std::move(name), converts ? *options.dtype : tensor.dtype, tensor.shape), tensor.whole()});
+    const auto [found, is_new] = of_name.emplace(place.name, outputs.size());
+    if (is_new) {
+      const auto shape = shape_in_file(place.form, tensor.shape);
+      outputs.push_back({{},
+                         info_of(place.name, converts ? *options.dtype : tensor.dtype, shape),
+                         {std::vector<std::int64_t>(shape.size(), 0), shape}});
+    }
+    outputs[found->second].parts.push_back({&tensor, place.form});
   }
   if (outputs.empty())
     throw CheckpointError(fmt::format("{} holds no {}", saved.folder().string(),
                                       options.all ? "tensors" : "model weights (tensors \"model.*\")"));
-  for (const auto& output : outputs) saved.check_complete(*output.tensor);
+  for (const auto& output : outputs) {
+    for (const auto& part : output.parts) {
+      saved.check_complete(*part.tensor);
+      if (part.tensor->dtype == output.parts.front().tensor->dtype) continue;
+      throw CheckpointError(fmt::format("{}: {} and {} are parts of one tensor, but are {} and {}",
+                                        saved.folder().string(), output.parts.front().tensor->name, part.tensor->name,
+                                        safetensors::name_of(output.parts.front().tensor->dtype),
+                                        safetensors::name_of(part.tensor->dtype)));
+    }
+  }
   return outputs;
 }
 
@@ -246,7 +281,7 @@ WrittenFiles reshard(SavedState& saved, const std::filesystem::path& folder, con
         const auto& tensor = saved.tensors()[part.tensor];
         const Box box = rows_of_box(tensor.whole(), part.row_begin, part.row_end);
         offsets[tensor.name] = box.offsets;
-        outputs.push_back({&tensor, info_of(tensor.name, tensor.dtype, box.shape), box});
+        outputs.push_back({{{&tensor, {}}}, info_of(tensor.name, tensor.dtype, box.shape), box});
       }
       manifest.files.push_back(rewriter.write(temporary / shard_file_name(rank), outputs, sharding_metadata(offsets)));
       written.files.push_back(out / shard_file_name(rank));

@@ -22,6 +22,7 @@
 
 #include "phalanx/base/file.h"
 #include "phalanx/checkpoint/saved_state.h"
+#include "phalanx/tensor/place_in_file.h"
 
 namespace phalanx {
 
@@ -29,7 +30,7 @@ struct ConsolidateOptions {
   bool all = false;                         // every tensor under its whole name; else the model's, without "model."
   std::optional<safetensors::Dtype> dtype;  // of floating-point tensors: F64, F32, F16 or BF16; unset: as saved
   std::uint64_t max_file_bytes = 0;         // 0: one file. A larger tensor has a file of its own
-  std::function<std::string(const std::string&)> name_in_file;         // unset: as above
+  std::function<PlaceInFile(const std::string&)> place_in_file;        // unset: as above
   std::map<std::string, std::string> beside;                           // text files of the same directory, by name
   std::function<void(std::uint64_t)> progress = [](std::uint64_t) {};  // bytes written
 };

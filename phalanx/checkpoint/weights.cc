@@ -1,5 +1,6 @@
 #include "phalanx/checkpoint/weights.h"
 
+#include <ATen/ops/cat.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,9 +12,9 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/checkpoint/block_writer.h"
-#include "phalanx/checkpoint/box_copy.h"
 #include "phalanx/checkpoint/checkpoint_reader.h"
 #include "phalanx/checkpoint/mismatch.h"
+#include "phalanx/checkpoint/place_copy.h"
 #include "phalanx/checkpoint/safetensors.h"
 #include "phalanx/checkpoint/tensor_bytes.h"
 #include "phalanx/checkpoint/weight_index.h"
@@ -85,7 +86,12 @@ struct SourceTensor {
   bool used = false;
 };
 
-std::string mapped(const NameMap& map, const std::string& name) { return map ? map(name) : name; }
+PlaceInFile placed(const PlaceMap& map, const std::string& name) { return map ? map(name) : PlaceInFile(name); }
+
+/// `part` begins with it, if it is not empty.
+std::string without_prefix(const std::string& name, const std::string& prefix) {
+  return !prefix.empty() && name.starts_with(prefix) ? name.substr(prefix.size()) : name;
+}
 
 LoadedWeights load_from_checkpoint(const std::filesystem::path& path, const std::vector<NamedTensor>& tensors) {
   const CheckpointReader reader(path);
@@ -94,6 +100,49 @@ LoadedWeights load_from_checkpoint(const std::filesystem::path& path, const std:
   for (const auto& file : reader.manifest().files) loaded.files.push_back(path / file.name);
   return loaded;
 }
+
+/// A tensor of a file that is written: one of the model's, or several that are parts of it.
+class FileTensor {
+ public:
+  void add(const PlaceInFile& place, const at::Tensor& tensor) {
+    const auto [part, is_new] = parts_.emplace(place.form.part, tensor);
+    const bool fits = is_new && (parts_.size() == 1 || form_.parts == place.form.parts);
+    if (!fits) {
+      throw CheckpointError(
+          fmt::format("two tensors are to be written under the name {}", safetensors::quote_name(place.name)));
+    }
+    form_ = place.form;
+  }
+
+  safetensors::TensorInfo info(const std::string& name, const std::optional<at::ScalarType>& dtype) const {
+    const at::Tensor& first = parts_.begin()->second;
+    if (static_cast<std::int64_t>(parts_.size()) != form_.parts) {
+      throw CheckpointError(
+          fmt::format("cannot write tensor {}: {} of the {} parts that it is put together from are "
+                      "there",
+                      safetensors::quote_name(name), parts_.size(), form_.parts));
+    }
+    const auto type = dtype && first.is_floating_point() ? *dtype : first.scalar_type();
+    auto info = describe_tensor({name, first.detach().new_empty({1}, type)});
+    info.shape = shape_in_file(form_, first.sizes().vec());
+    return info;
+  }
+
+  at::Tensor whole(const std::optional<at::ScalarType>& dtype) const {
+    at::Tensor tensor = parts_.begin()->second.detach();
+    if (form_.parts > 1) {
+      std::vector<at::Tensor> all;
+      for (const auto& [number, part] : parts_) all.push_back(part.detach());
+      tensor = at::cat(all);
+    }
+    if (dtype && tensor.is_floating_point()) tensor = tensor.to(*dtype);
+    return form_.transposed ? tensor.t().contiguous() : tensor;
+  }
+
+ private:
+  PlaceInFile::Form form_;
+  std::map<std::int64_t, at::Tensor> parts_;  // by their numbers
+};
 
 }  // namespace
 
@@ -134,31 +183,38 @@ LoadedWeights load_weights(const std::filesystem::path& path, const std::vector<
   }
 
   Mismatches mismatches;
-  std::vector<SourceTensor> chosen;
+  std::vector<std::pair<SourceTensor, PlaceInFile::Form>> chosen;
   for (const auto& named : tensors) {
     auto wanted = describe_tensor(named);
-    wanted.name = mapped(options.name_in_file, named.name);
-    const auto found = sources.find(wanted.name);
+    const PlaceInFile place = placed(options.place_in_file, named.name);
+    wanted.name = place.name;
+    wanted.shape = shape_in_file(place.form, wanted.shape);
+    auto found = sources.find(place.name);
+    if (found == sources.end()) found = sources.find(without_prefix(place.name, options.optional_prefix));
     if (found == sources.end()) {
       mismatches.missing(wanted);
       continue;
     }
     if (found->second.info->shape != wanted.shape) mismatches.differs(wanted, *found->second.info);
     found->second.used = true;
-    chosen.push_back(found->second);
+    chosen.emplace_back(found->second, place.form);
   }
   for (const auto& file : files) {
     for (const auto& info : file.tensors()) {
-      if (!sources.at(info.name).used && !(options.ignore && options.ignore(info.name))) mismatches.unexpected(info);
+      const auto may_stay = [&](const std::string& name) { return options.ignore && options.ignore(name); };
+      if (sources.at(info.name).used || may_stay(info.name) || may_stay(options.optional_prefix + info.name)) continue;
+      mismatches.unexpected(info);
     }
   }
   mismatches.throw_if_any(fmt::format("the weights in {} do not fit this model", path.string()));
 
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const auto& [file, info, used] = chosen[i];
-    const Box whole{std::vector<std::int64_t>(info->shape.size(), 0), info->shape};
-    loaded.bytes += fill_tensor(tensors[i], info->dtype, [&](const Box& box, std::span<std::byte> target) {
-      return copy_common(whole, file->bytes(*info), box, target, safetensors::element_size(info->dtype));
+    const auto& [source, form] = chosen[i];
+    const auto& info = *source.info;
+    const std::span<const std::byte> bytes = source.file->bytes(info);
+    const auto shape = tensors[i].global_shape();
+    loaded.bytes += fill_tensor(tensors[i], info.dtype, [&](const Box& box, std::span<std::byte> target) {
+      return copy_from_place(form, shape, bytes, box, target, safetensors::element_size(info.dtype));
     });
   }
   return loaded;
@@ -166,24 +222,19 @@ LoadedWeights load_weights(const std::filesystem::path& path, const std::vector<
 
 void export_weights(const std::filesystem::path& path, const std::vector<NamedTensor>& tensors,
                     const ExportWeightsOptions& options, FileSystem& fs) {
-  const auto convert = [&](const at::Tensor& tensor) {
-    return options.dtype && tensor.is_floating_point() ? tensor.detach().to(*options.dtype) : tensor;
-  };
-  std::vector<safetensors::TensorInfo> infos;
-  std::unordered_map<std::string, at::Tensor> by_name;
+  std::map<std::string, FileTensor> of_file;
   for (const auto& named : tensors) {
-    auto info = describe_tensor(named);
+    const auto info = describe_tensor(named);
     if (held_box(named).shape != info.shape)
       throw CheckpointError(
           fmt::format("cannot write tensor {} to {}: this rank has only {} of {}; save a checkpoint and run `phalanx "
                       "checkpoint consolidate` on it",
                       safetensors::quote_name(named.name), path.string(), held_box(named).text(), describe_type(info)));
-    info.name = mapped(options.name_in_file, named.name);
-    if (options.dtype && named.tensor.is_floating_point())
-      info.dtype = describe_tensor({named.name, named.tensor.detach().new_empty({1}, *options.dtype)}).dtype;
-    by_name[info.name] = named.tensor;
-    infos.push_back(std::move(info));
+    const PlaceInFile place = placed(options.place_in_file, named.name);
+    of_file[place.name].add(place, named.tensor);
   }
+  std::vector<safetensors::TensorInfo> infos;
+  for (const auto& [name, tensor] : of_file) infos.push_back(tensor.info(name, options.dtype));
   auto metadata = options.metadata;
   metadata.insert_or_assign("format", "pt");
   const auto header = safetensors::make_header(std::move(infos), std::move(metadata));
@@ -195,7 +246,7 @@ void export_weights(const std::filesystem::path& path, const std::vector<NamedTe
     const auto text = safetensors::format_header(header);
     writer.append(std::as_bytes(std::span(text)));
     for (const auto& info : header.tensors) {
-      const auto tensor = convert(by_name.at(info.name));  // one converted tensor alive at a time
+      const auto tensor = of_file.at(info.name).whole(options.dtype);  // one that is put together alive at a time
       read_tensor_rows(tensor, 0, tensor.dim() == 0 ? 1 : tensor.size(0),
                        [&](std::span<const std::byte> bytes) { writer.append(bytes); });
     }

@@ -1,10 +1,12 @@
 // Model weights as others keep them: one safetensors file, or a Hugging Face directory of several with an index.
 //
-// Loading copies into live tensors, converts dtypes (a bf16 release into f32 parameters), and needs a name map only
-// when the file's names differ from the model's. Names and shapes are all compared before the first tensor is touched.
+// Loading copies into live tensors, converts dtypes (a bf16 release into f32 parameters), and needs a map only where
+// the file's tensors differ from the model's: in their names, transposed, several of the model's in one of the file's.
+// Names and shapes are all compared before the first tensor is touched.
 //
-//   load_weights("Llama-3.2-1B", parameters, {.name_in_file = models::hf_name});
-//   export_weights("out/model.safetensors", parameters, {.name_in_file = models::hf_name, .dtype = at::kBFloat16});
+//   load_weights("Llama-3.2-1B", parameters, {.place_in_file = models::llama_hf_name});
+//   export_weights("out/model.safetensors", parameters, {.place_in_file = models::llama_hf_name, .dtype =
+//   at::kBFloat16});
 #pragma once
 
 #include <cstdint>
@@ -17,14 +19,18 @@
 
 #include "phalanx/base/file.h"
 #include "phalanx/tensor/named.h"
+#include "phalanx/tensor/place_in_file.h"
 
 namespace phalanx {
 
-using NameMap = std::function<std::string(const std::string&)>;
+/// From a tensor's name to its place in a file.
+using PlaceMap = std::function<PlaceInFile(const std::string&)>;
 
 struct LoadWeightsOptions {
-  NameMap name_in_file;  // from the tensor's name to the file's; unset: the same
-  /// Names in the file that may stay unread, such as buffers that the model computes itself; unset: none.
+  PlaceMap place_in_file;       // unset: under the tensor's own name
+  std::string optional_prefix;  // of names in the file, which may lack it
+  /// Names in the file, with the optional prefix, that may stay unread, such as buffers that the model computes itself;
+  /// unset: none.
   std::function<bool(const std::string&)> ignore;
 };
 
@@ -46,12 +52,13 @@ void refuse_more_parameters_than_bytes(const std::filesystem::path& path, std::i
                                        const std::string& told_by);
 
 struct ExportWeightsOptions {
-  NameMap name_in_file;
+  PlaceMap place_in_file;
   std::optional<at::ScalarType> dtype;          // of floating-point tensors; unset: as they are
   std::map<std::string, std::string> metadata;  // beside {"format": "pt"}
 };
 
-/// Writes one safetensors file that Python reads; it appears under `path` only when whole and on the disk.
+/// Writes one safetensors file that Python reads, each of its tensors in whole (CheckpointError if parts are missing);
+/// it appears under `path` only when whole and on the disk.
 void export_weights(const std::filesystem::path& path, const std::vector<NamedTensor>& tensors,
                     const ExportWeightsOptions& options, FileSystem& files);
 

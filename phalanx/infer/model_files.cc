@@ -9,8 +9,8 @@
 #include "phalanx/base/file.h"
 #include "phalanx/checkpoint/checkpoint_list.h"
 #include "phalanx/checkpoint/checkpoint_reader.h"
+#include "phalanx/checkpoint/hf_weights.h"
 #include "phalanx/checkpoint/manifest.h"
-#include "phalanx/checkpoint/weights.h"
 #include "phalanx/models/hf_config.h"
 #include "phalanx/models/llama.h"
 #include "phalanx/models/llama_json.h"
@@ -70,12 +70,8 @@ std::shared_ptr<models::Llama> load_model(const ModelFiles& files, c10::Device d
                                     (files.weights / (files.hugging_face ? "config.json" : kManifestName)).string());
   auto model =
       std::make_shared<models::Llama>(files.config, nn::TensorOptionsOfModule{.dtype = dtype, .device = device});
-  LoadWeightsOptions options;
-  if (files.hugging_face) {
-    options.name_in_file = models::llama_hf_name;
-    options.ignore = [&](const std::string& name) { return models::llama_hf_may_ignore(files.config, name); };
-  }
-  load_weights(files.weights, nn::named_parameters(*model), options);
+  load_weights(files.weights, nn::named_parameters(*model),
+               files.hugging_face ? hf_weights(files.config) : LoadWeightsOptions());
   model->eval();
   return model;
 }

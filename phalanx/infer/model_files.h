@@ -3,7 +3,7 @@
 // `path` is one of
 // - a run's checkpoint folder (the newest complete step is taken) or one of its step-N directories: the shape is in the
 //   manifest, the tokenizer beside the checkpoint, in the run's folder, or where the run was told to find it;
-// - a Hugging Face directory of a Llama: config.json, safetensors, tokenizer.json.
+// - a Hugging Face directory: config.json, safetensors, tokenizer.json.
 //
 //   auto files = infer::find_model("outputs/checkpoint");
 //   auto model = infer::load_model(files, at::kCPU);

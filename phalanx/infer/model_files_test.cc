@@ -12,6 +12,7 @@
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/checkpoint/weights.h"
 #include "phalanx/models/hf_config.h"
+#include "phalanx/models/hf_names.h"
 #include "phalanx/models/llama.h"
 #include "phalanx/models/llama_json.h"
 #include "phalanx/nn/init.h"
@@ -175,7 +176,7 @@ TEST(ModelFiles, AHuggingFaceDirectoryIsAModelToo) {
   write_file(scratch.path() / "config.json", tiny_hf_config().dump());
   const auto model = tiny_model();
   export_weights(scratch.path() / "model.safetensors", nn::named_parameters(*model),
-                 {.name_in_file = models::llama_hf_name}, posix_file_system());
+                 {.place_in_file = models::llama_hf_name}, posix_file_system());
   const auto files = find_model(scratch.path());
   EXPECT_TRUE(files.hugging_face);
   EXPECT_EQ(files.config, kTiny);
@@ -197,7 +198,7 @@ TEST(ModelFiles, AHuggingFaceFileMayHoldWhatFollowsFromTheRest) {
   const auto name = [](const std::string& fqn) {
     return fqn == "inv_freq" ? "model.layers.0.self_attn.rotary_emb.inv_freq" : models::llama_hf_name(fqn);
   };
-  export_weights(scratch.path() / "model.safetensors", tensors, {.name_in_file = name}, posix_file_system());
+  export_weights(scratch.path() / "model.safetensors", tensors, {.place_in_file = name}, posix_file_system());
   const auto files = find_model(scratch.path());
   EXPECT_TRUE(files.config.tie_embeddings);
   EXPECT_TRUE(same_weights(*load_model(files, at::kCPU), model));
@@ -236,8 +237,10 @@ std::string config_error(const char* key, const nlohmann::json& value, const cha
 
 TEST(ModelFiles, HuggingFaceModelsThatCannotBeRunAreRefusedByName) {
   EXPECT_EQ(config_error("torch_dtype", "bfloat16"), "");
-  EXPECT_EQ(config_error("model_type", "gpt_neox"),
-            "config.json: model_type \"gpt_neox\" is not supported; expected one of llama, mistral, qwen2, qwen3");
+  EXPECT_EQ(
+      config_error("model_type", "gpt_neox"),
+      "config.json: model_type \"gpt_neox\" is not supported; expected one of llama, mistral, qwen2, qwen3, gpt2, "
+      "mixtral");
   EXPECT_THAT(config_error("hidden_act", "gelu"), HasSubstr("config.json: hidden_act \"gelu\" is not supported"));
   EXPECT_THAT(config_error("attention_bias", true), HasSubstr("\"attention_bias\": true is not supported"));
   EXPECT_THAT(config_error("mlp_bias", true), HasSubstr("\"mlp_bias\": true is not supported"));
@@ -254,6 +257,51 @@ TEST(ModelFiles, HuggingFaceModelsThatCannotBeRunAreRefusedByName) {
   some.update({{"model_type", "qwen2"}, {"num_hidden_layers", 4}, {"use_sliding_window", true}, {"sliding_window", 4}});
   some["max_window_layers"] = 3;
   EXPECT_THAT(config_error(some), HasSubstr("a sliding window in 1 of 4 layers is not supported"));
+}
+
+// What GPT-2 and Mixtral may say that changes their results.
+TEST(ModelFiles, WhatOtherFamiliesCannotDoIsRefusedByName) {
+  const nlohmann::json gpt2 = {{"model_type", "gpt2"}, {"n_embd", 12},     {"n_layer", 1},
+                               {"n_head", 4},          {"n_positions", 8}, {"vocab_size", 11}};
+  const auto gpt2_error = [&](const char* key, const nlohmann::json& value) {
+    auto description = gpt2;
+    description[key] = value;
+    return config_error(description);
+  };
+  EXPECT_EQ(config_error(gpt2), "");
+  EXPECT_EQ(gpt2_error("activation_function", "gelu_pytorch_tanh"), "");
+  EXPECT_EQ(gpt2_error("activation_function", "relu"),
+            "config.json: activation_function \"relu\" is not supported; expected \"gelu_new\"");
+  EXPECT_EQ(gpt2_error("scale_attn_weights", false),
+            "config.json: \"scale_attn_weights\": false is not supported; expected true");
+  for (const char* flag : {"scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"}) {
+    EXPECT_EQ(gpt2_error(flag, true), fmt::format("config.json: \"{}\": true is not supported; expected false", flag));
+  }
+  EXPECT_THAT(gpt2_error("quantization_config", {{"bits", 8}}), HasSubstr("\"quantization_config\" is not supported"));
+  EXPECT_THAT(gpt2_error("n_head", 5), AllOf(HasSubstr("dim = 12 and n_heads = 5"), HasSubstr("nearest")));
+  auto without = gpt2;
+  without.erase("n_positions");
+  EXPECT_EQ(config_error(without), "config.json has no \"n_positions\"");
+
+  auto mixtral = tiny_hf_config();
+  mixtral.update({{"model_type", "mixtral"}, {"num_local_experts", 4}});
+  const auto mixtral_error = [&](const char* key, const nlohmann::json& value) {
+    auto description = mixtral;
+    description[key] = value;
+    return config_error(description);
+  };
+  EXPECT_EQ(config_error(mixtral), "");
+  EXPECT_EQ(mixtral_error("num_experts_per_tok", 4), "");
+  EXPECT_THAT(mixtral_error("num_experts_per_tok", 5),
+              HasSubstr("experts = 4 and experts_per_token = 5: expected 1 to 4096"));
+  EXPECT_THAT(mixtral_error("num_local_experts", 5000), HasSubstr("experts = 5000"));
+  EXPECT_THAT(mixtral_error("num_experts_per_tok", 0), HasSubstr("experts_per_token = 0: expected 1 to 4096 experts"));
+  EXPECT_EQ(mixtral_error("router_jitter_noise", 0.5),
+            "config.json: \"router_jitter_noise\": 0.5 is not supported; expected 0");
+  EXPECT_EQ(mixtral_error("output_router_logits", true),
+            "config.json: \"output_router_logits\": true is not supported; expected false");
+  mixtral.erase("num_local_experts");
+  EXPECT_EQ(config_error(mixtral), "config.json has no \"num_local_experts\"");
 }
 
 TEST(ModelFiles, MalformedDescriptionsNameFileAndKey) {
@@ -344,6 +392,15 @@ TEST(ModelFiles, AFamilysDefaultsAreTransformers) {
   EXPECT_EQ(models::llama_config_from_hf(description.dump(), "config.json").head_dim(), 128);
   description["model_type"] = "qwen2";
   EXPECT_EQ(models::llama_config_from_hf(description.dump(), "config.json").head_dim(), 8);
+  description.erase("rope_theta");
+  description.erase("rms_norm_eps");
+  description.update({{"model_type", "mixtral"}, {"num_local_experts", 3}});
+  const auto mixtral = models::llama_config_from_hf(description.dump(), "config.json");
+  EXPECT_EQ(std::tuple(mixtral.rope_theta, mixtral.norm_eps, mixtral.experts, mixtral.experts_per_token),
+            std::tuple(1e6, 1e-5, 3, 2));
+  const auto gpt2 = models::llama_config_from_hf(
+      R"({"model_type": "gpt2", "n_embd": 12, "n_layer": 1, "n_head": 4, "n_positions": 8, "vocab_size": 11})", "");
+  EXPECT_EQ(std::tuple(gpt2.ffn_hidden, gpt2.norm_eps, gpt2.tie_embeddings), std::tuple(48, 1e-5, true));
 }
 
 TEST(ModelFiles, ACheckpointKnowsItsFamily) {

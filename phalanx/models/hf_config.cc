@@ -5,10 +5,12 @@
 #include <cmath>
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <string_view>
 #include <utility>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/json_depth.h"
+#include "phalanx/models/hf_gpt2_config.h"
 #include "phalanx/models/json_reader.h"
 #include "phalanx/models/llama_json.h"
 
@@ -16,6 +18,7 @@ namespace phalanx::models {
 namespace {
 
 constexpr std::int64_t kMistralWindow = 4096, kQwen3HeadDim = 128;  // transformers' defaults
+constexpr double kMixtralTheta = 1e6;
 constexpr double kMostPositions = 1e15;
 
 class ConfigFile {
@@ -23,24 +26,8 @@ class ConfigFile {
   ConfigFile(const nlohmann::json& json, std::string file) : json_(json), file_(std::move(file)), read_(json, file_) {}
 
   LlamaConfig config() const {
-    LlamaConfig config;
-    config.family = family();
-    refuse_what_cannot_be_done();
-    config.dim = read_.get<std::int64_t>("hidden_size");
-    config.n_layers = read_.get<std::int64_t>("num_hidden_layers");
-    config.n_heads = read_.get<std::int64_t>("num_attention_heads");
-    config.n_kv_heads = config.family == LlamaFamily::llama
-                            ? read_.get_or<std::int64_t>("num_key_value_heads", config.n_heads)
-                            : read_.get<std::int64_t>("num_key_value_heads");
-    config.ffn_hidden = read_.get<std::int64_t>("intermediate_size");
-    config.vocab_size = read_.get<std::int64_t>("vocab_size");
-    config.max_seq_len = read_.get<std::int64_t>("max_position_embeddings");
-    config.norm_eps = read_.get_or<double>("rms_norm_eps", 1e-6);
-    config.tie_embeddings = read_.get_or<bool>("tie_word_embeddings", false);
-    const std::int64_t own = read_.get_or<std::int64_t>("head_dim", default_head_dim(config.family));
-    if (config.n_heads < 1 || own * config.n_heads != config.dim) config.own_head_dim = own;
-    config.sliding_window = window(config);
-    take_rope(config);
+    const LlamaFamily of_file = family();
+    const LlamaConfig config = of_file == LlamaFamily::gpt2 ? gpt2_config_from_hf(json_, file_) : like_llama(of_file);
     try {
       config.validate();
     } catch (const ConfigError& error) {
@@ -62,17 +49,48 @@ class ConfigFile {
     return *family;
   }
 
-  void refuse_what_cannot_be_done() const {
+  LlamaConfig like_llama(LlamaFamily family) const {
+    LlamaConfig config;
+    config.family = family;
+    refuse_what_cannot_be_done(family);
+    config.dim = read_.get<std::int64_t>("hidden_size");
+    config.n_layers = read_.get<std::int64_t>("num_hidden_layers");
+    config.n_heads = read_.get<std::int64_t>("num_attention_heads");
+    config.n_kv_heads = config.family == LlamaFamily::llama
+                            ? read_.get_or<std::int64_t>("num_key_value_heads", config.n_heads)
+                            : read_.get<std::int64_t>("num_key_value_heads");
+    config.ffn_hidden = read_.get<std::int64_t>("intermediate_size");
+    config.vocab_size = read_.get<std::int64_t>("vocab_size");
+    config.max_seq_len = read_.get<std::int64_t>("max_position_embeddings");
+    config.norm_eps = read_.get_or<double>("rms_norm_eps", config.has_experts() ? 1e-5 : 1e-6);
+    config.tie_embeddings = read_.get_or<bool>("tie_word_embeddings", false);
+    const std::int64_t own = read_.get_or<std::int64_t>("head_dim", default_head_dim(config.family));
+    if (config.n_heads < 1 || own * config.n_heads != config.dim) config.own_head_dim = own;
+    config.sliding_window = window(config);
+    if (config.has_experts()) {
+      config.experts = read_.get<std::int64_t>("num_local_experts");
+      config.experts_per_token = read_.get_or<std::int64_t>("num_experts_per_tok", 2);
+    }
+    take_rope(config);
+    return config;
+  }
+
+  void refuse_what_cannot_be_done(LlamaFamily family) const {
     if (const auto act = read_.get_or<std::string>("hidden_act", "silu"); act != "silu") {
       refuse(fmt::format("hidden_act \"{}\"", act), "\"silu\"");
     }
-    for (const char* flag : {"attention_bias", "mlp_bias"}) {
+    // The last one asks for a loss that evens out the experts' load.
+    for (const char* flag : {"attention_bias", "mlp_bias", "output_router_logits"}) {
       if (read_.get_or<bool>(flag, false)) refuse(fmt::format("\"{}\": true", flag), "false");
     }
     for (const char* key : {"quantization_config", "num_experts", "num_local_experts", "attn_logit_softcapping",
                             "final_logit_softcapping", "embedding_multiplier", "residual_multiplier", "logits_scaling",
                             "attention_multiplier", "clip_qkv", "no_rope_layers"}) {
+      if (family == LlamaFamily::mixtral && key == std::string_view("num_local_experts")) continue;
       if (json_.contains(key) && !json_.at(key).is_null()) refuse(fmt::format("\"{}\"", key), "a model without it");
+    }
+    if (const double noise = read_.get_or<double>("router_jitter_noise", 0.0); noise != 0.0) {
+      refuse(fmt::format("\"router_jitter_noise\": {}", noise), "0");
     }
     if (const double part = read_.get_or<double>("partial_rotary_factor", 1.0); part != 1.0) {
       refuse(fmt::format("\"partial_rotary_factor\": {}", part), "1");
@@ -85,6 +103,7 @@ class ConfigFile {
   // says the same of each.
   std::int64_t window(const LlamaConfig& config) const {
     if (config.family == LlamaFamily::llama) return 0;
+    if (config.family == LlamaFamily::mixtral) return read_.get_or<std::int64_t>("sliding_window", 0);
     if (config.family == LlamaFamily::mistral) {
       return json_.contains("sliding_window") ? read_.get_or<std::int64_t>("sliding_window", 0) : kMistralWindow;
     }
@@ -117,7 +136,7 @@ class ConfigFile {
   }
 
   void take_rope(LlamaConfig& config) const {
-    config.rope_theta = read_.get_or<double>("rope_theta", 10000.0);
+    config.rope_theta = read_.get_or<double>("rope_theta", config.has_experts() ? kMixtralTheta : 10000.0);
     for (const char* key : {"rope_scaling", "rope_parameters"}) {
       if (!json_.contains(key) || json_.at(key).is_null()) continue;
       if (!json_.at(key).is_object()) fail(fmt::format("\"{}\" is not an object", key));
@@ -166,8 +185,50 @@ const char* architecture(LlamaFamily family) {
       return "Qwen2ForCausalLM";
     case LlamaFamily::qwen3:
       return "Qwen3ForCausalLM";
+    case LlamaFamily::gpt2:
+      return "GPT2LMHeadModel";
+    case LlamaFamily::mixtral:
+      return "MixtralForCausalLM";
     default:
       return "LlamaForCausalLM";
+  }
+}
+
+void add_llama_keys(nlohmann::json& description, const LlamaConfig& config) {
+  const RopeScaling& rope = config.rope_scaling;
+  description.update({{"hidden_size", config.dim},
+                      {"intermediate_size", config.ffn_hidden},
+                      {"num_hidden_layers", config.n_layers},
+                      {"num_attention_heads", config.n_heads},
+                      {"num_key_value_heads", config.n_kv_heads},
+                      {"head_dim", config.head_dim()},
+                      {"max_position_embeddings",
+                       rope.type == RopeScalingType::dynamic ? rope.original_max_seq_len : config.max_seq_len},
+                      {"rope_theta", config.rope_theta},
+                      {"rms_norm_eps", config.norm_eps},
+                      {"hidden_act", "silu"}});
+  if (config.family == LlamaFamily::llama) {
+    description["attention_bias"] = false;
+    description["mlp_bias"] = false;
+  } else if (config.family == LlamaFamily::mistral || config.has_experts()) {
+    description["sliding_window"] = nullptr;
+    if (config.sliding_window > 0) description["sliding_window"] = config.sliding_window;
+  } else {
+    description["use_sliding_window"] = config.sliding_window > 0;
+    description["max_window_layers"] = config.sliding_window > 0 ? 0 : config.n_layers;
+    if (config.sliding_window > 0) description["sliding_window"] = config.sliding_window;
+  }
+  if (config.has_experts()) {
+    description["num_local_experts"] = config.experts;
+    description["num_experts_per_tok"] = config.experts_per_token;
+  }
+  if (rope.type == RopeScalingType::none) return;
+  nlohmann::json& scaling = description["rope_scaling"];
+  scaling = {{"rope_type", rope_scaling_name(rope.type)}, {"factor", rope.factor}};
+  if (rope.type == RopeScalingType::llama3) {
+    scaling["low_freq_factor"] = rope.low_freq_factor;
+    scaling["high_freq_factor"] = rope.high_freq_factor;
+    scaling["original_max_position_embeddings"] = rope.original_max_seq_len;
   }
 }
 
@@ -181,44 +242,12 @@ LlamaConfig llama_config_from_hf(const std::string& text, const std::string& fil
 }
 
 std::string llama_hf_config(const LlamaConfig& config, const std::string& dtype) {
-  const RopeScaling& rope = config.rope_scaling;
-  nlohmann::json description = {
-      {"architectures", {architecture(config.family)}},
-      {"model_type", family_name(config.family)},
-      {"hidden_size", config.dim},
-      {"intermediate_size", config.ffn_hidden},
-      {"num_hidden_layers", config.n_layers},
-      {"num_attention_heads", config.n_heads},
-      {"num_key_value_heads", config.n_kv_heads},
-      {"head_dim", config.head_dim()},
-      {"vocab_size", config.vocab_size},
-      {"max_position_embeddings",
-       rope.type == RopeScalingType::dynamic ? rope.original_max_seq_len : config.max_seq_len},
-      {"rope_theta", config.rope_theta},
-      {"rms_norm_eps", config.norm_eps},
-      {"tie_word_embeddings", config.tie_embeddings},
-      {"hidden_act", "silu"},
-      {"torch_dtype", dtype}};
-  if (config.family == LlamaFamily::llama) {
-    description["attention_bias"] = false;
-    description["mlp_bias"] = false;
-  } else if (config.family == LlamaFamily::mistral) {
-    description["sliding_window"] = nullptr;
-    if (config.sliding_window > 0) description["sliding_window"] = config.sliding_window;
-  } else {
-    description["use_sliding_window"] = config.sliding_window > 0;
-    description["max_window_layers"] = config.sliding_window > 0 ? 0 : config.n_layers;
-    if (config.sliding_window > 0) description["sliding_window"] = config.sliding_window;
-  }
-  if (rope.type != RopeScalingType::none) {
-    nlohmann::json& scaling = description["rope_scaling"];
-    scaling = {{"rope_type", rope_scaling_name(rope.type)}, {"factor", rope.factor}};
-    if (rope.type == RopeScalingType::llama3) {
-      scaling["low_freq_factor"] = rope.low_freq_factor;
-      scaling["high_freq_factor"] = rope.high_freq_factor;
-      scaling["original_max_position_embeddings"] = rope.original_max_seq_len;
-    }
-  }
+  nlohmann::json description = {{"architectures", {architecture(config.family)}},
+                                {"model_type", family_name(config.family)},
+                                {"vocab_size", config.vocab_size},
+                                {"tie_word_embeddings", config.tie_embeddings},
+                                {"torch_dtype", dtype}};
+  config.is_gpt2() ? add_gpt2_keys(description, config) : add_llama_keys(description, config);
   return description.dump(2) + "\n";
 }
 

@@ -1,10 +1,11 @@
-// Hugging Face's config.json of the Llama family. Knows no tensor.
+// Hugging Face's config.json of the Llama family and its kin. Knows no tensor.
 //
 //   const LlamaConfig config = llama_config_from_hf(read_file(path), path);
 //   write(folder / "config.json", llama_hf_config(config, "float32"));
 //
-// Read: model_type llama, mistral, qwen2, qwen3; rotary settings as rope_theta and rope_scaling or, as newer files have
-// them, in rope_parameters, of type default, linear, dynamic or llama3. What is not said has transformers' default.
+// Read: model_type llama, mistral, qwen2, qwen3, gpt2, mixtral; rotary settings as rope_theta and rope_scaling or, as
+// newer files have them, in rope_parameters, of type default, linear, dynamic or llama3. What is not said has
+// transformers' default.
 // What changes the model's results and cannot be done here is refused by name; other keys do not matter.
 //
 // A malformed file, a missing or mistyped key, and numbers of which no model can be built are a CheckpointError that

@@ -27,6 +27,13 @@ class Layers : public nn::Module {
   }
 };
 
+nn::PositionwiseKind positionwise(const LlamaConfig& config) {
+  if (config.has_experts()) return nn::PositionwiseKind::experts;
+  return config.is_gpt2() ? nn::PositionwiseKind::gelu : nn::PositionwiseKind::swiglu;
+}
+
+nn::NormKind norm_kind(const LlamaConfig& config) { return config.is_gpt2() ? nn::NormKind::layer : nn::NormKind::rms; }
+
 }  // namespace
 
 Llama::Llama(const LlamaConfig& config, nn::TensorOptionsOfModule tensor)
@@ -43,6 +50,11 @@ Llama::Llama(const LlamaConfig& config, const LlamaPart& part, nn::TensorOptions
     tok_embeddings = register_module(
         "tok_embeddings", std::make_shared<nn::Embedding>(nn::EmbeddingOptions{config.vocab_size, config.dim}, tensor));
   }
+  if (part.embedding && config.is_gpt2()) {
+    pos_embeddings =
+        register_module("pos_embeddings",
+                        std::make_shared<nn::Embedding>(nn::EmbeddingOptions{config.max_seq_len, config.dim}, tensor));
+  }
   const auto list = register_module("layers", std::make_shared<Layers>());
   nn::TransformerBlockOptions block = {.attention = {.dim = config.dim,
                                                      .n_heads = config.n_heads,
@@ -50,9 +62,15 @@ Llama::Llama(const LlamaConfig& config, const LlamaPart& part, nn::TensorOptions
                                                      .head_dim = config.head_dim(),
                                                      .window = config.sliding_window,
                                                      .qkv_bias = config.has_qkv_bias(),
+                                                     .output_bias = config.is_gpt2(),
                                                      .qk_norm = config.has_qk_norm(),
-                                                     .norm_eps = config.norm_eps},
+                                                     .norm_eps = config.norm_eps,
+                                                     .rotary = !config.is_gpt2()},
                                        .ffn_hidden = config.ffn_hidden,
+                                       .positionwise = positionwise(config),
+                                       .experts = config.experts,
+                                       .experts_per_token = config.experts_per_token,
+                                       .norm = norm_kind(config),
                                        .norm_eps = config.norm_eps};
   const double residual_std = 0.02 / std::sqrt(2.0 * static_cast<double>(config.n_layers));
   for (std::int64_t i = part.begin / 2; 2 * i < part.end; ++i) {
@@ -64,11 +82,13 @@ Llama::Llama(const LlamaConfig& config, const LlamaPart& part, nn::TensorOptions
       layer.attention->wo->set_init("weight", Init::normal(0.0, residual_std));
     }
     if (config.depth_scaled_init && layer.feed_forward) {
-      layer.feed_forward->w2->set_init("weight", Init::normal(0.0, residual_std));
+      for (nn::Linear* last : layer.feed_forward->last_projections()) {
+        last->set_init("weight", Init::normal(0.0, residual_std));
+      }
     }
     list->add(i, layers.back());
   }
-  if (part.head) norm = register_module("norm", std::make_shared<nn::RMSNorm>(config.dim, config.norm_eps, tensor));
+  if (part.head) norm = register_module("norm", nn::make_norm(norm_kind(config), config.dim, config.norm_eps, tensor));
   if (part.head && !config.tie_embeddings) {
     output = register_module("output",
                              std::make_shared<nn::Linear>(nn::LinearOptions{config.dim, config.vocab_size}, tensor));
@@ -103,14 +123,26 @@ void Llama::check_hidden(const at::Tensor& input) const {
   }
 }
 
+at::Tensor Llama::embed(const at::Tensor& tokens, const at::Tensor& positions) {
+  const at::Tensor x = call(tok_embeddings, tokens);  // [batch, seq, dim]
+  return pos_embeddings ? x + call(pos_embeddings, positions) : x;
+}
+
 at::Tensor Llama::hidden(const at::Tensor& input) {
   part_.embedding ? check_tokens(input) : check_hidden(input);
   const std::int64_t seq = input.size(1) * (part_.embedding || head_.parts_dim == 0 ? 1 : head_.parts);
   if (seq > config_.max_seq_len) {
     throw Error(fmt::format("Llama: sequences of {} tokens, but max_seq_len is {}", seq, config_.max_seq_len));
   }
-  const nn::RotaryTables tables = rope(seq, seq, input.device()).narrow(0, seq);
-  at::Tensor x = part_.embedding ? call(tok_embeddings, input) : input;  // [batch, seq, dim]
+  const nn::RotaryTables tables =
+      config_.is_gpt2() ? nn::RotaryTables() : rope(seq, seq, input.device()).narrow(0, seq);
+  at::Tensor positions;
+  if (pos_embeddings) {
+    const std::int64_t count = head_.parts_dim == 1 ? seq / head_.parts : seq;  // of this rank
+    const std::int64_t first = head_.parts_dim == 1 ? count * head_.part : 0;
+    positions = at::arange(first, first + count, at::TensorOptions(at::kLong).device(input.device()));
+  }
+  at::Tensor x = part_.embedding ? embed(input, positions) : input;  // [batch, seq, dim]
   for (const auto& layer : layers) x = call(layer, x, tables);
   return norm ? call(norm, x) : x;
 }
@@ -130,6 +162,7 @@ at::Tensor Llama::forward(const at::Tensor& input) {
 std::vector<std::vector<nn::Module*>> Llama::shard_units() {
   std::vector<std::vector<nn::Module*>> units;
   if (tok_embeddings && !config_.tie_embeddings) units.push_back({tok_embeddings.get()});
+  if (pos_embeddings) units.push_back({pos_embeddings.get()});
   for (const auto& layer : layers) units.push_back({layer.get()});
   if (norm) units.push_back({norm.get()});
   if (output) units.back().push_back(output.get());
@@ -205,12 +238,25 @@ at::Tensor Llama::forward_cached(const at::Tensor& input, nn::KvCache& cache, st
   for (std::size_t r = 0; r < counts.size(); ++r) {
     longest_row = std::max(longest_row, cache.length(first_row + static_cast<std::int64_t>(r)) + counts[r]);
   }
+  if (config_.is_gpt2() && longest_row > config_.max_seq_len) {
+    throw Error(fmt::format("Llama: a row of {} tokens, but the model has learnt positions of {} (max_seq_len)",
+                            longest_row, config_.max_seq_len));
+  }
   cache.begin(count, std::move(counts), first_row);
-  const nn::RotaryTables all = rope(cache.options().max_len, longest_row, input.device());
-  const nn::RotaryTables tables =
-      cache.positions().defined() ? all.at_positions(cache.positions()) : all.narrow(cache.start(), count);
+  nn::RotaryTables tables;
+  if (!config_.is_gpt2()) {
+    const nn::RotaryTables all = rope(cache.options().max_len, longest_row, input.device());
+    tables = cache.positions().defined() ? all.at_positions(cache.positions()) : all.narrow(cache.start(), count);
+  }
+  at::Tensor positions;
+  if (pos_embeddings) {
+    positions = cache.positions().defined()
+                    ? cache.positions()
+                    : at::arange(cache.start(), cache.start() + count, input.options().requires_grad(false));
+    positions = positions.clamp_max(config_.max_seq_len - 1);  // padding may stand behind the last one
+  }
 
-  at::Tensor x = part_.embedding ? call(tok_embeddings, input) : input;  // [rows, n, dim]
+  at::Tensor x = part_.embedding ? embed(input, positions) : input;  // [rows, n, dim]
   std::int64_t index = 0;
   for (const auto& layer : layers) x = call(layer, x, tables, cache, index++);
   cache.finish();

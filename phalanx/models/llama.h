@@ -1,10 +1,12 @@
-// The Llama family: pre-norm decoder with RMSNorm, rotary embedding, grouped-query attention and SwiGLU. Mistral, Qwen2
-// and Qwen3 are of it (LlamaConfig::family).
+// The Llama family: pre-norm decoder with RMSNorm, rotary embedding, grouped-query attention and SwiGLU. Mistral,
+// Qwen2, Qwen3, Mixtral and GPT-2 are of it (LlamaConfig::family).
 //
 // Parameter names are torchtitan's (tok_embeddings.weight, layers.N.attention.{wq,wk,wv,wo}.weight, and where the
 // family has them layers.N.attention.{wq,wk,wv}.bias and layers.N.attention.{q_norm,k_norm}.weight,
 // layers.N.feed_forward.{w1,w2,w3}.weight, layers.N.{attention_norm,ffn_norm}.weight, norm.weight, output.weight).
-// Hugging Face weights load by renaming alone (llama_hf_name, llama_fqn_from_hf in llama_config.h).
+// Mixtral has layers.N.moe.gate.weight and layers.N.moe.experts.E.{w1,w2,w3}.weight in place of the feed-forward net.
+// GPT-2 has pos_embeddings.weight, no w3, and a bias with every norm and every linear layer but the output.
+// Where they lie in Hugging Face's files: hf_names.h.
 // The constructor leaves the parameters without values: nn::initialise(*model, seed) or a checkpoint fills them.
 //
 //   auto model = std::make_shared<models::Llama>(config);
@@ -47,6 +49,7 @@ struct LlamaHead {
   // of all.
   std::int64_t parts = 1;
   std::size_t parts_dim = 1;
+  std::int64_t part = 0;  // this rank's
 };
 
 class Llama : public nn::Module {
@@ -83,11 +86,15 @@ class Llama : public nn::Module {
 
   // Null where the part does not have them.
   std::shared_ptr<nn::Embedding> tok_embeddings;              // also of a part that only uses them for its output
+  std::shared_ptr<nn::Embedding> pos_embeddings;              // learnt positions, added to these; null without
   std::vector<std::shared_ptr<nn::TransformerBlock>> layers;  // of the part, its first and last perhaps a half
-  std::shared_ptr<nn::RMSNorm> norm;
+  std::shared_ptr<nn::Norm> norm;
   std::shared_ptr<nn::Linear> output;  // null where the embeddings are tied, too
 
  private:
+  /// Vectors of the tokens, which stand at int64 `positions` [positions] or [batch, positions]; undefined without
+  /// pos_embeddings.
+  at::Tensor embed(const at::Tensor& tokens, const at::Tensor& positions);
   at::Tensor hidden(const at::Tensor& input);  // after the final norm, if the part has it: [batch, seq, dim]
   at::Tensor logits(const at::Tensor& hidden);
   at::Tensor loss_of(const at::Tensor& hidden, const at::Tensor& labels);

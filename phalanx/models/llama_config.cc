@@ -67,46 +67,34 @@ std::int64_t nearest_divisor(std::int64_t number, std::int64_t wanted) {
 
 constexpr std::int64_t kLargestSize = std::int64_t{1} << 31;
 constexpr double kMostParameters = 1e15;
+constexpr std::int64_t kMostExperts = 4096;
 
-/// In doubles no model is too large to be counted.
+/// With so many feed-forward nets in each layer. In doubles no model is too large to be counted.
 template <class Number>
-Number count_parameters(const LlamaConfig& config) {
+Number count_parameters(const LlamaConfig& config, std::int64_t nets) {
   const auto dim = static_cast<Number>(config.dim), head_dim = static_cast<Number>(config.head_dim());
+  const auto hidden = static_cast<Number>(config.ffn_hidden);
   const Number q_dim = static_cast<Number>(config.n_heads) * head_dim;
   const Number kv_dim = static_cast<Number>(config.n_kv_heads) * head_dim;
-  const Number layer = 2 * dim * q_dim + 2 * dim * kv_dim + 3 * dim * static_cast<Number>(config.ffn_hidden) + 2 * dim +
+  const Number norm = config.is_gpt2() ? 2 * dim : dim;
+  const Number layer = 2 * dim * q_dim + 2 * dim * kv_dim + 2 * norm +
+                       static_cast<Number>(nets * config.ffn_matrices()) * dim * hidden +
+                       static_cast<Number>(config.experts) * dim + (config.is_gpt2() ? 2 * dim + hidden : 0) +
                        (config.has_qkv_bias() ? q_dim + 2 * kv_dim : 0) + (config.has_qk_norm() ? 2 * head_dim : 0);
-  return static_cast<Number>(config.n_layers) * layer + dim +
-         static_cast<Number>(config.vocab_size) * dim * (config.tie_embeddings ? 1 : 2);
+  return static_cast<Number>(config.n_layers) * layer + norm +
+         static_cast<Number>(config.vocab_size) * dim * (config.tie_embeddings ? 1 : 2) +
+         (config.is_gpt2() ? static_cast<Number>(config.max_seq_len) * dim : 0);
 }
 
-constexpr std::array<std::pair<LlamaFamily, const char*>, 4> kFamilies = {{
+std::int64_t nets_of_layer(const LlamaConfig& config) { return config.has_experts() ? config.experts : 1; }
+
+constexpr std::array<std::pair<LlamaFamily, const char*>, 6> kFamilies = {{
     {LlamaFamily::llama, "llama"},
     {LlamaFamily::mistral, "mistral"},
     {LlamaFamily::qwen2, "qwen2"},
     {LlamaFamily::qwen3, "qwen3"},
-}};
-
-constexpr std::array<std::pair<const char*, const char*>, 3> kOutside = {{
-    {"tok_embeddings.weight", "model.embed_tokens.weight"},
-    {"norm.weight", "model.norm.weight"},
-    {"output.weight", "lm_head.weight"},
-}};
-constexpr std::array<std::pair<const char*, const char*>, 14> kInLayer = {{
-    {"attention.wq.weight", "self_attn.q_proj.weight"},
-    {"attention.wk.weight", "self_attn.k_proj.weight"},
-    {"attention.wv.weight", "self_attn.v_proj.weight"},
-    {"attention.wo.weight", "self_attn.o_proj.weight"},
-    {"attention.wq.bias", "self_attn.q_proj.bias"},
-    {"attention.wk.bias", "self_attn.k_proj.bias"},
-    {"attention.wv.bias", "self_attn.v_proj.bias"},
-    {"attention.q_norm.weight", "self_attn.q_norm.weight"},
-    {"attention.k_norm.weight", "self_attn.k_norm.weight"},
-    {"feed_forward.w1.weight", "mlp.gate_proj.weight"},
-    {"feed_forward.w2.weight", "mlp.down_proj.weight"},
-    {"feed_forward.w3.weight", "mlp.up_proj.weight"},
-    {"attention_norm.weight", "input_layernorm.weight"},
-    {"ffn_norm.weight", "post_attention_layernorm.weight"},
+    {LlamaFamily::gpt2, "gpt2"},
+    {LlamaFamily::mixtral, "mixtral"},
 }};
 
 void check_scaling(const RopeScaling& rope) {
@@ -125,16 +113,6 @@ void check_scaling(const RopeScaling& rope) {
         fmt::format("model: rope scaling with low_freq_factor = {} and high_freq_factor = {}: expected 0 < low < high",
                     rope.low_freq_factor, rope.high_freq_factor));
   }
-}
-
-/// "<prefix><digits>.<rest>" into digits and rest; empty strings where the name has another form.
-std::pair<std::string, std::string> split_layer(const std::string& name, const std::string& prefix) {
-  if (!name.starts_with(prefix)) return {};
-  const std::size_t dot = name.find('.', prefix.size());
-  if (dot == std::string::npos || dot == prefix.size()) return {};
-  const std::string digits = name.substr(prefix.size(), dot - prefix.size());
-  if (digits.find_first_not_of("0123456789") != std::string::npos) return {};
-  return {digits, name.substr(dot + 1)};
 }
 
 }  // namespace
@@ -175,6 +153,7 @@ void LlamaConfig::validate() const {
       throw ConfigError(fmt::format("model: {} = {}: expected at most {}", key, value, kLargestSize));
     }
   }
+  validate_family();
   if (own_head_dim < 0 || own_head_dim > kLargestSize || own_head_dim % 2 != 0) {
     throw ConfigError(
         fmt::format("model: head_dim = {}: the rotary embedding turns pairs, so it must be even and above 0, or 0 for "
@@ -187,7 +166,7 @@ void LlamaConfig::validate() const {
                     "nearest: n_heads = {}",
                     dim, n_heads, nearest_divisor(dim, n_heads)));
   }
-  if (head_dim() % 2 != 0) {
+  if (!is_gpt2() && head_dim() % 2 != 0) {
     throw ConfigError(
         fmt::format("model: the rotary embedding turns pairs, so head_dim = dim / n_heads = {} / {} = {} "
                     "must be even; nearest: dim = {}",
@@ -199,19 +178,42 @@ void LlamaConfig::validate() const {
                     "nearest: n_kv_heads = {}",
                     n_heads, n_kv_heads, nearest_divisor(n_heads, n_kv_heads)));
   }
-  if (const auto count = count_parameters<double>(*this); count > kMostParameters) {
+  if (const auto count = count_parameters<double>(*this, nets_of_layer(*this)); count > kMostParameters) {
     throw ConfigError(
         fmt::format("model: these sizes make {:.1e} parameters: expected at most {:.0e}", count, kMostParameters));
   }
   if (!(rope_theta > 0.0)) throw ConfigError(fmt::format("model: rope_theta = {}: expected above 0", rope_theta));
   if (!(norm_eps >= 0.0)) throw ConfigError(fmt::format("model: norm_eps = {}: expected 0 or above", norm_eps));
-  if (sliding_window < 0 || (sliding_window > 0 && family == LlamaFamily::llama)) {
-    throw ConfigError(fmt::format(
-        "model: sliding_window = {}: expected 0 in a model of the family llama, else 0 or above", sliding_window));
+  const bool has_no_window = family == LlamaFamily::llama || is_gpt2();
+  if (sliding_window < 0 || (sliding_window > 0 && has_no_window)) {
+    throw ConfigError(fmt::format("model: sliding_window = {}: expected 0 in a model of the family {}, else 0 or above",
+                                  sliding_window, has_no_window ? family_name(family) : "llama"));
   }
   check_scaling(rope_scaling);
   if (rope_scaling.type == RopeScalingType::dynamic && head_dim() < 4) {
     throw ConfigError(fmt::format("model: head_dim = {}: dynamic rope scaling needs at least 4", head_dim()));
+  }
+}
+
+void LlamaConfig::validate_family() const {
+  if (has_experts() &&
+      !(experts >= 1 && experts <= kMostExperts && experts_per_token >= 1 && experts_per_token <= experts)) {
+    throw ConfigError(
+        fmt::format("model: experts = {} and experts_per_token = {}: expected 1 to {} experts, and at least one "
+                    "per token but no more than there are",
+                    experts, experts_per_token, kMostExperts));
+  }
+  if (!has_experts() && (experts != 0 || experts_per_token != 0)) {
+    throw ConfigError(
+        fmt::format("model: experts = {} and experts_per_token = {}: expected 0 in a model of the family {}", experts,
+                    experts_per_token, family_name(family)));
+  }
+  if (!is_gpt2()) return;
+  if (n_kv_heads != n_heads || own_head_dim != 0 || rope_scaling.type != RopeScalingType::none) {
+    throw ConfigError(fmt::format(
+        "model: a model of the family gpt2 has as many key and value heads as query heads, of dim / n_heads "
+        "elements, and no rope scaling: found n_heads = {}, n_kv_heads = {}, head_dim = {}",
+        n_heads, n_kv_heads, head_dim()));
   }
 }
 
@@ -242,10 +244,17 @@ void LlamaConfig::validate_tensor_parallel(int ranks, std::int64_t seq_len) cons
   if (seq_len != 0) refuse_unless_divided("positions (sequence parallel)", "seq_len", seq_len);
 }
 
-std::int64_t LlamaConfig::parameter_count() const noexcept { return count_parameters<std::int64_t>(*this); }
+std::int64_t LlamaConfig::parameter_count() const noexcept {
+  return count_parameters<std::int64_t>(*this, nets_of_layer(*this));
+}
+
+std::int64_t LlamaConfig::active_parameter_count() const noexcept {
+  return count_parameters<std::int64_t>(*this, has_experts() ? experts_per_token : 1);
+}
 
 double LlamaConfig::flops_per_token(std::int64_t seq) const noexcept {
-  const std::int64_t in_products = parameter_count() - (tie_embeddings ? 0 : vocab_size * dim);
+  const std::int64_t looked_up = (tie_embeddings ? 0 : vocab_size * dim) + (is_gpt2() ? max_seq_len * dim : 0);
+  const std::int64_t in_products = active_parameter_count() - looked_up;
   return 6.0 * static_cast<double>(in_products) +
          12.0 * static_cast<double>(n_layers) * static_cast<double>(n_heads * head_dim()) * static_cast<double>(seq);
 }
@@ -262,32 +271,6 @@ std::vector<std::string> llama_flavor_names() {
   std::vector<std::string> names;
   for (const auto& flavor : flavors()) names.push_back(flavor.first);
   return names;
-}
-
-bool llama_hf_may_ignore(const LlamaConfig& config, const std::string& hf_name) {
-  return hf_name.ends_with("rotary_emb.inv_freq") || (config.tie_embeddings && hf_name == "lm_head.weight");
-}
-
-std::string llama_hf_name(const std::string& fqn) {
-  for (const auto& [ours, theirs] : kOutside) {
-    if (fqn == ours) return theirs;
-  }
-  const auto [layer, rest] = split_layer(fqn, "layers.");
-  for (const auto& [ours, theirs] : kInLayer) {
-    if (rest == ours) return fmt::format("model.layers.{}.{}", layer, theirs);
-  }
-  throw Error(fmt::format("'{}' is not a parameter of a Llama model", fqn));
-}
-
-std::string llama_fqn_from_hf(const std::string& hf_name) {
-  for (const auto& [ours, theirs] : kOutside) {
-    if (hf_name == theirs) return ours;
-  }
-  const auto [layer, rest] = split_layer(hf_name, "model.layers.");
-  for (const auto& [ours, theirs] : kInLayer) {
-    if (rest == theirs) return fmt::format("layers.{}.{}", layer, ours);
-  }
-  throw Error(fmt::format("'{}' is not a parameter of Hugging Face's LlamaForCausalLM", hf_name));
 }
 
 }  // namespace phalanx::models

@@ -1,6 +1,7 @@
-// The shape of a Llama-family model: validated, named flavours, parameter and operation counts. Knows no tensor.
-// The family is what differs from Llama in a small way: Mistral (sliding window), Qwen2 (bias of queries, keys and
-// values), Qwen3 (norms of queries and keys).
+// The shape of a decoder of the Llama family and its kin: validated, named flavours, parameter and operation counts.
+// Knows no tensor. The family is what differs from Llama: Mistral (sliding window), Qwen2 (bias of queries, keys and
+// values), Qwen3 (norms of queries and keys), Mixtral (experts in place of the feed-forward net, sliding window), GPT-2
+// (LayerNorm, learnt positions, GELU in place of SwiGLU, biases everywhere).
 //
 //   LlamaConfig config = llama_flavor("5M");
 //   config.vocab_size = tokenizer.size();
@@ -18,9 +19,9 @@
 namespace phalanx::models {
 
 /// Hugging Face's model_type.
-enum class LlamaFamily : std::uint8_t { llama, mistral, qwen2, qwen3 };
+enum class LlamaFamily : std::uint8_t { llama, mistral, qwen2, qwen3, gpt2, mixtral };
 const char* family_name(LlamaFamily family);
-/// "llama, mistral, qwen2, qwen3".
+/// "llama, mistral, qwen2, qwen3, gpt2, mixtral".
 std::string family_names();
 std::optional<LlamaFamily> family_from_name(std::string_view name);
 
@@ -42,13 +43,22 @@ struct LlamaConfig {
 
   /// Elements of a head; 0: dim / n_heads.
   std::int64_t own_head_dim = 0;
-  /// A position attends to itself and so many less one before it; 0: to all before it. Not in the family llama.
+  /// A position attends to itself and so many less one before it; 0: to all before it. Not in the families llama and
+  /// gpt2.
   std::int64_t sliding_window = 0;
   RopeScaling rope_scaling;
+  /// Feed-forward nets of each layer, of ffn_hidden units each, and those that a token goes through. Of mixtral; 0: one
+  /// net for all.
+  std::int64_t experts = 0;
+  std::int64_t experts_per_token = 0;
 
   std::int64_t head_dim() const noexcept { return own_head_dim != 0 ? own_head_dim : dim / n_heads; }
-  bool has_qkv_bias() const noexcept { return family == LlamaFamily::qwen2; }
+  bool is_gpt2() const noexcept { return family == LlamaFamily::gpt2; }
+  bool has_experts() const noexcept { return family == LlamaFamily::mixtral; }
+  bool has_qkv_bias() const noexcept { return family == LlamaFamily::qwen2 || is_gpt2(); }
   bool has_qk_norm() const noexcept { return family == LlamaFamily::qwen3; }
+  /// Matrices of a feed-forward net.
+  std::int64_t ffn_matrices() const noexcept { return is_gpt2() ? 2 : 3; }
 
   /// Throws ConfigError unless the model can be built.
   void validate() const;
@@ -56,29 +66,26 @@ struct LlamaConfig {
   /// `seq_len` is not 0, positions that are split over them.
   void validate_tensor_parallel(int ranks, std::int64_t seq_len = 0) const;
 
-  /// Elements of all parameters; a tied matrix counts once.
+  /// Elements of all parameters; a tied matrix counts once. Those that a token goes through: without the experts that
+  /// it is not sent to.
   std::int64_t parameter_count() const noexcept;
+  std::int64_t active_parameter_count() const noexcept;
 
   /// Floating-point operations of forward and backward per token, as torchtitan counts them for MFU:
   ///   6 N + 12 n_layers n_heads head_dim seq
-  /// N: parameters that take part in a matrix product, that is all but the input embedding (a tied matrix does take
-  /// part, as output). 12 = (q k^T and p v) x (forward 1, backward 2) x (multiply, add), the causal half not taken off.
+  /// N: parameters that take part in a token's matrix products, that is all active ones but the input embedding and
+  /// learnt positions (a tied matrix does take part, as output). 12 = (q k^T and p v) x (forward 1, backward 2) x
+  /// (multiply, add), the causal half not taken off.
   double flops_per_token(std::int64_t seq) const noexcept;
 
   bool operator==(const LlamaConfig&) const = default;
+
+ private:
+  void validate_family() const;
 };
 
 /// A named configuration; an unknown name is a ConfigError that names the nearest known one.
 LlamaConfig llama_flavor(const std::string& name);
 std::vector<std::string> llama_flavor_names();
-
-/// Whether a file of Hugging Face's may hold this tensor beside the parameters: what a model computes by itself, or the
-/// output matrix of tied embeddings once more.
-bool llama_hf_may_ignore(const LlamaConfig& config, const std::string& hf_name);
-
-/// The same parameter in Hugging Face's LlamaForCausalLM ("model.layers.0.self_attn.q_proj.weight"), and back. The
-/// values need no permutation: the rotary pairing is Hugging Face's. An unknown name is an Error.
-std::string llama_hf_name(const std::string& fqn);
-std::string llama_fqn_from_hf(const std::string& hf_name);
 
 }  // namespace phalanx::models

@@ -50,6 +50,10 @@ nlohmann::json llama_metadata(const LlamaConfig& config) {
                           {"tie_embeddings", config.tie_embeddings}};
   if (config.own_head_dim != 0) model["head_dim"] = config.own_head_dim;
   if (config.sliding_window != 0) model["sliding_window"] = config.sliding_window;
+  if (config.has_experts()) {
+    model["experts"] = config.experts;
+    model["experts_per_token"] = config.experts_per_token;
+  }
   if (const RopeScaling& rope = config.rope_scaling; rope.type != RopeScalingType::none) {
     model["rope_scaling"] = {{"type", rope_scaling_name(rope.type)},
                              {"factor", rope.factor},
@@ -81,6 +85,8 @@ LlamaConfig llama_from_metadata(const nlohmann::json& model, const std::string& 
   config.tie_embeddings = read.get<bool>("tie_embeddings");
   config.own_head_dim = read.get_or<std::int64_t>("head_dim", 0);
   config.sliding_window = read.get_or<std::int64_t>("sliding_window", 0);
+  config.experts = read.get_or<std::int64_t>("experts", 0);
+  config.experts_per_token = read.get_or<std::int64_t>("experts_per_token", 0);
   if (model.contains("rope_scaling")) {
     const JsonReader rope(model.at("rope_scaling"), where + ": rope_scaling");
     const auto type = rope_scaling_from_name(rope.get<std::string>("type"));
@@ -100,6 +106,15 @@ std::map<std::string, std::vector<std::int64_t>> llama_parameter_shapes(const Ll
   std::map<std::string, std::vector<std::int64_t>> shapes = {{"tok_embeddings.weight", {config.vocab_size, dim}},
                                                              {"norm.weight", {dim}}};
   if (!config.tie_embeddings) shapes["output.weight"] = {config.vocab_size, dim};
+  const auto net = [&](const std::string& name) {
+    shapes[name + "w1.weight"] = {hidden, dim};
+    shapes[name + "w2.weight"] = {dim, hidden};
+    if (!config.is_gpt2()) shapes[name + "w3.weight"] = {hidden, dim};
+  };
+  if (config.is_gpt2()) {
+    shapes["pos_embeddings.weight"] = {config.max_seq_len, dim};
+    shapes["norm.bias"] = {dim};
+  }
   for (std::int64_t i = 0; i < config.n_layers; ++i) {
     const std::string layer = fmt::format("layers.{}.", i);
     shapes[layer + "attention_norm.weight"] = {dim};
@@ -117,9 +132,15 @@ std::map<std::string, std::vector<std::int64_t>> llama_parameter_shapes(const Ll
       shapes[layer + "attention.k_norm.weight"] = {config.head_dim()};
     }
     shapes[layer + "ffn_norm.weight"] = {dim};
-    shapes[layer + "feed_forward.w1.weight"] = {hidden, dim};
-    shapes[layer + "feed_forward.w2.weight"] = {dim, hidden};
-    shapes[layer + "feed_forward.w3.weight"] = {hidden, dim};
+    if (config.has_experts()) shapes[layer + "moe.gate.weight"] = {config.experts, dim};
+    for (std::int64_t e = 0; e < config.experts; ++e) net(fmt::format("{}moe.experts.{}.", layer, e));
+    if (!config.has_experts()) net(layer + "feed_forward.");
+    if (!config.is_gpt2()) continue;
+    shapes[layer + "attention_norm.bias"] = {dim};
+    shapes[layer + "attention.wo.bias"] = {dim};
+    shapes[layer + "ffn_norm.bias"] = {dim};
+    shapes[layer + "feed_forward.w1.bias"] = {hidden};
+    shapes[layer + "feed_forward.w2.bias"] = {dim};
   }
   return shapes;
 }

@@ -23,30 +23,45 @@ std::vector<StyleOf> llama_tensor_plan(const Llama& model, int ranks, const Acti
     return std::ranges::any_of(model.layers, [&](const auto& layer) { return ((*layer).*member) != nullptr; });
   };
   const ActivationLayout shared = ActivationLayout::shared();
-  const Rowwise last{.output = overlap ? ActivationLayout::partial() : between};
+  const auto last = [&](bool overlaps) { return Rowwise{.output = overlaps ? ActivationLayout::partial() : between}; };
   std::vector<StyleOf> plan;
-  const auto exchange_around = [&](const std::string& layers) {
-    if (overlap) {
+  // Biases behind the last projection, and experts, are not overlapped.
+  const bool overlaps_attention = overlap && !model.config().is_gpt2();
+  const bool overlaps_net = overlaps_attention && !model.config().has_experts();
+  const auto exchange_around = [&](const std::string& layers, bool overlaps) {
+    if (overlaps) {
       plan.push_back({layers, Overlapped{.activations = between}});
     } else {
       plan.push_back({layers, PrepareInput{.from = between, .to = shared}});
     }
   };
   if (model.tok_embeddings) plan.push_back({"tok_embeddings", Rowwise{.output = between}});
+  const bool splits = between.kind == ActivationLayout::Kind::split;
+  if (model.pos_embeddings && splits) plan.push_back({"pos_embeddings", SequenceParallel{}});
   if (any_layer(&nn::TransformerBlock::attention)) {
-    exchange_around("layers.*.attention");
+    exchange_around("layers.*.attention", overlaps_attention);
     plan.push_back({"layers.*.attention.wq", inner});
     plan.push_back({"layers.*.attention.w[kv]", key_value});
-    plan.push_back({"layers.*.attention.wo", last});
+    plan.push_back({"layers.*.attention.wo", last(overlaps_attention)});
   }
   if (any_layer(&nn::TransformerBlock::feed_forward)) {
-    exchange_around("layers.*.feed_forward");
-    plan.push_back({"layers.*.feed_forward.w[13]", inner});
-    plan.push_back({"layers.*.feed_forward.w2", last});
+    if (model.config().has_experts()) {
+      // Every rank sends the same tokens to its part of each expert, and has addends of the result; so the gate, which
+      // weighs these, has addends of its gradient.
+      exchange_around("layers.*.moe", false);
+      plan.push_back({"layers.*.moe", PrepareOutput{.from = ActivationLayout::partial(), .to = between}});
+      plan.push_back({"layers.*.moe.gate", SequenceParallel{}});
+      plan.push_back({"layers.*.moe.experts.*.w[13]", inner});
+      plan.push_back({"layers.*.moe.experts.*.w2", Rowwise{.output = ActivationLayout::partial()}});
+    } else {
+      exchange_around("layers.*.feed_forward", overlaps_net);
+      plan.push_back({"layers.*.feed_forward.w[13]", inner});
+      plan.push_back({"layers.*.feed_forward.w2", last(overlaps_net)});
+    }
   }
   if (model.output) plan.push_back({"output", inner});
   // Norms see a part of the positions, or, those of queries and keys, a part of the heads.
-  if (between.kind == ActivationLayout::Kind::split) {
+  if (splits) {
     plan.push_back({"*norm", SequenceParallel{}});
   } else if (model.config().has_qk_norm() && any_layer(&nn::TransformerBlock::attention)) {
     plan.push_back({"layers.*.attention.[qk]_norm", SequenceParallel{}});
@@ -83,7 +98,8 @@ void parallelize_llama(Llama& model, const DeviceMesh& mesh, const LlamaParallel
                         return vocabulary_parallel_cross_entropy(shared, weight, labels, part, group);
                       },
                   .parts = options.sequence_parallel ? ranks : 1,
-                  .parts_dim = static_cast<std::size_t>(options.split_dim)});
+                  .parts_dim = static_cast<std::size_t>(options.split_dim),
+                  .part = options.sequence_parallel ? mesh.coordinate("tp") : 0});
 }
 
 }  // namespace phalanx::models

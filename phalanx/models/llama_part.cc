@@ -66,7 +66,9 @@ std::vector<double> llama_costs(const LlamaConfig& config, std::int64_t seq) {
   const auto dim = static_cast<double>(config.dim), head = static_cast<double>(config.head_dim());
   const double q = static_cast<double>(config.n_heads) * head, kv = static_cast<double>(config.n_kv_heads) * head;
   const double attention = dim * (2 * q + 2 * kv) + q * static_cast<double>(seq);  // the causal half of q k^T and p v
-  const double feed_forward = 3 * dim * static_cast<double>(config.ffn_hidden);
+  const auto nets = static_cast<double>(config.has_experts() ? config.experts_per_token : 1);
+  const double feed_forward = nets * static_cast<double>(config.ffn_matrices() * config.ffn_hidden) * dim +
+                              static_cast<double>(config.experts) * dim;
   std::vector<double> costs;
   for (std::int64_t i = 0; i < config.n_layers; ++i) {
     costs.push_back(attention);

@@ -1,8 +1,9 @@
 // Which part of a Llama a pipeline stage holds. Knows no tensor.
 //
 // A model of n layers is a row of 2n half-layers: 2i is the attention of layer i and 2i + 1 its feed-forward net, each
-// with its norm. A part is a range of them; the first one also holds the embedding, the last one the final norm and
-// the output. Where these two share one matrix, both parts have it, under the one name tok_embeddings.weight.
+// with its norm. A part is a range of them; the first one also holds the embedding (and learnt positions), the last one
+// the final norm and the output. Where embedding and output share one matrix, both parts have it, under the one name
+// tok_embeddings.weight.
 //
 //   for (const LlamaPart& part : divide_llama(config, {1.5, 2.5})) ...          // layers of each stage
 //   std::vector<LlamaPart> parts = balance_llama(config, /*stages=*/4, /*seq=*/1024);

@@ -28,8 +28,16 @@ namespace {
 constexpr std::int64_t kPipelineSeq = 8;
 constexpr int kPipelineMicroBatches = 8, kPipelineSteps = 4;
 
-models::LlamaConfig four_layer_llama(bool tied) {
+using models::LlamaFamily;
+
+models::LlamaConfig four_layer_llama(bool tied, LlamaFamily family) {
   models::LlamaConfig config = models::llama_flavor("debug");  // 4 heads, 2 of keys and values
+  config.family = family;
+  if (family == LlamaFamily::gpt2) config.n_kv_heads = 4;
+  if (family == LlamaFamily::mixtral) {
+    config.experts = 4;
+    config.experts_per_token = 2;
+  }
   config.n_layers = 4;
   config.vocab_size = 128;
   config.max_seq_len = 16;
@@ -64,8 +72,8 @@ void gather_and_descend(const torch::nn::Module& module, bool first, std::map<st
   }
 }
 
-Trained on_one_rank(bool tied) {
-  models::Llama model(four_layer_llama(tied));
+Trained on_one_rank(bool tied, LlamaFamily family = LlamaFamily::llama) {
+  models::Llama model(four_layer_llama(tied, family));
   nn::initialise(model, 3);
   Trained result;
   for (int step = 0; step < kPipelineSteps; ++step) {
@@ -87,12 +95,13 @@ struct PipelinedLlama {
   bool tied = false;
   std::vector<double> layers;  // of each stage; empty: balanced
   bool checkpointed = false;
+  LlamaFamily family = LlamaFamily::llama;
 };
 
 Trained on_a_pipeline(const PipelinedLlama& what) {
   const auto plan =
       schedule::make_schedule({.name = what.schedule, .ranks = what.ranks, .micro_batches = kPipelineMicroBatches});
-  const auto config = four_layer_llama(what.tied);
+  const auto config = four_layer_llama(what.tied, what.family);
   const auto parts = what.layers.empty() ? models::balance_llama(config, plan.stages(), kPipelineSeq)
                                          : models::divide_llama(config, what.layers);
   Trained result;
@@ -165,6 +174,22 @@ TEST(PipelinedLlama, CheckpointedLayersDeferTheirWeightsToo) {
   const Trained one = on_one_rank(true);
   for (const char* name : {"1F1B", "ZBV"}) {
     expect_close_to(on_a_pipeline({.schedule = name, .tied = true, .checkpointed = true}), one, 1e-5);
+  }
+}
+
+// Positions belong to the embedding's part; experts without a token leave zeros, in W as well.
+TEST(PipelinedLlama, OtherFamiliesAreOneRank) {
+  for (const auto family : {LlamaFamily::gpt2, LlamaFamily::mixtral}) {
+    SCOPED_TRACE(models::family_name(family));
+    const bool tied = family == LlamaFamily::gpt2;
+    const Trained one = on_one_rank(tied, family);
+    EXPECT_LT(one.losses.back(), one.losses.front());
+    expect_close_to(on_a_pipeline({.schedule = "1F1B", .tied = tied, .layers = {2.5, 1.5}, .family = family}), one,
+                    1e-5);
+    expect_close_to(on_a_pipeline({.schedule = "ZBV", .tied = tied, .layers = {0.5, 1, 0.5, 2}, .family = family}), one,
+                    1e-5);
+    expect_close_to(on_a_pipeline({.schedule = "ZB1P", .tied = tied, .checkpointed = true, .family = family}), one,
+                    1e-5);
   }
 }
 

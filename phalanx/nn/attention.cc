@@ -15,7 +15,7 @@ Attention::Attention(const AttentionOptions& options, TensorOptionsOfModule tens
   wq = register_module("wq", std::make_shared<Linear>(LinearOptions{options.dim, q_dim, bias}, tensor));
   wk = register_module("wk", std::make_shared<Linear>(LinearOptions{options.dim, kv_dim, bias}, tensor));
   wv = register_module("wv", std::make_shared<Linear>(LinearOptions{options.dim, kv_dim, bias}, tensor));
-  wo = register_module("wo", std::make_shared<Linear>(LinearOptions{q_dim, options.dim}, tensor));
+  wo = register_module("wo", std::make_shared<Linear>(LinearOptions{q_dim, options.dim, options.output_bias}, tensor));
   if (!options.qk_norm) return;
   q_norm = register_module("q_norm", std::make_shared<RMSNorm>(options.head_dim, options.norm_eps, tensor));
   k_norm = register_module("k_norm", std::make_shared<RMSNorm>(options.head_dim, options.norm_eps, tensor));
@@ -41,8 +41,10 @@ Attention::Heads Attention::heads(const at::Tensor& x, const RotaryTables& rope)
     const at::Tensor heads = y.view({y.size(0), y.size(1), -1, options_.head_dim});
     return (norm ? call(norm, heads) : heads).transpose(1, 2);
   };
-  return {kernels::apply_rotary(split(qkv[0], q_norm), rope.cos, rope.sin),
-          kernels::apply_rotary(split(qkv[1], k_norm), rope.cos, rope.sin), split(qkv[2], nullptr)};
+  const auto turned = [&](const at::Tensor& heads) {
+    return options_.rotary ? kernels::apply_rotary(heads, rope.cos, rope.sin) : heads;
+  };
+  return {turned(split(qkv[0], q_norm)), turned(split(qkv[1], k_norm)), split(qkv[2], nullptr)};
 }
 
 at::Tensor Attention::project(const at::Tensor& y) {

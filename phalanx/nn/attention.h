@@ -3,8 +3,8 @@
 //   q, k, v = wq x, wk x, wv x            split into heads, q and k turned by the rotary tables
 //   y = wo softmax(q k^T / sqrt(head_dim) + causal mask) v
 //
-// As models want it: a bias on q, k and v; an RMS norm of each head of q and k before they are turned; a window, so
-// that a position attends to itself and window - 1 before it.
+// As models want it: a bias on q, k and v, and one on the result; an RMS norm of each head of q and k before they are
+// turned; no turning at all; a window, so that a position attends to itself and window - 1 before it.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +26,10 @@ struct AttentionOptions {
   std::int64_t head_dim = 0;
   std::int64_t window = 0;  // 0: all positions before
   bool qkv_bias = false;
+  bool output_bias = false;
   bool qk_norm = false;
   double norm_eps = 1e-5;
+  bool rotary = true;  // otherwise `rope` is not looked at
 };
 
 class Attention : public Module {

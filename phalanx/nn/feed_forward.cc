@@ -4,7 +4,8 @@
 
 namespace phalanx::nn {
 
-FeedForward::FeedForward(std::int64_t dim, std::int64_t hidden, TensorOptionsOfModule tensor) : Module("FeedForward") {
+FeedForward::FeedForward(std::int64_t dim, std::int64_t hidden, TensorOptionsOfModule tensor)
+    : Positionwise("FeedForward") {
   w1 = register_module("w1", std::make_shared<Linear>(LinearOptions{dim, hidden}, tensor));
   w2 = register_module("w2", std::make_shared<Linear>(LinearOptions{hidden, dim}, tensor));
   w3 = register_module("w3", std::make_shared<Linear>(LinearOptions{dim, hidden}, tensor));

@@ -4,16 +4,19 @@
 #include <cstdint>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "phalanx/nn/linear.h"
+#include "phalanx/nn/positionwise.h"
 
 namespace phalanx::nn {
 
-class FeedForward : public Module {
+class FeedForward : public Positionwise {
  public:
   FeedForward(std::int64_t dim, std::int64_t hidden, TensorOptionsOfModule tensor = {});
 
-  at::Tensor forward(const at::Tensor& x);  // [..., dim] -> [..., dim]
+  at::Tensor forward(const at::Tensor& x) override;  // [..., dim] -> [..., dim]
+  std::vector<Linear*> last_projections() const override { return {w2.get()}; }
 
   /// From now on x and the result are this rank's rows, and what the projections compute is exchanged.
   void exchange_through(std::shared_ptr<const RowExchange> exchange) { exchange_ = std::move(exchange); }

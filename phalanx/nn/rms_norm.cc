@@ -4,10 +4,8 @@
 
 namespace phalanx::nn {
 
-RMSNorm::RMSNorm(std::int64_t dim, double eps, TensorOptionsOfModule tensor) : Module("RMSNorm"), eps_(eps) {
-  weight = make_parameter("weight", {dim}, tensor, Init::constant(1.0));
-}
+RMSNorm::RMSNorm(std::int64_t dim, double eps, TensorOptionsOfModule tensor) : Norm("RMSNorm", dim, eps, tensor) {}
 
-at::Tensor RMSNorm::forward(const at::Tensor& x) { return kernels::rms_norm(x, used("weight", weight), eps_); }
+at::Tensor RMSNorm::forward(const at::Tensor& x) { return kernels::rms_norm(x, used("weight", weight), eps()); }
 
 }  // namespace phalanx::nn

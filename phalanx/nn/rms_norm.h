@@ -3,22 +3,15 @@
 
 #include <cstdint>
 
-#include "phalanx/nn/module.h"
+#include "phalanx/nn/norm.h"
 
 namespace phalanx::nn {
 
-class RMSNorm : public Module {
+class RMSNorm : public Norm {
  public:
   explicit RMSNorm(std::int64_t dim, double eps = 1e-5, TensorOptionsOfModule tensor = {});
 
-  at::Tensor forward(const at::Tensor& x);  // [..., dim]
-
-  double eps() const noexcept { return eps_; }
-
-  at::Tensor weight;  // [dim]
-
- private:
-  double eps_;
+  at::Tensor forward(const at::Tensor& x) override;  // [..., dim]
 };
 
 }  // namespace phalanx::nn

@@ -2,20 +2,44 @@
 
 #include <ATen/TensorOperators.h>
 
+#include "phalanx/nn/feed_forward.h"
+#include "phalanx/nn/mixture_of_experts.h"
+#include "phalanx/nn/mlp.h"
+
 namespace phalanx::nn {
+namespace {
+
+std::shared_ptr<Positionwise> make_positionwise(const TransformerBlockOptions& options, TensorOptionsOfModule tensor) {
+  const std::int64_t dim = options.attention.dim, hidden = options.ffn_hidden;
+  switch (options.positionwise) {
+    case PositionwiseKind::gelu:
+      return std::make_shared<Mlp>(dim, hidden, tensor);
+    case PositionwiseKind::experts:
+      return std::make_shared<MixtureOfExperts>(
+          MixtureOptions{
+              .dim = dim, .hidden = hidden, .experts = options.experts, .experts_per_token = options.experts_per_token},
+          tensor);
+    default:
+      return std::make_shared<FeedForward>(dim, hidden, tensor);
+  }
+}
+
+}  // namespace
 
 TransformerBlock::TransformerBlock(const TransformerBlockOptions& options, TensorOptionsOfModule tensor)
     : Module("TransformerBlock") {
-  const std::int64_t dim = options.attention.dim;
+  const auto norm = [&](const char* name) {
+    return register_module(name, make_norm(options.norm, options.attention.dim, options.norm_eps, tensor));
+  };
   if (options.has_attention) {
     attention = register_module("attention", std::make_shared<Attention>(options.attention, tensor));
   }
   if (options.has_feed_forward) {
-    feed_forward = register_module("feed_forward", std::make_shared<FeedForward>(dim, options.ffn_hidden, tensor));
+    const char* name = options.positionwise == PositionwiseKind::experts ? "moe" : "feed_forward";
+    feed_forward = register_module(name, make_positionwise(options, tensor));
   }
-  if (attention)
-    attention_norm = register_module("attention_norm", std::make_shared<RMSNorm>(dim, options.norm_eps, tensor));
-  if (feed_forward) ffn_norm = register_module("ffn_norm", std::make_shared<RMSNorm>(dim, options.norm_eps, tensor));
+  if (attention) attention_norm = norm("attention_norm");
+  if (feed_forward) ffn_norm = norm("ffn_norm");
 }
 
 at::Tensor TransformerBlock::forward(at::Tensor x, const RotaryTables& rope) {

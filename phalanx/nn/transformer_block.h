@@ -1,19 +1,28 @@
 // One pre-norm transformer layer: x = x + attention(attention_norm(x)); x = x + feed_forward(ffn_norm(x)).
 // Or one half of it, where a pipeline is cut between the two.
+//
+// The norms are RMSNorm, or LayerNorm with biases. The feed-forward net is SwiGLU, GELU with biases, or a mixture of
+// experts, which is registered as "moe" in place of "feed_forward".
 #pragma once
 
 #include <cstdint>
 #include <memory>
 
 #include "phalanx/nn/attention.h"
-#include "phalanx/nn/feed_forward.h"
-#include "phalanx/nn/rms_norm.h"
+#include "phalanx/nn/norm.h"
+#include "phalanx/nn/positionwise.h"
 
 namespace phalanx::nn {
 
+enum class PositionwiseKind : std::uint8_t { swiglu, gelu, experts };
+
 struct TransformerBlockOptions {
   AttentionOptions attention;
-  std::int64_t ffn_hidden = 0;
+  std::int64_t ffn_hidden = 0;  // of each expert
+  PositionwiseKind positionwise = PositionwiseKind::swiglu;
+  std::int64_t experts = 0;
+  std::int64_t experts_per_token = 0;
+  NormKind norm = NormKind::rms;
   double norm_eps = 1e-5;
   bool has_attention = true;  // with its norm
   bool has_feed_forward = true;
@@ -28,8 +37,8 @@ class TransformerBlock : public Module {
 
   // Null in the other half.
   std::shared_ptr<Attention> attention;
-  std::shared_ptr<FeedForward> feed_forward;
-  std::shared_ptr<RMSNorm> attention_norm, ffn_norm;
+  std::shared_ptr<Positionwise> feed_forward;
+  std::shared_ptr<Norm> attention_norm, ffn_norm;
 };
 
 }  // namespace phalanx::nn

@@ -4,7 +4,7 @@
 #include "phalanx/checkpoint/hf_model.h"
 #include "phalanx/checkpoint/weights.h"
 #include "phalanx/models/hf_config.h"
-#include "phalanx/models/llama_json.h"
+#include "phalanx/models/hf_names.h"
 
 namespace phalanx::train {
 
@@ -13,7 +13,9 @@ std::filesystem::path export_in_hf(const std::filesystem::path& folder, const mo
   // Read first: the folder may be the one that they are in.
   const auto texts = assets.empty() ? std::map<std::string, std::string>() : hf_assets(assets);
   std::filesystem::create_directories(folder);
-  export_weights(folder / "model.safetensors", weights, {.name_in_file = models::llama_hf_name}, posix_file_system());
+  export_weights(folder / "model.safetensors", weights,
+                 {.place_in_file = [&](const std::string& name) { return models::hf_place(model, name); }},
+                 posix_file_system());
   for (const auto& [name, text] : texts) replace_file(folder / name, text);
   replace_file(folder / "config.json", models::llama_hf_config(model, "float32"));
   return folder / "model.safetensors";

@@ -7,13 +7,12 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
-#include <set>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/human.h"
 #include "phalanx/checkpoint/checkpoint_list.h"
-#include "phalanx/checkpoint/weights.h"
+#include "phalanx/checkpoint/hf_weights.h"
 #include "phalanx/models/llama_json.h"
 #include "phalanx/train/first_rank.h"
 #include "phalanx/train/model_config.h"
@@ -74,15 +73,14 @@ void load_initial_weights(const TrainConfig& config, const std::vector<NamedTens
   const models::LlamaConfig model = model_config(config);
   const bool in_hf = config.checkpoint.initial_load_in_hf;
   // A stage of a pipeline leaves to the others what is theirs.
-  std::set<std::string> of_model;
-  for (const auto& [name, shape] : models::llama_parameter_shapes(model)) {
-    of_model.insert(in_hf ? models::llama_hf_name(name) : name);
-  }
   LoadWeightsOptions options;
-  if (in_hf) options.name_in_file = models::llama_hf_name;
-  options.ignore = [&](const std::string& name) {
-    return of_model.contains(name) || (in_hf && models::llama_hf_may_ignore(model, name));
-  };
+  if (in_hf) {
+    options = hf_weights_of_part(model);
+  } else {
+    options.ignore = [shapes = models::llama_parameter_shapes(model)](const std::string& name) {
+      return shapes.contains(name);
+    };
+  }
   const LoadedWeights loaded = load_weights(path, weights, options);
   say(fmt::format("initial weights: {} ({})", path.string(), human_bytes(loaded.bytes)));
 }

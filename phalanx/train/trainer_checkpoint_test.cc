@@ -10,6 +10,7 @@
 #include "phalanx/checkpoint/saved_state.h"
 #include "phalanx/checkpoint/weights.h"
 #include "phalanx/models/hf_config.h"
+#include "phalanx/models/hf_names.h"
 #include "phalanx/models/llama.h"
 #include "phalanx/train/trainer_test_support.h"
 

@@ -20,7 +20,9 @@ inline void set_golden_weight(const std::string& name, const at::Tensor& paramet
   crc = ~crc;
   const at::NoGradGuard no_grad;
   auto* out = parameter.mutable_data_ptr<float>();
-  const double shift = name.find("norm") == std::string::npos ? 0.0 : 1.0;
+  const bool is_scale =
+      name.find("norm") != std::string::npos || (name.find(".ln_") != std::string::npos && name.ends_with("weight"));
+  const double shift = is_scale ? 1.0 : 0.0;
   for (std::int64_t i = 0; i < parameter.numel(); ++i) {
     const auto x = static_cast<std::uint32_t>(static_cast<std::uint64_t>(i) * 2654435761u + crc);
     out[i] = static_cast<float>((x / 4294967296.0 - 0.5) * 0.4 + shift);

@@ -22,7 +22,7 @@
 #include "phalanx/nn/fused_linear.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/nn/linear.h"
-#include "phalanx/nn/rms_norm.h"
+#include "phalanx/nn/norm.h"
 #include "phalanx/optim/name_patterns.h"
 #include "phalanx/parallel/tensor/collective_functions.h"
 #include "phalanx/parallel/tensor/joined_sums.h"
@@ -139,8 +139,9 @@ class Parallelizer {
   };
 
   void sum_gradient(const std::string& name, nn::Module& module, const std::string& parameter, int copies) {
+    // Not over the whole model: what is used at its two ends may be gathered one after the other (FSDP units).
     const std::size_t dot = name.rfind('.');
-    sums_[{dot == std::string::npos ? "" : name.substr(0, dot), copies}].push_back({&module, parameter});
+    sums_[{name.substr(0, dot), copies}].push_back({&module, parameter});
   }
 
   torch::nn::Module* find(const std::string& name) const {
@@ -379,9 +380,10 @@ class Parallelizer {
       });
       return;
     }
-    const bool reads_by_used =
-        dynamic_cast<nn::RMSNorm*>(&module) != nullptr || dynamic_cast<nn::Linear*>(&module) != nullptr;
-    if (!reads_by_used) refuse(what, module, "an RMSNorm, a Linear or a Dropout");
+    const bool reads_by_used = dynamic_cast<nn::Norm*>(&module) != nullptr ||
+                               dynamic_cast<nn::Linear*>(&module) != nullptr ||
+                               dynamic_cast<nn::Embedding*>(&module) != nullptr;
+    if (!reads_by_used) refuse(what, module, "a norm, a Linear, an Embedding or a Dropout");
     for (const auto& p : module.named_parameters(/*recurse=*/false)) {
       own(what, p.value(), {});
       sum_gradient(name, module, p.key(), 0);

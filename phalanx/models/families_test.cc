@@ -1,0 +1,200 @@
+// What GPT-2 and Mixtral do not share with Llama: sizes as published, learnt positions at their end, starting values.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/remainder.h>
+#include <c10/core/GradMode.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "phalanx/base/error.h"
+#include "phalanx/models/hf_names.h"
+#include "phalanx/models/llama.h"
+#include "phalanx/models/llama_json.h"
+#include "phalanx/nn/init.h"
+
+namespace phalanx::models {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+LlamaConfig small_gpt2() {
+  return {.family = LlamaFamily::gpt2,
+          .dim = 24,
+          .n_layers = 2,
+          .n_heads = 8,
+          .n_kv_heads = 8,
+          .ffn_hidden = 40,
+          .vocab_size = 61,
+          .max_seq_len = 12,
+          .tie_embeddings = true};
+}
+
+LlamaConfig small_mixtral() {
+  return {.family = LlamaFamily::mixtral,
+          .dim = 32,
+          .n_layers = 2,
+          .ffn_hidden = 40,
+          .vocab_size = 61,
+          .max_seq_len = 12,
+          .experts = 6,
+          .experts_per_token = 2};
+}
+
+TEST(ModelSizes, AreThosePublished) {
+  const LlamaConfig gpt2{.family = LlamaFamily::gpt2,
+                         .dim = 768,
+                         .n_layers = 12,
+                         .n_heads = 12,
+                         .n_kv_heads = 12,
+                         .ffn_hidden = 3072,
+                         .vocab_size = 50257,
+                         .max_seq_len = 1024,
+                         .tie_embeddings = true};
+  EXPECT_EQ(gpt2.parameter_count(), 124'439'808);
+  EXPECT_EQ(gpt2.active_parameter_count(), 124'439'808);
+  EXPECT_EQ(gpt2.flops_per_token(1024), 6.0 * (124'439'808 - 1024 * 768) + 12.0 * 12 * 768 * 1024);
+  const LlamaConfig mixtral{.family = LlamaFamily::mixtral,
+                            .dim = 4096,
+                            .n_layers = 32,
+                            .n_heads = 32,
+                            .n_kv_heads = 8,
+                            .ffn_hidden = 14336,
+                            .vocab_size = 32000,
+                            .max_seq_len = 32768,
+                            .experts = 8,
+                            .experts_per_token = 2};
+  EXPECT_EQ(mixtral.parameter_count(), 46'702'792'704);
+  EXPECT_EQ(mixtral.active_parameter_count(), 12'879'925'248);
+  EXPECT_EQ(mixtral.flops_per_token(4096), 6.0 * (12'879'925'248 - 32000 * 4096) + 12.0 * 32 * 4096 * 4096);
+}
+
+TEST(ModelSizes, AreThoseOfTheTensorsOfEachFamily) {
+  auto untied = small_gpt2();
+  untied.tie_embeddings = false;
+  for (const auto& config : {small_gpt2(), untied, small_mixtral()}) {
+    const Llama model(config, {.without_memory = true});
+    const auto shapes = llama_parameter_shapes(config);
+    std::int64_t elements = 0;
+    for (const auto& p : model.named_parameters()) {
+      elements += p.value().numel();
+      ASSERT_TRUE(shapes.contains(p.key())) << p.key();
+      EXPECT_EQ(shapes.at(p.key()), p.value().sizes().vec()) << p.key();
+    }
+    EXPECT_EQ(model.named_parameters().size(), shapes.size());
+    EXPECT_EQ(elements, config.parameter_count());
+    EXPECT_EQ(llama_from_metadata(llama_metadata(config), ""), config);
+  }
+}
+
+TEST(Gpt2, StartsAsOpenAIsDoes) {
+  Llama model(small_gpt2());
+  nn::initialise(model, 3);
+  const auto all = model.named_parameters();
+  EXPECT_NEAR(all["pos_embeddings.weight"].std().item<double>(), 0.02, 0.002);
+  EXPECT_NEAR(all["layers.0.feed_forward.w2.weight"].std().item<double>(), 0.02 / std::sqrt(4.0), 0.001);
+  EXPECT_EQ(all["layers.1.attention.wo.bias"].abs().max().item<double>(), 0.0);
+  EXPECT_EQ(all["norm.bias"].abs().max().item<double>(), 0.0);
+  EXPECT_EQ(all["norm.weight"].min().item<double>(), 1.0);
+  Llama mixtral(small_mixtral());
+  nn::initialise(mixtral, 3);
+  const auto experts = mixtral.named_parameters();
+  EXPECT_NEAR(experts["layers.0.moe.experts.5.w2.weight"].std().item<double>(), 0.02 / std::sqrt(4.0), 0.001);
+  EXPECT_NEAR(experts["layers.0.moe.experts.5.w1.weight"].std().item<double>(), 0.02, 0.001);
+}
+
+// Rows of other lengths, up to the last position, with padding behind it; and no further.
+TEST(Gpt2, ACacheGoesToTheLastPositionAndNoFurther) {
+  Llama model(small_gpt2());
+  nn::initialise(model, 3);
+  const at::NoGradGuard no_grad;
+  for (const auto& p : model.parameters()) p.mul_(4.0);
+  const at::Tensor tokens = at::remainder(at::arange(24, at::kLong).mul(7), 61).view({2, 12});
+  auto cache = model.make_cache(2, 16);
+  model.forward(tokens.narrow(1, 0, 9), cache, {9, 4});
+  const at::Tensor next = at::cat({tokens[0].narrow(0, 9, 3), tokens[1].narrow(0, 4, 3)}).view({2, 3});
+  const at::Tensor logits = model.forward(next, cache, {3, 2});
+  EXPECT_TRUE(at::allclose(logits[0], model.forward(tokens.narrow(0, 0, 1))[0][11], 1e-4, 1e-4));
+  EXPECT_TRUE(at::allclose(logits[1], model.forward(tokens.narrow(0, 1, 1).narrow(1, 0, 6))[0][5], 1e-4, 1e-4));
+  // Four wide behind six: the padding of the first row has no position.
+  cache.truncate(0, 11);
+  EXPECT_TRUE(model.forward(tokens.narrow(1, 8, 4), cache, {1, 4}).isfinite().all().item<bool>());
+  try {
+    model.forward(next.narrow(1, 0, 1), cache);
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("a row of 13 tokens, but the model has learnt positions of 12"));
+  }
+}
+
+TEST(Gpt2, PositionsAreAUnitAndOfTheFirstPart) {
+  auto config = small_gpt2();
+  Llama tied(config, {.without_memory = true});
+  EXPECT_EQ(tied.shard_units()[0], (std::vector<nn::Module*>{tied.pos_embeddings.get()}));
+  config.tie_embeddings = false;
+  Llama untied(config, {.without_memory = true});
+  EXPECT_EQ(untied.shard_units()[0], (std::vector<nn::Module*>{untied.tok_embeddings.get()}));
+  EXPECT_EQ(untied.shard_units()[1], (std::vector<nn::Module*>{untied.pos_embeddings.get()}));
+  EXPECT_EQ(untied.shard_units().size(), 5U);
+  const auto parts = divide_llama(small_gpt2(), {1, 1});
+  EXPECT_NE(Llama(small_gpt2(), parts[0]).pos_embeddings, nullptr);
+  const Llama last(small_gpt2(), parts[1]);
+  EXPECT_EQ(last.pos_embeddings, nullptr);
+  EXPECT_NE(last.tok_embeddings, nullptr);
+}
+
+TEST(Gpt2, PlacesInFilesAreTurnedPartsOfWhatIsThere) {
+  const PlaceInFile keys = hf_place(small_gpt2(), "layers.11.attention.wk.weight");
+  EXPECT_EQ(keys, PlaceInFile("transformer.h.11.attn.c_attn.weight", {.transposed = true, .part = 1, .parts = 3}));
+  EXPECT_EQ(hf_place(small_gpt2(), "layers.0.attention.wv.bias"),
+            PlaceInFile("transformer.h.0.attn.c_attn.bias", {.part = 2, .parts = 3}));
+  EXPECT_EQ(hf_place(small_gpt2(), "tok_embeddings.weight"), PlaceInFile("transformer.wte.weight"));
+  EXPECT_THROW(hf_place(small_gpt2(), "layers.0.feed_forward.w3.weight"), Error);
+  EXPECT_EQ(hf_place(small_mixtral(), "layers.3.moe.experts.7.w2.weight"),
+            PlaceInFile("model.layers.3.block_sparse_moe.experts.7.w2.weight"));
+  EXPECT_EQ(llama_fqn_from_hf("model.layers.3.block_sparse_moe.experts.7.w2.weight"),
+            "layers.3.moe.experts.7.w2.weight");
+  EXPECT_THROW(llama_hf_name("layers.3.moe.experts.x.w2.weight"), Error);
+  EXPECT_TRUE(hf_may_ignore(small_gpt2(), "transformer.h.0.attn.bias"));
+  EXPECT_FALSE(hf_may_ignore(small_gpt2(), "transformer.h.0.attn.c_attn.bias"));
+}
+
+std::string refusal(const LlamaConfig& config) {
+  try {
+    config.validate();
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(ModelSizes, WhatAFamilyDoesNotHaveIsRefused) {
+  EXPECT_EQ(refusal(small_gpt2()), "");  // heads of 3 elements: nothing is turned
+  auto config = small_gpt2();
+  config.n_kv_heads = 4;
+  EXPECT_THAT(refusal(config), HasSubstr("found n_heads = 8, n_kv_heads = 4, head_dim = 3"));
+  config = small_gpt2();
+  config.sliding_window = 4;
+  EXPECT_THAT(refusal(config), HasSubstr("sliding_window = 4: expected 0 in a model of the family gpt2"));
+  config = small_gpt2();
+  config.experts = 2;
+  EXPECT_THAT(refusal(config),
+              HasSubstr("experts = 2 and experts_per_token = 0: expected 0 in a model of the family gpt2"));
+  config = small_mixtral();
+  config.experts_per_token = 7;
+  EXPECT_THAT(refusal(config), HasSubstr("experts = 6 and experts_per_token = 7"));
+}
+
+TEST(ModelCosts, AreThoseOfAFamilysMatrices) {
+  const std::int64_t seq = 8;
+  const auto gpt2 = llama_costs(small_gpt2(), seq), mixtral = llama_costs(small_mixtral(), seq);
+  EXPECT_EQ(gpt2[1], 2.0 * 24 * 40);
+  EXPECT_EQ(mixtral[1], 2 * 3.0 * 32 * 40 + 6 * 32);
+}
+
+}  // namespace
+}  // namespace phalanx::models

@@ -1,0 +1,140 @@
+// The layers that other families than Llama are made of: LayerNorm, the GELU net, the mixture of experts.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/tanh.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "phalanx/nn/init.h"
+#include "phalanx/nn/layer_norm.h"
+#include "phalanx/nn/mixture_of_experts.h"
+#include "phalanx/nn/mlp.h"
+#include "phalanx/nn/rotary.h"
+#include "phalanx/nn/transformer_block.h"
+
+namespace phalanx::nn {
+namespace {
+
+void scramble(Module& module) {
+  const at::NoGradGuard no_grad;
+  for (const auto& parameter : module.parameters()) parameter.copy_(at::randn(parameter.sizes()));
+}
+
+TEST(LayerNormTest, TakesMeanAndVarianceOff) {
+  LayerNorm norm(6, 0.25);
+  initialise(norm, 1);
+  EXPECT_TRUE(at::equal(norm.weight, at::ones({6})));
+  EXPECT_TRUE(at::equal(norm.bias, at::zeros({6})));
+  EXPECT_EQ(norm.eps(), 0.25);
+  scramble(norm);
+  const at::Tensor x = at::randn({3, 4, 6}) + 2.0;
+  const at::Tensor off = x - x.mean(-1, /*keepdim=*/true);
+  const at::Tensor expected = off / ((off * off).mean(-1, /*keepdim=*/true) + 0.25).sqrt() * norm.weight + norm.bias;
+  EXPECT_TRUE(at::allclose(call(norm, x), expected, 1e-5, 1e-5));
+}
+
+TEST(MlpTest, IsGeluInItsTanhFormBetweenTwoProductsWithBiases) {
+  Mlp net(4, 10);
+  scramble(net);
+  const at::Tensor x = at::randn({2, 3, 4});
+  const at::Tensor h = at::matmul(x, net.w1->weight.t()) + net.w1->bias;
+  const at::Tensor gelu = h * 0.5 * (at::tanh((h + h * h * h * 0.044715) * std::sqrt(2.0 / M_PI)) + 1.0);
+  EXPECT_TRUE(at::allclose(call(net, x), at::matmul(gelu, net.w2->weight.t()) + net.w2->bias, 1e-4, 1e-4));
+}
+
+// Of all experts' results, those of the two likeliest, weighted by their share.
+at::Tensor by_all_experts(const MixtureOfExperts& mixture, const at::Tensor& x) {
+  const at::Tensor p = at::softmax(at::matmul(x, mixture.gate->weight.t()), -1);
+  const at::Tensor second = std::get<0>(p.sort(-1, /*descending=*/true)).narrow(-1, 1, 1);
+  const at::Tensor kept = p * (p >= second);
+  const at::Tensor shares = kept / kept.sum(-1, /*keepdim=*/true);
+  at::Tensor y = at::zeros_like(x);
+  for (std::int64_t e = 0; e < mixture.options().experts; ++e) {
+    const auto& expert = *mixture.experts[static_cast<std::size_t>(e)];
+    const at::Tensor h = at::silu(at::matmul(x, expert.w1->weight.t())) * at::matmul(x, expert.w3->weight.t());
+    y = y + at::matmul(h, expert.w2->weight.t()) * shares.narrow(-1, e, 1);
+  }
+  return y;
+}
+
+TEST(MixtureOfExpertsTest, IsTheWeightedSumOfTheLikeliestExperts) {
+  MixtureOfExperts mixture({.dim = 4, .hidden = 6, .experts = 5, .experts_per_token = 2});
+  scramble(mixture);
+  const at::Tensor x = at::randn({2, 7, 4}).requires_grad_(), dy = at::randn({2, 7, 4});
+  const auto gradients = [&](const at::Tensor& y) {
+    y.backward(dy);
+    std::vector<at::Tensor> result = {x.grad().clone()};
+    x.mutable_grad().reset();
+    for (const auto& parameter : mixture.parameters()) {
+      result.push_back(parameter.grad().clone());
+      parameter.mutable_grad().reset();
+    }
+    return result;
+  };
+  const at::Tensor expected = by_all_experts(mixture, x), found = call(mixture, x);
+  EXPECT_TRUE(at::allclose(found, expected, 1e-4, 1e-5));
+  const auto wanted = gradients(expected), made = gradients(found);
+  for (std::size_t i = 0; i < wanted.size(); ++i) EXPECT_TRUE(at::allclose(made[i], wanted[i], 1e-4, 1e-4)) << i;
+  const c10::InferenceMode inference;
+  EXPECT_TRUE(at::allclose(call(mixture, x), found, 1e-5, 1e-6));
+  EXPECT_EQ(mixture.last_projections().size(), 5U);
+}
+
+// Whoever waits for gradients waits for all of them.
+TEST(MixtureOfExpertsTest, AnExpertWithoutATokenHasAGradientOfZeros) {
+  MixtureOfExperts mixture({.dim = 4, .hidden = 6, .experts = 8, .experts_per_token = 2});
+  scramble(mixture);
+  const at::Tensor one = at::randn({1, 1, 4});  // goes to two of eight
+  call(mixture, one).sum().backward();
+  int without = 0;
+  for (const auto& expert : mixture.experts) {
+    for (const auto& parameter : expert->parameters()) ASSERT_TRUE(parameter.grad().defined());
+    if (expert->w2->weight.grad().abs().max().item<float>() == 0.0F) ++without;
+  }
+  EXPECT_EQ(without, 6);
+}
+
+TEST(TransformerBlockTest, OtherKindsHaveOtherParts) {
+  TransformerBlockOptions options{.attention = {.dim = 8,
+                                                .n_heads = 2,
+                                                .n_kv_heads = 2,
+                                                .head_dim = 4,
+                                                .qkv_bias = true,
+                                                .output_bias = true,
+                                                .rotary = false},
+                                  .ffn_hidden = 12,
+                                  .positionwise = PositionwiseKind::gelu,
+                                  .norm = NormKind::layer};
+  TransformerBlock gelu(options);
+  scramble(gelu);
+  const at::Tensor x = at::randn({2, 5, 8});
+  const at::Tensor middle = x + call(gelu.attention, call(gelu.attention_norm, x), RotaryTables());
+  const at::Tensor expected = middle + call(gelu.feed_forward, call(gelu.ffn_norm, middle));
+  EXPECT_TRUE(at::allclose(call(gelu, x, RotaryTables()), expected, 1e-5, 1e-5));
+  std::vector<std::string> names;
+  for (const auto& parameter : gelu.named_parameters()) names.push_back(parameter.key());
+  EXPECT_THAT(names, testing::IsSupersetOf({"attention.wo.bias", "attention.wk.bias", "attention_norm.bias",
+                                            "ffn_norm.bias", "feed_forward.w1.bias", "feed_forward.w2.bias"}));
+  EXPECT_EQ(names.size(), 16U);
+  options.positionwise = PositionwiseKind::experts;
+  options.experts = 3;
+  options.experts_per_token = 1;
+  const TransformerBlock experts(options);
+  EXPECT_TRUE(experts.named_parameters().contains("moe.gate.weight"));
+  EXPECT_TRUE(experts.named_parameters().contains("moe.experts.2.w3.weight"));
+}
+
+}  // namespace
+}  // namespace phalanx::nn

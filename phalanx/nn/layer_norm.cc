@@ -1,0 +1,15 @@
+#include "phalanx/nn/layer_norm.h"
+
+#include <ATen/ops/layer_norm.h>
+
+namespace phalanx::nn {
+
+LayerNorm::LayerNorm(std::int64_t dim, double eps, TensorOptionsOfModule tensor) : Norm("LayerNorm", dim, eps, tensor) {
+  bias = make_parameter("bias", {dim}, tensor, Init::constant(0.0));
+}
+
+at::Tensor LayerNorm::forward(const at::Tensor& x) {
+  return at::layer_norm(x, {x.size(-1)}, used("weight", weight), used("bias", bias), eps());
+}
+
+}  // namespace phalanx::nn

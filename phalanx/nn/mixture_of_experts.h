@@ -1,0 +1,45 @@
+// A mixture of experts: each token goes through few of many feed-forward nets, and their results are added up,
+// weighted.
+//
+//   p = softmax(gate x)                      over all experts, in fp32
+//   y = sum over the k experts e of the largest p:  p_e / (sum of these k) * expert_e(x)
+//
+// As Mixtral does it. Every rank has all experts (or its rows and columns of each). But in inference mode each expert
+// runs, on no token if need be, so that all parameters get a gradient in every step and on every rank, zeros where no
+// token came: whoever waits for gradients (DistributedDataParallel, FullyShardedDataParallel) waits for all of them.
+//
+// There is no auxiliary loss that would even out the experts' load.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "phalanx/nn/feed_forward.h"
+
+namespace phalanx::nn {
+
+struct MixtureOptions {
+  std::int64_t dim = 0;
+  std::int64_t hidden = 0;             // of each expert
+  std::int64_t experts = 0;            // 1 or more
+  std::int64_t experts_per_token = 0;  // 1 to experts
+};
+
+class MixtureOfExperts : public Positionwise {
+ public:
+  explicit MixtureOfExperts(const MixtureOptions& options, TensorOptionsOfModule tensor = {});
+
+  at::Tensor forward(const at::Tensor& x) override;  // [..., dim] -> [..., dim]
+  std::vector<Linear*> last_projections() const override;
+
+  const MixtureOptions& options() const noexcept { return options_; }
+
+  std::shared_ptr<Linear> gate;  // [experts, dim]
+  std::vector<std::shared_ptr<FeedForward>> experts;
+
+ private:
+  MixtureOptions options_;
+};
+
+}  // namespace phalanx::nn
