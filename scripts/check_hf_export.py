@@ -18,7 +18,7 @@ import tempfile
 import torch
 import transformers
 
-from make_hf_golden import CASES, SMALL, VOCAB, tokens
+from make_hf_golden import CASES, VOCAB, model_class, settings, tokens
 
 NEW = 8
 
@@ -46,9 +46,9 @@ def logits(folder):
 
 def check(name, family, options, program, ranks, scratch):
     torch.manual_seed(1)
-    config = getattr(transformers, family + "Config")(**(SMALL | dict(initializer_range=0.2) | options))
+    config = getattr(transformers, family + "Config")(**settings(family, dict(initializer_range=0.2) | options))
     source = scratch / name
-    getattr(transformers, family + "ForCausalLM")(config).save_pretrained(source, max_shard_size="20KB")
+    model_class(family)(config).save_pretrained(source, max_shard_size="20KB")
     (scratch / "tokens.bin").write_bytes(b"".join((i * 7 % VOCAB).to_bytes(2, "little") for i in range(4000)))
     outputs = scratch / f"{name}-run"
     (scratch / "run.toml").write_text("")

@@ -67,16 +67,19 @@ def settings(family, options):
     return common | options
 
 
+def model_class(family):
+    return getattr(transformers, "GPT2LMHeadModel" if family == "GPT2" else family + "ForCausalLM")
+
+
 def make(family, options):
     config = getattr(transformers, family + "Config")(**settings(family, options))
-    model_class = getattr(transformers, family + "ForCausalLM" if family != "GPT2" else "GPT2LMHeadModel")
     with tempfile.TemporaryDirectory() as folder:
         # Names and shapes are those of the files, which for some families are not the module's.
-        model_class(config).save_pretrained(folder)
+        model_class(family)(config).save_pretrained(folder)
         path = pathlib.Path(folder) / "model.safetensors"
         shapes = {name: tensor.shape for name, tensor in load_file(path).items()}
         save_file({name: weight(name, shape) for name, shape in shapes.items()}, path, {"format": "pt"})
-        model = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+        model = model_class(family).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.no_grad():
         logits = model(tokens()).logits[0]
         model.generation_config.eos_token_id = None

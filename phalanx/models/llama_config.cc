@@ -9,6 +9,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/nearest.h"
+#include "phalanx/models/vocabulary_split.h"
 
 namespace phalanx::models {
 namespace {
@@ -240,7 +241,7 @@ void LlamaConfig::validate_tensor_parallel(int ranks, std::int64_t seq_len) cons
         ranks, n_kv_heads, ranks, n_kv_heads % ranks, ranks, n_kv_heads, ranks % n_kv_heads, below, above));
   }
   refuse_unless_divided("hidden units of the feed-forward", "ffn_hidden", ffn_hidden);
-  refuse_unless_divided("ids of the vocabulary", "vocab_size", vocab_size);
+  if (splits_vocabulary(*this, ranks)) refuse_unless_divided("ids of the vocabulary", "vocab_size", vocab_size);
   if (seq_len != 0) refuse_unless_divided("positions (sequence parallel)", "seq_len", seq_len);
 }
 

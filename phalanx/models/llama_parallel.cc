@@ -6,9 +6,12 @@
 
 #include <algorithm>
 #include <memory>
+#include <utility>
 
 #include "phalanx/base/error.h"
 #include "phalanx/kernels/linear.h"
+#include "phalanx/kernels/linear_cross_entropy.h"
+#include "phalanx/models/vocabulary_split.h"
 #include "phalanx/parallel/tensor/collective_functions.h"
 #include "phalanx/parallel/tensor/vocabulary_parallel.h"
 
@@ -35,8 +38,13 @@ std::vector<StyleOf> llama_tensor_plan(const Llama& model, int ranks, const Acti
       plan.push_back({layers, PrepareInput{.from = between, .to = shared}});
     }
   };
-  if (model.tok_embeddings) plan.push_back({"tok_embeddings", Rowwise{.output = between}});
   const bool splits = between.kind == ActivationLayout::Kind::split;
+  const bool by_ids = splits_vocabulary(model.config(), ranks);
+  if (model.tok_embeddings && by_ids) {
+    plan.push_back({"tok_embeddings", Rowwise{.output = between}});
+  } else if (model.tok_embeddings && splits) {
+    plan.push_back({"tok_embeddings", PrepareOutput{.from = ActivationLayout::replicated(), .to = between}});
+  }
   if (model.pos_embeddings && splits) plan.push_back({"pos_embeddings", SequenceParallel{}});
   if (any_layer(&nn::TransformerBlock::attention)) {
     exchange_around("layers.*.attention", overlaps_attention);
@@ -59,7 +67,7 @@ std::vector<StyleOf> llama_tensor_plan(const Llama& model, int ranks, const Acti
       plan.push_back({"layers.*.feed_forward.w2", last(overlaps_net)});
     }
   }
-  if (model.output) plan.push_back({"output", inner});
+  if (model.output && by_ids) plan.push_back({"output", inner});
   // Norms see a part of the positions, or, those of queries and keys, a part of the heads.
   if (splits) {
     plan.push_back({"*norm", SequenceParallel{}});
@@ -85,21 +93,29 @@ void parallelize_llama(Llama& model, const DeviceMesh& mesh, const LlamaParallel
                      llama_tensor_plan(model, ranks, between, options.sequence_parallel && options.overlap));
   if (ranks == 1) return;
   const std::shared_ptr<Communicator> group = mesh.communicator("tp");
+  LlamaHead head{.parts = options.sequence_parallel ? ranks : 1,
+                 .parts_dim = static_cast<std::size_t>(options.split_dim),
+                 .part = options.sequence_parallel ? mesh.coordinate("tp") : 0};
+  if (!splits_vocabulary(config, ranks)) {
+    const auto whole = [=](const at::Tensor& h) { return convert(h, between, ActivationLayout::replicated(), group); };
+    head.logits = [=](const at::Tensor& h, const at::Tensor& weight) { return kernels::linear(whole(h), weight); };
+    head.loss = [=](const at::Tensor& h, const at::Tensor& weight, const at::Tensor& labels) {
+      return kernels::linear_cross_entropy(whole(h), weight, labels);
+    };
+    model.set_head(std::move(head));
+    return;
+  }
   const std::int64_t vocab = config.vocab_size;
   const VocabularyPart part{.first = vocab / ranks * mesh.coordinate("tp"), .count = vocab};
-  model.set_head({.logits =
-                      [=](const at::Tensor& h, const at::Tensor& weight) {
-                        const at::Tensor shared = convert(h, between, ActivationLayout::shared(), group);
-                        return gather_along(kernels::linear(shared, weight), -1, group);
-                      },
-                  .loss =
-                      [=](const at::Tensor& h, const at::Tensor& weight, const at::Tensor& labels) {
-                        const at::Tensor shared = convert(h, between, ActivationLayout::shared(), group);
-                        return vocabulary_parallel_cross_entropy(shared, weight, labels, part, group);
-                      },
-                  .parts = options.sequence_parallel ? ranks : 1,
-                  .parts_dim = static_cast<std::size_t>(options.split_dim),
-                  .part = options.sequence_parallel ? mesh.coordinate("tp") : 0});
+  head.logits = [=](const at::Tensor& h, const at::Tensor& weight) {
+    const at::Tensor shared = convert(h, between, ActivationLayout::shared(), group);
+    return gather_along(kernels::linear(shared, weight), -1, group);
+  };
+  head.loss = [=](const at::Tensor& h, const at::Tensor& weight, const at::Tensor& labels) {
+    const at::Tensor shared = convert(h, between, ActivationLayout::shared(), group);
+    return vocabulary_parallel_cross_entropy(shared, weight, labels, part, group);
+  };
+  model.set_head(std::move(head));
 }
 
 }  // namespace phalanx::models

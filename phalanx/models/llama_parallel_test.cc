@@ -47,12 +47,14 @@ struct Mix {
   int split_dim = 1;
   bool overlap = true;
   models::LlamaFamily family = models::LlamaFamily::llama;
+  std::int64_t vocab = 64;
 };
 
 std::string label(const Mix& mix) {
-  return fmt::format("tp {} sequence {} tied {} dp {} stage {} recompute {} kv heads {} split {} overlap {} {}", mix.tp,
-                     mix.sequence, mix.tied, mix.dp, mix.stage, mix.recompute, mix.kv_heads, mix.split_dim, mix.overlap,
-                     models::family_name(mix.family));
+  return fmt::format(
+      "tp {} sequence {} tied {} dp {} stage {} recompute {} kv heads {} split {} overlap {} vocab {} {}", mix.tp,
+      mix.sequence, mix.tied, mix.dp, mix.stage, mix.recompute, mix.kv_heads, mix.split_dim, mix.overlap, mix.vocab,
+      models::family_name(mix.family));
 }
 
 models::LlamaConfig small_llama(const Mix& mix) {
@@ -63,7 +65,7 @@ models::LlamaConfig small_llama(const Mix& mix) {
                              .n_heads = 4,
                              .n_kv_heads = mix.family == gpt2 ? 4 : mix.kv_heads,
                              .ffn_hidden = 48,
-                             .vocab_size = 64,
+                             .vocab_size = mix.vocab,
                              .max_seq_len = 16,
                              .tie_embeddings = mix.tied,
                              .sliding_window = mix.family == llama || mix.family == gpt2 ? 0 : 5};
@@ -178,12 +180,12 @@ void expect_one_rank(const MixOutcome& mix, const MixOutcome& one, bool rotary) 
 }
 
 void expect_mixes(const std::vector<Mix>& mixes) {
-  std::map<std::tuple<bool, std::int64_t, models::LlamaFamily>, MixOutcome> ones;
+  std::map<std::tuple<bool, std::int64_t, models::LlamaFamily, std::int64_t>, MixOutcome> ones;
   for (const Mix& mix : mixes) {
     SCOPED_TRACE(label(mix));
-    auto& one = ones[{mix.tied, mix.kv_heads, mix.family}];
+    auto& one = ones[{mix.tied, mix.kv_heads, mix.family, mix.vocab}];
     if (one.losses.empty()) {
-      one = run_mix({.tied = mix.tied, .kv_heads = mix.kv_heads, .family = mix.family})[0];
+      one = run_mix({.tied = mix.tied, .kv_heads = mix.kv_heads, .family = mix.family, .vocab = mix.vocab})[0];
       EXPECT_LT(one.losses.back(), one.losses.front());
     }
     const auto ranks = run_mix(mix);
@@ -242,6 +244,22 @@ TEST(LlamaTensorParallel, Gpt2AndMixtralEqualOneRank) {
   }
 }
 
+// As the published GPT-2's 50257 ids: embedding and output are whole on every rank.
+TEST(LlamaTensorParallel, AVocabularyThatTheRanksDoNotDivideStaysWholeInGpt2) {
+  std::vector<Mix> mixes;
+  for (const int tp : {2, 4}) {
+    for (const bool tied : {true, false}) {
+      const Mix mix{.tp = tp, .tied = tied, .family = models::LlamaFamily::gpt2, .vocab = 63};
+      mixes.insert(mixes.end(), 3, mix);
+      mixes[mixes.size() - 2].sequence = false;
+      mixes[mixes.size() - 1].split_dim = 0;
+    }
+  }
+  mixes.push_back({.tp = 2, .tied = true, .dp = 2, .stage = 3, .family = models::LlamaFamily::gpt2, .vocab = 63});
+  mixes.push_back({.tp = 2, .tied = false, .dp = 2, .stage = 3, .family = models::LlamaFamily::gpt2, .vocab = 63});
+  expect_mixes(mixes);
+}
+
 TEST(LlamaTensorParallel, WithRecomputedBlocksEqualsOneRank) {
   expect_mixes({{.tp = 2, .recompute = true},
                 {.tp = 2, .recompute = true, .split_dim = 0},
@@ -297,7 +315,8 @@ TEST(LlamaTensorParallel, TheNormsOfALayerMeetOnceInTheBackwardPass) {
 
 TEST(LlamaTensorParallel, LogitsWithACacheAreThoseOfOneRank) {
   using enum models::LlamaFamily;
-  for (const auto& mix : {Mix{}, Mix{.tied = true}, Mix{.tied = true, .family = gpt2}, Mix{.family = mixtral}}) {
+  for (const auto& mix : {Mix{}, Mix{.tied = true}, Mix{.tied = true, .family = gpt2}, Mix{.family = gpt2, .vocab = 63},
+                          Mix{.family = mixtral}}) {
     SCOPED_TRACE(label(mix));
     const auto config = small_llama(mix);
     models::Llama one(config);

@@ -19,7 +19,9 @@ struct Sizes {
         queries(tokens * model.queries),
         keys(tokens * model.keys),
         heads(tokens * model.heads),
-        ffn(tokens * model.feed_forward_hidden),
+        ffn(tokens * model.routed * model.feed_forward_hidden),
+        sent(s.model.has_experts() ? tokens * (2 * model.routed * model.dim + 2 * model.nets) : 0),
+        statistics(s.model.is_gpt2() ? 2 * tokens_between : tokens_between),
         rows_at_once(std::min(tokens, kRowsAtOnce)),
         is_cut(s.tensor_ranks > 1),
         splits(is_cut && s.splits_tokens),
@@ -28,6 +30,8 @@ struct Sizes {
   // Numbers of elements: of the hidden states inside a layer and between layers, all query heads, all key (or value)
   // heads, one number a head, and inside the feed-forward layer.
   std::int64_t tokens, tokens_between, dim, between, queries, keys, heads, ffn;
+  std::int64_t sent;        // what experts take and give, and scores
+  std::int64_t statistics;  // of a norm
   std::int64_t rows_at_once;
   bool is_cut, splits;
   bool copies_parts;  // positions are split and there are several sequences: parts are put together by a copy
@@ -40,24 +44,28 @@ ActivationBytes fused(const TrainingShape& shape) {
   bytes.input = kFloatBytes * n.between;
   // Attention: its input, normalised; turned queries and keys, values, the result, the softmax's log-sums.
   // Feed-forward: its input, that normalised; gate and up. An inverse RMS a token for either norm.
-  bytes.attention = kFloatBytes * (n.between + n.dim + 2 * n.queries + 2 * n.keys + n.heads + n.tokens_between);
-  bytes.feed_forward = kFloatBytes * (n.between + n.dim + 2 * n.ffn + n.tokens_between);
+  bytes.attention = kFloatBytes * (n.between + n.dim + 2 * n.queries + 2 * n.keys + n.heads + n.statistics);
+  bytes.feed_forward = kFloatBytes * (n.between + n.dim + 2 * n.ffn + n.sent + n.statistics);
   // Where it is computed again: the result and log-sums of attention, queries and values before they are turned.
-  bytes.kept = kFloatBytes * (2 * n.queries + n.keys + n.heads);
+  // GELU's own input, too, which comes out of a linear layer.
+  bytes.kept = kFloatBytes * (2 * n.queries + n.keys + n.heads + (shape.model.is_gpt2() ? n.ffn : 0));
   // Inputs and outputs' gradients of the layers, and the product of gate and up with its gradients.
   bytes.attention_left = kFloatBytes * (2 * n.dim + 2 * n.queries + 2 * n.keys);
-  bytes.feed_forward_left = kFloatBytes * (2 * n.dim + 3 * n.ffn);
+  bytes.feed_forward_left = kFloatBytes * (2 * n.dim + 3 * n.ffn + n.sent);
   bytes.forward = kFloatBytes * (n.dim + n.between + n.rows_at_once * n.model.feed_forward_hidden);
   // In a block's backward pass, at its feed-forward layer: the gradients of its output and input, the sum of both, and
   // four chunks of the hidden layer.
   const std::int64_t chunk = n.rows_at_once * n.model.feed_forward_hidden;
   bytes.backward = kFloatBytes * (3 * n.dim + 4 * chunk);
   bytes.input_backward = kFloatBytes * (3 * n.dim + chunk);
+  if (shape.model.is_gpt2()) bytes.backward = bytes.input_backward = kFloatBytes * (n.dim + n.ffn);
+  if (shape.model.has_experts()) bytes.backward += kFloatBytes * 2 * n.dim;
   if (n.is_cut) {
     // The gradient of the output from all ranks and that of the input to all, with the copy that is summed up. Weights'
     // gradients wait until this is on its way, and so does what they need; not in a pipeline, which has its own queue.
     const std::int64_t moving = n.splits ? (n.copies_parts ? n.dim : 0) + 2 * n.between : 2 * n.dim;
     bytes.backward = kFloatBytes * (2 * n.dim + moving + (shape.pipeline ? 4 * chunk : 3 * n.ffn + chunk));
+    if (shape.model.is_gpt2()) bytes.backward = kFloatBytes * (2 * n.dim + moving + 2 * n.ffn);
     bytes.input_backward = kFloatBytes * (2 * n.dim + moving + chunk);
   }
   const bool waits = !n.is_cut && shape.pipeline && n.tokens <= n.model.dim;  // the output layer's own weight gradient
@@ -93,13 +101,14 @@ ActivationBytes by_operators(const TrainingShape& shape) {
   ActivationBytes bytes;
   bytes.input = wide * n.between;
   // A norm keeps its input and that times the inverse RMS, in float32, and hands on its output.
-  const std::int64_t norm =
-      (wide == kFloatBytes ? kFloatBytes : wide + kFloatBytes) * n.between + wide * n.between + narrow * n.dim;
-  bytes.attention =
-      norm + narrow * (2 * n.queries + 2 * n.keys) + kFloatBytes * n.heads + kFloatBytes * n.tokens_between;
-  bytes.feed_forward = norm + narrow * 4 * n.ffn + kFloatBytes * n.tokens_between;
+  const std::int64_t scaled =
+      shape.model.is_gpt2() ? 0 : (wide == kFloatBytes ? kFloatBytes : wide + kFloatBytes) * n.between;
+  const std::int64_t norm = scaled + wide * n.between + narrow * n.dim;
+  bytes.attention = norm + narrow * (2 * n.queries + 2 * n.keys) + kFloatBytes * n.heads + kFloatBytes * n.statistics;
+  const std::int64_t hidden = shape.model.is_gpt2() ? 2 : 4;
+  bytes.feed_forward = norm + narrow * (hidden * n.ffn + n.sent) + kFloatBytes * n.statistics;
   bytes.attention_left = narrow * (2 * n.dim + 2 * n.queries + 2 * n.keys);
-  bytes.feed_forward_left = narrow * (2 * n.dim + 3 * n.ffn);
+  bytes.feed_forward_left = narrow * (2 * n.dim + 3 * n.ffn + n.sent);
   if (!shape.autocast) bytes.kept = narrow * (n.queries + n.keys);
   bytes.forward = wide * (n.dim + n.between) + narrow * n.ffn;
   bytes.backward = wide * 3 * n.dim + narrow * 3 * n.ffn;
@@ -109,7 +118,7 @@ ActivationBytes by_operators(const TrainingShape& shape) {
   bytes.head = bytes.loss;
   if (shape.autocast) {
     const bool tied = shape.model.tie_embeddings;
-    const std::int64_t outside = tied ? 0 : n.model.table();
+    const std::int64_t outside = (tied ? 0 : n.model.table()) + n.model.positions;
     // 16-bit copies of the weights.
     bytes.always = 2 * (n.model.parameters(models::whole_llama(shape.model), tied) - outside);
   }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "phalanx/models/vocabulary_split.h"
+
 namespace phalanx::plan {
 
 CutModel::CutModel(const TrainingShape& shape)
@@ -10,16 +12,24 @@ CutModel::CutModel(const TrainingShape& shape)
       queries(heads * shape.model.head_dim()),
       keys(std::max<std::int64_t>(shape.model.n_kv_heads / shape.tensor_ranks, 1) * shape.model.head_dim()),
       feed_forward_hidden(shape.model.ffn_hidden / shape.tensor_ranks),
-      vocab(shape.model.vocab_size / shape.tensor_ranks),
-      biases_and_norms((shape.model.has_qkv_bias() ? queries + 2 * keys : 0) +
-                       (shape.model.has_qk_norm() ? 2 * shape.model.head_dim() : 0)) {}
+      vocab(models::splits_vocabulary(shape.model, shape.tensor_ranks) ? shape.model.vocab_size / shape.tensor_ranks
+                                                                       : shape.model.vocab_size),
+      norm(shape.model.is_gpt2() ? 2 * dim : dim),
+      biases_and_norms((shape.model.has_qkv_bias() ? queries + 2 * keys : 0) + (shape.model.is_gpt2() ? dim : 0) +
+                       (shape.model.has_qk_norm() ? 2 * shape.model.head_dim() : 0)),
+      nets(shape.model.has_experts() ? shape.model.experts : 1),
+      matrices_of_net(shape.model.ffn_matrices()),
+      biases_of_net(shape.model.is_gpt2() ? feed_forward_hidden + dim : 0),
+      gates(shape.model.experts * dim),
+      routed(shape.model.has_experts() ? shape.model.experts_per_token : 1),
+      positions(shape.model.is_gpt2() ? shape.model.max_seq_len * dim : 0) {}
 
 std::int64_t CutModel::parameters(const models::LlamaPart& part, bool tied) const {
   std::int64_t sum = 0;
   for (std::int64_t half = part.begin; half < part.end; ++half) sum += half % 2 == 0 ? attention() : feed_forward();
-  if (part.head) sum += dim;
+  if (part.head) sum += norm;
   const bool shares = tied && part.embedding;
-  return sum + (part.embedding ? table() : 0) + (part.head && !shares ? table() : 0);
+  return sum + (part.embedding ? table() + positions : 0) + (part.head && !shares ? table() : 0);
 }
 
 }  // namespace phalanx::plan

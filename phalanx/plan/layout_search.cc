@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
+#include "phalanx/models/vocabulary_split.h"
 #include "phalanx/plan/bytes_text.h"
 #include "phalanx/plan/scenario.h"
 
@@ -60,7 +61,7 @@ class Search {
              .n_heads = model.n_heads,
              .n_kv_heads = model.n_kv_heads,
              .ffn_hidden = model.ffn_hidden,
-             .vocab_size = model.vocab_size,
+             .vocab_size = models::splits_vocabulary(model, plan.tp) ? model.vocab_size : 0,
              .seq_len = options_.base.seq},
             devices_.count());
       return true;

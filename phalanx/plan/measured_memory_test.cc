@@ -57,8 +57,16 @@ struct Measured {
   std::int64_t pss = 0;  // more than before, with the state alone
 };
 
-models::LlamaConfig small_llama(bool tied = false) {
+using models::LlamaFamily;
+
+models::LlamaConfig small_llama(bool tied = false, LlamaFamily family = LlamaFamily::llama) {
   models::LlamaConfig model = models::llama_flavor("5M");
+  model.family = family;
+  if (family == LlamaFamily::gpt2) model.n_kv_heads = model.n_heads;
+  if (family == LlamaFamily::mixtral) {
+    model.experts = 4;
+    model.experts_per_token = 2;
+  }
   model.vocab_size = 2048;
   model.tie_embeddings = tied;
   return model;
@@ -252,13 +260,14 @@ struct PeakCase {
   Layout layout;
   int ranks = 2;
   bool tied = false;
+  LlamaFamily family = LlamaFamily::llama;
 };
 
 class MeasuredPeak : public ::testing::TestWithParam<PeakCase> {};
 
 TEST_P(MeasuredPeak, IsAsPredicted) {
-  const auto& [layout, n, tied] = GetParam();
-  const auto model = small_llama(tied);
+  const auto& [layout, n, tied, family] = GetParam();
+  const auto model = small_llama(tied, family);
   const Measured measured = Ranks(n).run(layout, model);
   const TrainingMemory predicted = predict_memory(shape_of(layout, model, n));
   const std::string text = fmt::format("measured {}\npredicted {}", measured.peak.text(), predicted.peak.text());
@@ -295,7 +304,13 @@ INSTANTIATE_TEST_SUITE_P(
         PeakCase{{.name = "zero3_accumulating", .stage = 3, .micro_batches = 2}},
         PeakCase{{.name = "zero3_recomputing", .stage = 3, .recompute_every = 2}},
         PeakCase{{.name = "hsdp", .stage = 3, .replicas = 2}, 4},
-        PeakCase{{.name = "zero3_narrow", .stage = 3, .narrow = true, .seq = 32}}),
+        PeakCase{{.name = "zero3_narrow", .stage = 3, .narrow = true, .seq = 32}},
+        PeakCase{{.name = "gpt2_one_rank"}, 1, true, LlamaFamily::gpt2},
+        PeakCase{{.name = "gpt2_zero3", .stage = 3, .steps = 2}, 2, false, LlamaFamily::gpt2},
+        PeakCase{{.name = "gpt2_recomputing", .stage = 2, .recompute_every = 1}, 2, false, LlamaFamily::gpt2},
+        PeakCase{{.name = "mixtral_one_rank"}, 1, false, LlamaFamily::mixtral},
+        PeakCase{{.name = "mixtral_zero3", .stage = 3, .steps = 2}, 2, false, LlamaFamily::mixtral},
+        PeakCase{{.name = "mixtral_ddp", .steps = 2}, 2, true, LlamaFamily::mixtral}),
     [](const auto& info) { return info.param.layout.name; });
 
 }  // namespace

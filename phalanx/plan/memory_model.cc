@@ -38,16 +38,23 @@ std::vector<UnitShape> units_of(const TrainingShape& shape) {
   const models::LlamaConfig& model = shape.model;
   const CutModel m(shape);
   const std::int64_t dim = m.dim, q = m.queries, kv = m.keys, ffn = m.feed_forward_hidden;
-  const FlatParameter table{m.vocab, dim}, norm{dim, 1};
+  const FlatParameter table{m.vocab, dim}, vector{dim, 1};
   std::vector<UnitShape> units;
   units.push_back({.parameters = {table}, .is_root = model.tie_embeddings});
-  units.push_back(
-      {.parameters = {{q, dim}, {kv, dim}, {kv, dim}, {dim, q}, {ffn, dim}, {dim, ffn}, {ffn, dim}, norm, norm},
-       .count = model.n_layers});
+  if (m.positions > 0) units.push_back({.parameters = {{model.max_seq_len, dim}}});
+  units.push_back({.parameters = {{q, dim}, {kv, dim}, {kv, dim}, {dim, q}}, .count = model.n_layers});
   std::vector<FlatParameter>& layer = units.back().parameters;
+  for (std::int64_t net = 0; net < m.nets; ++net) {
+    layer.insert(layer.end(), {{ffn, dim}, {dim, ffn}});
+    if (m.matrices_of_net == 3) layer.push_back({ffn, dim});
+  }
+  layer.insert(layer.end(), 2 * m.norm / dim, vector);
   if (model.has_qkv_bias()) layer.insert(layer.end(), {{q, 1}, {kv, 1}, {kv, 1}});
   if (model.has_qk_norm()) layer.insert(layer.end(), 2, {model.head_dim(), 1});
-  units.push_back({.parameters = {norm}});
+  if (model.is_gpt2()) layer.insert(layer.end(), {vector, vector, {ffn, 1}});
+  if (model.has_experts()) layer.push_back({model.experts, dim});
+  units.push_back({});
+  units.back().parameters.insert(units.back().parameters.end(), m.norm / dim, vector);
   if (!model.tie_embeddings) units.back().parameters.push_back(table);
   return units;
 }
@@ -196,8 +203,13 @@ class Prediction {
       // Those of the micro-batches before are there already.
       const bool has_all = makes_gradients && s_.accumulates;
       std::int64_t made = has_all ? weights_ * s_.weight_bytes : makes_gradients ? table * s_.weight_bytes : 0;
+      // Of a block that is under way its experts are through one after the other: the gradients of one are made when
+      // what those before have kept is gone.
+      const std::int64_t of_nets = s_.weight_bytes * model_.feed_forward_matrices();
+      const std::int64_t gone = std::min(of_nets, activation_sizes(s_).feed_forward) / model_.nets * (model_.nets - 1);
       for (const std::int64_t activations : activations_by_moment(s_)) {
-        moments.push_back({activations, made});
+        const bool is_block = !moments.empty();
+        moments.push_back({activations, made - (is_block && makes_gradients && !has_all ? gone : 0)});
         if (makes_gradients && !has_all) made += block * s_.weight_bytes;
       }
     }

@@ -197,6 +197,52 @@ TEST(MemoryModel, BiasesAndNormsOfHeadsCount) {
   }
 }
 
+models::LlamaConfig of_family(models::LlamaFamily family) {
+  models::LlamaConfig model = models::llama_flavor("5M");
+  model.family = family;
+  if (family == models::LlamaFamily::gpt2) model.n_kv_heads = model.n_heads;
+  if (family == models::LlamaFamily::mixtral) {
+    model.experts = 4;
+    model.experts_per_token = 2;
+  }
+  return model;
+}
+
+// Positions, biases, experts and their gates, in every layout.
+TEST(MemoryModel, StateOfGpt2AndMixtralAddsUp) {
+  const auto state = [](const TrainingMemory& memory) { return memory.peak[MemoryCategory::parameters]; };
+  for (const auto family : {models::LlamaFamily::gpt2, models::LlamaFamily::mixtral}) {
+    for (const bool tied : {false, true}) {
+      SCOPED_TRACE(models::family_name(family));
+      auto model = of_family(family);
+      model.tie_embeddings = tied;
+      const auto p = static_cast<double>(model.parameter_count());
+      EXPECT_EQ(state(predict_memory({.model = model, .replicas = 2})), 4 * model.parameter_count());
+      if (!tied) {
+        EXPECT_NEAR(static_cast<double>(state(predict_memory({.model = model, .shards = 2}))), 4 * p / 2, 0.05 * 2 * p);
+      }
+      TrainingShape shape{.model = model, .batch = 2, .seq = 64};
+      shape.pipeline = PipelineShape{schedule::make_schedule({.name = "1F1B", .ranks = 2, .micro_batches = 4}), {}};
+      shape.pipeline->parts = models::balance_llama(model, 2, 64);
+      EXPECT_EQ(state(predict_memory_of_stage_rank(shape, 0)) + state(predict_memory_of_stage_rank(shape, 1)),
+                4 * (model.parameter_count() + (tied ? model.vocab_size * model.dim : 0)));
+    }
+    const auto model = of_family(family);
+    const std::int64_t layers = model.n_layers, dim = model.dim;
+    const bool gpt2 = model.is_gpt2();
+    const std::int64_t whole = gpt2 ? model.max_seq_len * dim + (2 * layers + 1) * 2 * dim + layers * 2 * dim
+                                    : (2 * layers + 1) * dim + layers * model.experts * dim;
+    EXPECT_EQ(state(predict_memory({.model = model, .tensor_ranks = 2})),
+              4 * ((model.parameter_count() - whole) / 2 + whole));
+    if (!gpt2) continue;
+    auto indivisible = model;  // the two tables are whole then
+    ++indivisible.vocab_size;
+    const std::int64_t tables = 2 * indivisible.vocab_size * dim;
+    EXPECT_EQ(state(predict_memory({.model = indivisible, .tensor_ranks = 2})),
+              4 * ((indivisible.parameter_count() - whole - tables) / 2 + whole + tables));
+  }
+}
+
 // What a schedule keeps alive is what it takes: GPipe every micro-batch, 1F1B at most as many as there are stages.
 TEST(MemoryModel, ActivationsOfAPipelineFollowItsSchedule) {
   const auto activations = [](const char* name, int micro_batches, std::size_t rank) {

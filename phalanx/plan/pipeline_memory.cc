@@ -33,7 +33,7 @@ StageBytes stage_bytes(const TrainingShape& shape, const LlamaPart& part, bool h
   const ActivationBytes bytes = activation_sizes(shape);
   const std::int64_t costly = shape.keeps_costly ? bytes.kept : 0;
   const std::int64_t head = part.head ? bytes.head : 0, head_left = part.head ? bytes.head_left : 0;
-  const std::int64_t table = shape.weight_bytes * m.table();
+  const std::int64_t table = shape.weight_bytes * (m.table() + (part.embedding ? m.positions : 0));
   StageBytes stage;
   stage.weights = shape.weight_bytes * m.parameters(part, shape.model.tie_embeddings);
   std::int64_t layer = 0, again = 0;  // of one layer, to be computed again
@@ -53,13 +53,13 @@ StageBytes stage_bytes(const TrainingShape& shape, const LlamaPart& part, bool h
   // Without a place where they are wanted gradients are tensors of their own, added to those that are there: of a
   // feed-forward net at once, in W of one matrix.
   const bool has_halves = part.end > part.begin;
-  const std::int64_t product = has_buckets ? 0 : shape.weight_bytes * 3 * m.dim * m.feed_forward_hidden;
+  const std::int64_t product = has_buckets ? 0 : shape.weight_bytes * m.feed_forward_matrices();
   const std::int64_t grown = std::max(stage.left - stage.kept, std::int64_t{0});
   stage.during_f = bytes.forward;
   if (has_halves) {
     stage.during_b = bytes.backward + again + product - head;
     stage.during_i = grown + bytes.input_backward + again + head_left - head;
-    stage.during_w = product / 3 - head_left;
+    stage.during_w = product / (m.nets * m.matrices_of_net) - head_left;
   }
   stage.kept += head;
   stage.left += head_left;

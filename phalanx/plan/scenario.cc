@@ -29,8 +29,8 @@ LayerNeed largest_layer(const TrainingShape& base) {
   };
   const std::vector<LayerNeed> layers = {
       layer("block", model.attention() + model.feed_forward(), bytes.input + bytes.block() + bytes.backward),
-      layer("output and loss", model.table() + model.dim, std::max(bytes.loss, bytes.loss_backward)),
-      layer("embedding", model.table(), bytes.input)};
+      layer("output and loss", model.table() + model.norm, std::max(bytes.loss, bytes.loss_backward)),
+      layer("embedding", model.table() + model.positions, bytes.input)};
   return *std::ranges::max_element(layers, {}, &LayerNeed::total);
 }
 

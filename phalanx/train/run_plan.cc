@@ -7,6 +7,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/models/llama_part.h"
+#include "phalanx/models/vocabulary_split.h"
 #include "phalanx/train/model_config.h"
 
 namespace phalanx::train {
@@ -100,7 +101,7 @@ RunPlan plan_run(const TrainConfig& config, std::int64_t world_size) {
          .n_heads = model.n_heads,
          .n_kv_heads = model.n_kv_heads,
          .ffn_hidden = model.ffn_hidden,
-         .vocab_size = model.vocab_size,
+         .vocab_size = models::splits_vocabulary(model, parallel.tp) ? model.vocab_size : 0,
          .seq_len = config.training.seq_len},
         world_size,
         {.tp = "[parallelism] tensor_parallel_degree",

@@ -158,12 +158,17 @@ TEST_F(TrainerCheckpointTest, WritesWeightsWithHuggingFaceNamesThatStartAnotherR
   EXPECT_EQ(before, after);
 }
 
+class TrainerFamilyTest : public TrainerCheckpointTest, public ::testing::WithParamInterface<models::LlamaFamily> {};
+
 // A model of another family, with what a file may hold beside the parameters, in two files.
-TEST_F(TrainerCheckpointTest, AHuggingFaceDirectoryIsWhatARunStartsFromAndLeaves) {
+TEST_P(TrainerFamilyTest, AHuggingFaceDirectoryIsWhatARunStartsFromAndLeaves) {
+  using enum models::LlamaFamily;
   const std::string source = path("model");
   models::LlamaConfig shape = models::llama_flavor("debug");
-  shape.family = models::LlamaFamily::qwen3;
-  shape.own_head_dim = 12;
+  shape.family = GetParam();
+  if (shape.family == qwen3) shape.own_head_dim = 12;
+  if (shape.family == gpt2) shape.n_kv_heads = shape.n_heads;
+  if (shape.family == mixtral) shape.experts = 3, shape.experts_per_token = 2;
   shape.max_seq_len = 64;
   shape.tie_embeddings = true;
   models::Llama model(shape);
@@ -173,14 +178,17 @@ TEST_F(TrainerCheckpointTest, AHuggingFaceDirectoryIsWhatARunStartsFromAndLeaves
   std::ofstream(source + "/tokenizer.json") << "{\"a tokenizer\": 1}";
   std::vector<NamedTensor> files[2];
   nlohmann::json index;
+  const auto place = [&](const std::string& name) {
+    return name == "again" ? PlaceInFile("lm_head.weight") : models::hf_place(shape, name);
+  };
   for (const auto& parameter : nn::named_parameters(model)) {
-    const std::string name = models::llama_hf_name(parameter.name);
-    files[name == "model.norm.weight"].push_back({name, parameter.tensor});
-    index["weight_map"][name] = name == "model.norm.weight" ? "b.safetensors" : "a.safetensors";
+    const bool is_norm = parameter.name == "norm.weight";
+    files[is_norm].push_back(parameter);
+    index["weight_map"][place(parameter.name).name] = is_norm ? "b.safetensors" : "a.safetensors";
   }
-  files[1].push_back({"lm_head.weight", model.tok_embeddings->weight});
-  export_weights(source + "/a.safetensors", files[0], {}, posix_file_system());
-  export_weights(source + "/b.safetensors", files[1], {}, posix_file_system());
+  files[1].push_back({"again", model.tok_embeddings->weight});
+  export_weights(source + "/a.safetensors", files[0], {.place_in_file = place}, posix_file_system());
+  export_weights(source + "/b.safetensors", files[1], {.place_in_file = place}, posix_file_system());
   std::ofstream(source + "/model.safetensors.index.json") << index.dump();
 
   const std::vector<std::string> from_there = {"--model.flavor=hf", "--model.hf_assets_path=" + source,
@@ -231,6 +239,11 @@ TEST_F(TrainerCheckpointTest, AHuggingFaceDirectoryIsWhatARunStartsFromAndLeaves
                   config("none", {"--model.hf_assets_path=" + path("nowhere"), "--checkpoint.initial_load_in_hf"})),
               HasSubstr("[model] hf_assets_path '" + path("nowhere") + "' does not exist"));
 }
+
+INSTANTIATE_TEST_SUITE_P(Families, TrainerFamilyTest,
+                         ::testing::Values(models::LlamaFamily::qwen3, models::LlamaFamily::gpt2,
+                                           models::LlamaFamily::mixtral),
+                         [](const auto& info) { return models::family_name(info.param); });
 
 TEST_F(TrainerCheckpointTest, ACheckpointFolderStandsForItsNewestStepAsInitialWeights) {
   const Weights before = train(config("first", {"--training.steps=3"}), 1);
