@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -46,6 +47,17 @@ MappedFile::MappedFile(const std::filesystem::path& path, Access access) : path_
 
 MappedFile::~MappedFile() {
   if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+void MappedFile::will_need(std::span<const std::byte> bytes) const noexcept {
+  if (bytes.empty()) return;
+  // Of one request the kernel takes no more than the device's read-ahead, 128 KiB where nobody has set it.
+  constexpr std::size_t kRequest = 128 << 10;
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  const auto end = static_cast<std::size_t>(bytes.data() + bytes.size() - data_);
+  for (std::size_t at = static_cast<std::size_t>(bytes.data() - data_) / page * page; at < end; at += kRequest) {
+    ::madvise(const_cast<std::byte*>(data_) + at, std::min(kRequest, end - at), MADV_WILLNEED);  // a hint
+  }
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept

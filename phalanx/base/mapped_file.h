@@ -31,6 +31,10 @@ class MappedFile {
   std::string_view text() const noexcept { return {reinterpret_cast<const char*>(data_), size_}; }
   const std::filesystem::path& path() const noexcept { return path_; }
 
+  /// These bytes of it will be touched soon: reading them from the disk begins, and is not waited for. What is touched
+  /// without it is read a little at a time while the toucher waits.
+  void will_need(std::span<const std::byte> bytes) const noexcept;
+
  private:
   std::filesystem::path path_;
   const std::byte* data_ = nullptr;

@@ -95,6 +95,8 @@ class File {
   const std::vector<TensorInfo>& tensors() const { return header_.tensors; }
   const TensorInfo* find(const std::string& name) const;  // nullptr if the file has none of that name
   std::span<const std::byte> bytes(const TensorInfo& info) const;
+  /// Reading these of bytes(info) from the disk begins, and is not waited for.
+  void will_need(std::span<const std::byte> bytes) const { mapped_.will_need(bytes); }
 
  private:
   std::string path_;

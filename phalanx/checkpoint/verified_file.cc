@@ -39,7 +39,11 @@ std::span<const std::byte> VerifiedFile::bytes(const safetensors::TensorInfo& in
 std::span<const std::byte> VerifiedFile::bytes_around(const safetensors::TensorInfo& info, const Box& part) {
   const auto begin = header_.data_begin + info.begin;
   const auto size = static_cast<std::int64_t>(safetensors::element_size(info.dtype));
-  for (const auto& range : flat_ranges(part, info.shape))
+  const auto ranges = flat_ranges(part, info.shape);
+  if (ranges.size() == 1)  // whole rows
+    mapped_.will_need(mapped_.bytes().subspan(begin + static_cast<std::uint64_t>(ranges[0].begin * size),
+                                              static_cast<std::uint64_t>(ranges[0].length * size)));
+  for (const auto& range : ranges)
     verify(begin + static_cast<std::uint64_t>(range.begin * size),
            begin + static_cast<std::uint64_t>((range.begin + range.length) * size));
   return mapped_.bytes().subspan(begin, info.size());

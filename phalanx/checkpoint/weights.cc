@@ -208,7 +208,20 @@ LoadedWeights load_weights(const std::filesystem::path& path, const std::vector<
   }
   mismatches.throw_if_any(fmt::format("the weights in {} do not fit this model", path.string()));
 
+  const auto ask_for = [&](std::size_t i) {  // while the one before it is copied
+    if (i == tensors.size()) return;
+    const auto& [source, form] = chosen[i];
+    const auto& info = *source.info;
+    if (form.transposed || form.parts > 1) return;
+    const auto ranges = flat_ranges(held_box(tensors[i]), info.shape);
+    if (ranges.size() != 1) return;  // not whole rows: what lies between them is not this rank's to read
+    const auto size = safetensors::element_size(info.dtype);
+    source.file->will_need(source.file->bytes(info).subspan(static_cast<std::size_t>(ranges[0].begin) * size,
+                                                            static_cast<std::size_t>(ranges[0].length) * size));
+  };
+  ask_for(0);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
+    ask_for(i + 1);
     const auto& [source, form] = chosen[i];
     const auto& info = *source.info;
     const std::span<const std::byte> bytes = source.file->bytes(info);
