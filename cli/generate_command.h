@@ -1,4 +1,4 @@
-// phalanx generate: continues prompts with a trained model. Runs in phalanx-worker.
+// phalanx generate: reads the command line, then starts ranks or becomes one.
 #pragma once
 
 #include "cli/command.h"

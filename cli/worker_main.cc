@@ -8,11 +8,9 @@
 #include "cli/bench_worker.h"
 #include "cli/command.h"
 #include "cli/doctor_command.h"
+#include "cli/generate_worker.h"
 #include "cli/train_worker.h"
 #include "cli/verify_worker.h"
-#if __has_include("cli/generate_command.h")
-#include "cli/generate_command.h"
-#endif
 #include "phalanx/base/quick_exit.h"
 #include "phalanx/launch/worker_report.h"
 
@@ -20,13 +18,11 @@ int main(int argc, char** argv) {
   phalanx::skip_earlier_static_destructors();
   using namespace phalanx::cli;
   const std::vector<Command> commands = {
-    {"train", "", "", train_worker},
-    {"verify", "", "", verify_worker},
-    {"doctor", "", kDoctorHelp, doctor_command},
-    {"bench", "", "", bench_worker},
-#if __has_include("cli/generate_command.h")
-    {"generate", "", "", generate_command},
-#endif
+      {"train", "", "", train_worker},
+      {"verify", "", "", verify_worker},
+      {"doctor", "", kDoctorHelp, doctor_command},
+      {"bench", "", "", bench_worker},
+      {"generate", "", "", generate_worker},
   };
   const Arguments arguments(argv + 1, argv + argc);
   for (const Command& command : commands) {

@@ -14,6 +14,7 @@
 #include "phalanx/models/hf_config.h"
 #include "phalanx/models/llama.h"
 #include "phalanx/models/llama_json.h"
+#include "phalanx/models/llama_parallel.h"
 #include "phalanx/nn/init.h"
 
 namespace phalanx::infer {
@@ -32,11 +33,26 @@ void look_for_tokenizer(ModelFiles& files, const std::vector<std::filesystem::pa
   }
 }
 
+/// A number, or a list of some.
+std::vector<std::int64_t> end_tokens_of(const std::filesystem::path& file) {
+  if (!is_file(file)) return {};
+  const auto json = nlohmann::json::parse(read_file(file, models::kMaxHfConfigBytes), nullptr, false);
+  if (!json.is_object() || !json.contains("eos_token_id")) return {};
+  const auto& found = json["eos_token_id"];
+  std::vector<std::int64_t> tokens;
+  for (const auto& token : found.is_array() ? found : nlohmann::json::array({found})) {
+    if (token.is_number_integer()) tokens.push_back(token.get<std::int64_t>());
+  }
+  return tokens;
+}
+
 ModelFiles find_hugging_face_model(const std::filesystem::path& path) {
   ModelFiles files{.weights = path, .hugging_face = true};
   const auto config = path / "config.json";
   files.config = models::llama_config_from_hf(read_file(config, models::kMaxHfConfigBytes), config.string());
   look_for_tokenizer(files, {path});
+  files.end_tokens = end_tokens_of(path / "generation_config.json");
+  if (files.end_tokens.empty()) files.end_tokens = end_tokens_of(config);
   return files;
 }
 
@@ -60,7 +76,23 @@ ModelFiles find_model(const std::filesystem::path& path) {
   return files;
 }
 
-std::shared_ptr<models::Llama> load_model(const ModelFiles& files, c10::Device device, c10::ScalarType dtype) {
+data::BpeTokenizer load_tokenizer(const ModelFiles& files, const std::string& path) {
+  if (!path.empty()) return data::BpeTokenizer::load(path);
+  if (files.tokenizer) return data::BpeTokenizer::load(*files.tokenizer);
+  std::string places;
+  for (const auto& place : files.tokenizer_places) places += "\n  " + place;
+  throw DataError(fmt::format("no tokenizer found; give --tokenizer FILE. Looked for:{}", places));
+}
+
+std::vector<std::int64_t> end_tokens(const ModelFiles& files, const std::optional<data::BpeTokenizer>& tokenizer) {
+  if (!files.end_tokens.empty()) return files.end_tokens;
+  if (const auto end = tokenizer ? tokenizer->end_of_text() : std::nullopt) return {*end};
+  return {};
+}
+
+namespace {
+
+void check_config(const ModelFiles& files) {
   try {
     files.config.validate();
   } catch (const ConfigError& error) {
@@ -68,11 +100,54 @@ std::shared_ptr<models::Llama> load_model(const ModelFiles& files, c10::Device d
   }
   refuse_more_parameters_than_bytes(files.weights, files.config.parameter_count(),
                                     (files.weights / (files.hugging_face ? "config.json" : kManifestName)).string());
+}
+
+void load_into(models::Llama& model, const ModelFiles& files) {
+  const bool whole = model.part().is_whole(files.config);
+  LoadWeightsOptions options;
+  if (files.hugging_face) {
+    options = whole ? hf_weights(files.config) : hf_weights_of_part(files.config);
+  } else if (!whole) {
+    // A part leaves to the others what is theirs.
+    options.ignore = [shapes = models::llama_parameter_shapes(files.config)](const std::string& name) {
+      return shapes.contains(name);
+    };
+  }
+  load_weights(files.weights, nn::named_parameters(model), options);
+  model.eval();
+}
+
+}  // namespace
+
+std::shared_ptr<models::Llama> load_model(const ModelFiles& files, c10::Device device, c10::ScalarType dtype) {
+  check_config(files);
   auto model =
       std::make_shared<models::Llama>(files.config, nn::TensorOptionsOfModule{.dtype = dtype, .device = device});
-  load_weights(files.weights, nn::named_parameters(*model),
-               files.hugging_face ? hf_weights(files.config) : LoadWeightsOptions());
-  model->eval();
+  load_into(*model, files);
+  return model;
+}
+
+std::shared_ptr<models::Llama> load_part(const ModelFiles& files, const ParallelPlan& plan, const DeviceMesh& mesh,
+                                         c10::Device device, c10::ScalarType dtype) {
+  check_config(files);
+  const auto& config = files.config;
+  check(plan,
+        {.n_layers = config.n_layers,
+         .n_heads = config.n_heads,
+         .n_kv_heads = config.n_kv_heads,
+         .ffn_hidden = config.ffn_hidden,
+         .vocab_size = config.vocab_size,
+         .seq_len = config.max_seq_len},
+        mesh.world()->size(), {.tp = "--tp", .pp = "--pp"});
+  models::LlamaPart part = models::whole_llama(config);
+  if (plan.pp > 1) {
+    part = models::balance_llama(config, static_cast<int>(plan.pp), config.max_seq_len)
+               .at(static_cast<std::size_t>(mesh.coordinate("pp")));
+  }
+  auto model =
+      std::make_shared<models::Llama>(config, part, nn::TensorOptionsOfModule{.dtype = dtype, .device = device});
+  if (plan.tp > 1) models::parallelize_llama(*model, mesh, {.sequence_parallel = false});
+  load_into(*model, files);
   return model;
 }
 

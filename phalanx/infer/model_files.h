@@ -19,6 +19,9 @@
 #include <string>
 #include <vector>
 
+#include "phalanx/data/bpe_tokenizer.h"
+#include "phalanx/mesh/device_mesh.h"
+#include "phalanx/mesh/parallel_plan.h"
 #include "phalanx/models/llama_config.h"
 
 namespace phalanx::models {
@@ -33,12 +36,29 @@ struct ModelFiles {
   models::LlamaConfig config;
   std::optional<std::string> tokenizer;       // a tokenizer.json that exists
   std::vector<std::string> tokenizer_places;  // where one was looked for, for messages
+  std::vector<std::int64_t> end_tokens;       // those that end a text, as generation_config.json or config.json says
 };
 
 /// CheckpointError says what is missing or malformed.
 ModelFiles find_model(const std::filesystem::path& path);
 
+/// `path`, where given; else what was found. DataError says where one was looked for.
+data::BpeTokenizer load_tokenizer(const ModelFiles& files, const std::string& path = "");
+
+/// The tokens that end a text: what the model's directory says, else the tokenizer's own.
+std::vector<std::int64_t> end_tokens(const ModelFiles& files, const std::optional<data::BpeTokenizer>& tokenizer);
+
 std::shared_ptr<models::Llama> load_model(const ModelFiles& files, c10::Device device,
                                           c10::ScalarType dtype = c10::ScalarType::Float);
+
+/// This rank's part of it: of pp parts by layers the mesh's, of each matrix what tp leaves. Reads no more than that.
+/// ConfigError where the plan does not divide the model.
+///
+///   const ParallelPlan plan{.pp = 2, .dp_replicate = 2, .tp = 2};
+///   const DeviceMesh mesh(world, plan.axes());
+///   auto part = infer::load_part(files, plan, mesh, device);
+///   infer::Generator generator(*part, {.stages = mesh.communicator("pp")});
+std::shared_ptr<models::Llama> load_part(const ModelFiles& files, const ParallelPlan& plan, const DeviceMesh& mesh,
+                                         c10::Device device, c10::ScalarType dtype = c10::ScalarType::Float);
 
 }  // namespace phalanx::infer

@@ -1,0 +1,122 @@
+#include "cli/generate_arguments.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "cli/parse_options.h"
+#include "phalanx/base/error.h"
+#include "phalanx/base/parse_text.h"
+
+namespace phalanx::cli {
+
+const std::string_view kGenerateHelp =
+    R"(usage: phalanx generate [-n N] --checkpoint DIR (--prompt TEXT | --prompts-file FILE) [options]
+
+Continues texts with a trained model. One prompt: the continuation goes to standard output as it is made. Several: one
+JSON line for each, {"id", "prompt", "completion", "ids", "finish_reason"}, in their order. With --output a job: its
+folder gets the results as they come and, in the end, all in one file; after a crash the same command goes on. Speeds go
+to standard error.
+
+  --checkpoint DIR         a run's checkpoint folder (the newest complete step), one of its step-N directories, or a
+                           Hugging Face directory (config.json, safetensors)
+  --prompt TEXT            the text to continue; may be repeated. An empty one begins a document
+  --prompts-file FILE      prompts: one a line; or, if FILE ends in .jsonl, one JSON object a line with "prompt" (text) or
+                           "ids" (token ids) and, if wanted, "id"
+  --tokenizer FILE         tokenizer.json; where not given, looked for beside the checkpoint and in the run's folder
+
+  --max-new-tokens N       at most this many tokens a prompt (default 128)
+  --temperature T          below 1 more predictable, above 1 more varied; 0 is --greedy (default 1)
+  --top-k K                draw from the K likeliest tokens only (default 0: all)
+  --top-p P                draw from the likeliest tokens that make up probability P only (default 1: all)
+  --repetition-penalty R   above 1: tokens that were there already become less likely (default 1)
+  --greedy                 always the likeliest token
+  --seed N                 of the draws: the same seed gives the same text (default 0). Prompt i draws with seed N + i
+  --stop TEXT              end before this text; may be repeated
+  --ignore-end             do not stop at the tokens that end a text
+
+  --batch-size N           prompts that run together on a rank, or on the ranks that share a model (default 8)
+  --cache-memory SIZE      of a rank's keys and values, at most (such as 4GiB); fewer prompts run together then
+
+  --output DIR             a job's folder: part-RANK.jsonl as results come, in the end --final-file in the order of prompts.
+                           A line without a prompt is skipped, with a message
+  --final-file NAME        (default results.jsonl)
+  --prompt-field NAME, --id-field NAME, --response-field NAME
+                           in the prompts and the results (default prompt, id, completion)
+
+  -n, --nproc-per-node N   start N ranks on this machine; each group of TP x PP has the model and its share of the prompts,
+                           and who is through takes from the others
+  --tp N                   cut every matrix over N ranks (tensor parallelism)
+  --pp N                   cut the model by its layers over N ranks
+  --dtype TYPE             float32, bfloat16 or float16: of weights and computing (default float32)
+  --device DEVICE          cpu, cuda or cuda:N (default: cuda where there is one)
+  --backend NAME           of the communication between ranks (default auto)
+  --quiet                  no speeds, no progress
+
+  phalanx generate --checkpoint outputs/checkpoint --prompt "A communicator is" --temperature 0.8 --top-p 0.95
+  phalanx generate --checkpoint outputs/checkpoint/step-200 --prompts-file prompts.txt --greedy > completions.jsonl
+  phalanx generate -n 4 --tp 2 --checkpoint Llama-3.2-1B --prompts-file prompts.jsonl --output answers
+)";
+
+GenerateArguments parse_generate_arguments(const Arguments& arguments) {
+  GenerateArguments parsed;
+  bool greedy = false;
+  std::string cache_memory;
+  CLI::App app;
+  app.add_option("--checkpoint", parsed.checkpoint);
+  app.add_option("--prompt", parsed.prompts)->expected(1)->take_all()->allow_extra_args(false);
+  app.add_option("--prompts-file", parsed.prompts_file);
+  app.add_option("--tokenizer", parsed.tokenizer);
+  app.add_option("--max-new-tokens", parsed.max_new_tokens);
+  auto* temperature = app.add_option("--temperature", parsed.sampling.temperature);
+  app.add_option("--top-k", parsed.sampling.top_k);
+  app.add_option("--top-p", parsed.sampling.top_p);
+  app.add_option("--repetition-penalty", parsed.sampling.repetition_penalty);
+  app.add_flag("--greedy", greedy);
+  std::int64_t seed = 0;
+  app.add_option("--seed", seed);
+  app.add_option("--stop", parsed.stops)->expected(1)->take_all()->allow_extra_args(false);
+  app.add_option("--batch-size", parsed.batch_size);
+  app.add_option("--cache-memory", cache_memory);
+  app.add_flag("--ignore-end", parsed.ignore_end);
+  app.add_option("--output", parsed.output);
+  auto* final_file = app.add_option("--final-file", parsed.final_file);
+  app.add_option("--prompt-field", parsed.format.prompt_field);
+  app.add_option("--id-field", parsed.format.id_field);
+  app.add_option("--response-field", parsed.response_field);
+  app.add_option("--tp", parsed.tp);
+  app.add_option("--pp", parsed.pp);
+  app.add_option("--dtype", parsed.dtype)->check(CLI::IsMember({"float32", "bfloat16", "float16"}));
+  app.add_option("--device", parsed.device);
+  app.add_option("--backend", parsed.backend);
+  app.add_flag("--quiet,-q", parsed.quiet);
+  parse_options(app, arguments);
+  if (parsed.checkpoint.empty()) throw UsageError("--checkpoint DIR is missing: a run's checkpoint folder");
+  if (parsed.prompts.empty() == parsed.prompts_file.empty()) {
+    throw UsageError("expected either --prompt TEXT (it may be repeated) or --prompts-file FILE");
+  }
+  if (greedy && temperature->count() > 0 && parsed.sampling.temperature != 0) {
+    throw UsageError("--greedy and --temperature exclude each other");
+  }
+  if (greedy) parsed.sampling.temperature = 0;
+  for (const auto& [name, value] : {std::pair{"--max-new-tokens", parsed.max_new_tokens},
+                                    {"--batch-size", parsed.batch_size},
+                                    {"--tp", parsed.tp},
+                                    {"--pp", parsed.pp}}) {
+    if (value < 1) throw UsageError(fmt::format("{} is {}: expected 1 or more", name, value));
+  }
+  if (seed < 0) throw UsageError(fmt::format("--seed is {}: expected 0 or more", seed));
+  parsed.sampling.seed = static_cast<std::uint64_t>(seed);
+  parsed.sampling.validate();
+  if (std::ranges::any_of(parsed.stops, &std::string::empty)) throw UsageError("--stop is empty: expected a text");
+  if (!cache_memory.empty()) parsed.cache_bytes = parse_size("--cache-memory", cache_memory);
+  if (parsed.output.empty() && final_file->count() > 0) throw UsageError("--final-file is a part of --output DIR");
+  if (parsed.final_file.empty() || parsed.final_file.find('/') != std::string::npos) {
+    throw UsageError(fmt::format("--final-file is '{}': expected the name of a file in the folder", parsed.final_file));
+  }
+  parsed.format.json_lines = parsed.prompts_file.ends_with(".jsonl");
+  parsed.format.skips_incomplete = !parsed.output.empty();
+  return parsed;
+}
+
+}  // namespace phalanx::cli

@@ -1,0 +1,160 @@
+// `phalanx generate` as a user runs it on several ranks: the same results from every layout, jobs that go on, and what
+// is refused.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+#include <string>
+
+#include "phalanx/base/file.h"
+#include "phalanx/base/temp_directory.h"
+
+namespace phalanx::cli {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class GenerateCommandTest : public ::testing::Test {
+ protected:
+  /// A model for all tests: a few steps of a small one, as a Hugging Face directory.
+  static void SetUpTestSuite() {
+    folder_ = new TempDirectory("generate_command");
+    std::string tokens;
+    for (int i = 0; i < 4000; ++i) {
+      const int id = (i * 7 + i / 50) % 512;
+      tokens += {static_cast<char>(id % 256), static_cast<char>(id / 256)};
+    }
+    write_file(file("tokens.bin"), tokens);
+    write_file(file("run.toml"), "[job]\ndump_folder = \"" + file("run") +
+                                     "\"\n[model]\nflavor = \"debug\"\n"
+                                     "[training]\ndataset_path = \"" +
+                                     file("tokens.bin") +
+                                     "\"\nseq_len = 32\nlocal_batch_size = 2\nsteps = 3\n[optimizer]\nlr = 1e-2\n"
+                                     "[lr_scheduler]\nwarmup_steps = 1\n[checkpoint]\nlast_save_in_hf = true\n");
+    std::string lines;
+    for (int i = 0; i < 9; ++i) {
+      lines += nlohmann::json{{"id", "q" + std::to_string(i)}, {"ids", std::vector<int>(1 + 5 * i % 13, 3 + 11 * i)}}
+                   .dump() +
+               "\n";
+    }
+    write_file(file("prompts.jsonl"), lines);
+    EXPECT_EQ(call("train " + file("run.toml")), 0) << error_;
+  }
+  static void TearDownTestSuite() { delete folder_; }
+
+  static std::string file(const std::string& name) { return (folder_->path() / name).string(); }
+
+  /// The exit status of `phalanx ARGUMENTS`; what it printed is in out_ and error_.
+  static int call(const std::string& arguments) {
+    const std::string program = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "phalanx";
+    const std::string command = program + " " + arguments + " >" + file("out") + " 2>" + file("err") + " </dev/null";
+    const int status = std::system(command.c_str());
+    out_ = read_file(file("out"));
+    error_ = read_file(file("err"));
+    return WEXITSTATUS(status);
+  }
+  static int generate(const std::string& arguments, const std::string& prompts = "prompts.jsonl") {
+    return call("generate --checkpoint " + file("run/hf") + " --prompts-file " + file(prompts) +
+                " --max-new-tokens 10 --temperature 0.8 --batch-size 2 " + arguments);
+  }
+
+  static TempDirectory* folder_;
+  static std::string out_, error_;
+};
+TempDirectory* GenerateCommandTest::folder_ = nullptr;
+std::string GenerateCommandTest::out_, GenerateCommandTest::error_;
+
+/// Prompt numbers of the results in a job's parts, with repetitions.
+std::multiset<int> results_in(const std::filesystem::path& folder) {
+  std::multiset<int> numbers;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (!entry.path().filename().string().starts_with("part-")) continue;
+    std::istringstream lines(read_file(entry.path()));
+    for (std::string line; std::getline(lines, line);) numbers.insert(nlohmann::json::parse(line)["index"].get<int>());
+  }
+  return numbers;
+}
+
+TEST_F(GenerateCommandTest, EveryLayoutGivesWhatOneRankGives) {
+  ASSERT_EQ(generate(""), 0) << error_;
+  EXPECT_THAT(error_, AllOf(HasSubstr("prefill "), HasSubstr("decode ")));
+  const std::string expected = out_;
+  EXPECT_THAT(expected, HasSubstr("{\"id\":\"q8\",\"ids\":["));
+  for (const char* layout : {"-n 2 --tp 2", "-n 2 --pp 2", "-n 4 --tp 2 --pp 2 --quiet"}) {
+    ASSERT_EQ(generate(layout), 0) << layout << error_;
+    EXPECT_EQ(out_, expected) << layout;
+  }
+  for (const char* layout : {"-n 2", "-n 4 --pp 2"}) {
+    const std::string folder = file(std::string("job") + layout[3]);
+    ASSERT_EQ(generate(layout + std::string(" --output ") + folder), 0) << layout << error_;
+    EXPECT_EQ(read_file(folder + "/results.jsonl"), expected) << layout;
+    EXPECT_THAT(error_,
+                AllOf(HasSubstr("generating: 9 in "), HasSubstr("results.jsonl: 9 results, 0 prompts skipped")));
+    const auto numbers = results_in(folder);
+    EXPECT_EQ(numbers.size(), 9u) << "a prompt was answered twice";
+    EXPECT_EQ(std::set<int>(numbers.begin(), numbers.end()).size(), 9u);
+  }
+}
+
+TEST_F(GenerateCommandTest, AJobGoesOnWithoutRepeatingWhatIsThere) {
+  const std::string folder = file("stopped");
+  ASSERT_EQ(generate("-n 2 --output " + folder + " --final-file all.jsonl"), 0) << error_;
+  const std::string expected = read_file(folder + "/all.jsonl");
+  // As if the ranks had been killed: rank 0 with one result, and another half written.
+  const std::string part = read_file(folder + "/part-00000.jsonl");
+  const std::size_t line = part.find('\n') + 1;
+  write_file(folder + "/part-00000.jsonl", part.substr(0, line + 20));
+  std::filesystem::remove(folder + "/all.jsonl");
+  ASSERT_EQ(generate("--output " + folder + " --final-file all.jsonl"), 0) << error_;
+  EXPECT_THAT(error_, HasSubstr(" of 9 prompts are there already"));
+  EXPECT_EQ(read_file(folder + "/all.jsonl"), expected);
+  EXPECT_EQ(results_in(folder).size(), 9u);
+  EXPECT_EQ(generate("--seed 5 --output " + folder), 1);
+  EXPECT_THAT(error_, HasSubstr("is the folder of another job: its seed is 0, this one's 5"));
+}
+
+TEST_F(GenerateCommandTest, PromptsWithoutTheirFieldAreSkippedInAJob) {
+  write_file(file("odd.jsonl"), "{\"unique_id\": 7, \"ids\": [1, 2]}\n{\"unique_id\": 8, \"text\": \"no\"}\n");
+  ASSERT_EQ(generate("--id-field unique_id --output " + file("odd"), "odd.jsonl"), 0) << error_;
+  EXPECT_THAT(error_, AllOf(HasSubstr("skipped: " + file("odd.jsonl") + ", line 2: neither \"prompt\""),
+                            HasSubstr("1 results, 1 prompts skipped")));
+  EXPECT_THAT(read_file(file("odd/results.jsonl")), HasSubstr("{\"unique_id\":7,\"ids\":["));
+  EXPECT_EQ(generate("", "odd.jsonl"), 1);
+  EXPECT_THAT(error_, HasSubstr("odd.jsonl, line 2: neither \"prompt\" (text) nor \"ids\" (token ids)"));
+}
+
+TEST_F(GenerateCommandTest, WhatCannotBeDoneIsNamed) {
+  EXPECT_EQ(generate("-n 2"), 2);
+  EXPECT_THAT(error_,
+              HasSubstr("2 ranks have 2 copies of the model, whose results need a folder: expected --output DIR"));
+  EXPECT_EQ(generate("-n 3 --tp 2"), 2);
+  EXPECT_THAT(error_, HasSubstr("3 ranks, but --tp x --pp is 2: expected a multiple of it, such as -n 2"));
+  EXPECT_EQ(generate("-n 3 --tp 3"), 2);
+  EXPECT_THAT(error_, HasSubstr("3"));
+  EXPECT_EQ(generate("--tp 0"), 2);
+  EXPECT_THAT(error_, HasSubstr("--tp is 0: expected 1 or more"));
+  EXPECT_EQ(generate("--repetition-penalty 0"), 2);
+  EXPECT_THAT(error_, HasSubstr("repetition_penalty is 0"));
+  EXPECT_EQ(generate("--cache-memory much"), 2);
+  EXPECT_THAT(error_, HasSubstr("--cache-memory"));
+  EXPECT_EQ(generate("--cache-memory 1K"), 1);
+  EXPECT_THAT(error_, HasSubstr("and cache_bytes allows 1.00 KiB"));
+  EXPECT_EQ(generate("--final-file a/b --output x"), 2);
+  EXPECT_THAT(error_, HasSubstr("--final-file is 'a/b': expected the name of a file in the folder"));
+  EXPECT_EQ(generate("--dtype f32"), 2);
+  EXPECT_THAT(error_, HasSubstr("--dtype"));
+  write_file(file("wrong.jsonl"), "{\"id\": \"a\", \"ids\": [1]}\n{\"id\": \"b\", \"ids\": [512]}\n");
+  EXPECT_EQ(generate("-n 2 --output " + file("wrong"), "wrong.jsonl"), 1);
+  EXPECT_THAT(error_, HasSubstr("prompt 2 (id \"b\"): token 512 is not in the model's vocabulary of 512"));
+}
+
+}  // namespace
+}  // namespace phalanx::cli

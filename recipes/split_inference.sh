@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Inference with a model that no single device would hold: cut by its layers, by tensor parallelism, or both; the tokens
+# are those of one rank.
+#
+#   recipes/split_inference.sh [--build build/release] [--folder outputs/split_inference]
+#
+# Cut by layers, each rank works on other prompts while their neighbours' are with the next one, so that none waits.
+# Each rank reads its part of the files alone.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source recipes/small_model.sh
+
+read_arguments "$@"
+make_small_model
+grep -v '^$' docs/tensor_parallel.md | cut -c 1-50 | head -n 8 > "$folder/prompts.txt"
+answers() {  # <file> <options>
+  local file=$1; shift
+  "$phalanx" generate "$@" --checkpoint "$folder/run/hf" --prompts-file "$folder/prompts.txt" --max-new-tokens 40 \
+    --temperature 0.7 --seed 3 > "$folder/$file"
+}
+answers one.jsonl
+for layout in "-n 2 --pp 2" "-n 2 --tp 2" "-n 4 --pp 2 --tp 2"; do
+  # shellcheck disable=SC2086
+  answers split.jsonl $layout
+  cmp "$folder/one.jsonl" "$folder/split.jsonl"
+  echo "$layout: the same"
+done
+head -n 1 "$folder/one.jsonl" | cut -c 1-150
