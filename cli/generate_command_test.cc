@@ -1,9 +1,11 @@
-// `phalanx generate` as a user runs it on several ranks: the same results from every layout, jobs that go on, and what
-// is refused.
+// `phalanx generate` and `phalanx eval` as a user runs them on several ranks: the same results from every layout, jobs
+// that go on, and what is refused.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
@@ -12,6 +14,7 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
@@ -154,6 +157,77 @@ TEST_F(GenerateCommandTest, WhatCannotBeDoneIsNamed) {
   write_file(file("wrong.jsonl"), "{\"id\": \"a\", \"ids\": [1]}\n{\"id\": \"b\", \"ids\": [512]}\n");
   EXPECT_EQ(generate("-n 2 --output " + file("wrong"), "wrong.jsonl"), 1);
   EXPECT_THAT(error_, HasSubstr("prompt 2 (id \"b\"): token 512 is not in the model's vocabulary of 512"));
+}
+
+TEST_F(GenerateCommandTest, EvalGivesTheSamePerplexityInEveryLayout) {
+  const std::string eval = "eval --checkpoint " + file("run/hf") + " --tokens " + file("tokens.bin") +
+                           " --seq-len 32 --json " + file("figures.json") + " ";
+  ASSERT_EQ(call(eval + "--max-tokens 700"), 0) << error_;
+  const std::string expected = out_;
+  EXPECT_THAT(expected, AllOf(HasSubstr("tokens: 699  loss: "), HasSubstr("  perplexity: ")));
+  const auto figures = nlohmann::json::parse(read_file(file("figures.json")));
+  EXPECT_NEAR(figures["perplexity"].get<double>(), std::exp(figures["loss"].get<double>()), 1e-9);
+  EXPECT_LT(figures["loss"].get<double>(), std::log(512.0));  // it has learned something
+  for (const char* layout : {"-n 2", "-n 2 --tp 2", "-n 2 --pp 2", "-n 4 --pp 2 --batch-size 3"}) {
+    ASSERT_EQ(call(eval + "--max-tokens 700 " + layout), 0) << layout << error_;
+    EXPECT_EQ(out_, expected) << layout;
+  }
+  // More of what is before a token: another loss, of as many tokens.
+  ASSERT_EQ(call(eval + "--max-tokens 700 --stride 8"), 0) << error_;
+  EXPECT_THAT(out_, HasSubstr("tokens: 699  loss: "));
+  EXPECT_NE(out_, expected);
+}
+
+TEST_F(GenerateCommandTest, EvalAnswersQuestions) {
+  std::string text;
+  for (int i = 0; i < 400; ++i)
+    text += "question " + std::to_string(i % 10) + " has the answer " + std::to_string(i % 7) + ".\n";
+  write_file(file("text.txt"), text);
+  ASSERT_EQ(call("tokenize " + file("text.txt") + " --vocab-size 300 --tokenizer " + file("tokenizer.json") +
+                 " --output " + file("train")),
+            0)
+      << error_;
+  write_file(file("questions.jsonl"),
+             "{\"prompt\": \"question 1 has the \", \"choices\": [\"answer\", \"question\", \"has\"], \"answer\": 0}\n"
+             "{\"id\": \"x\", \"prompt\": \"\", \"choices\": [\"question\", \"the\"], \"answer\": 1}\n");
+  const std::string eval = "eval --checkpoint " + file("run/hf") + " --tokenizer " + file("tokenizer.json");
+  const std::string choices = eval + " --choices " + file("questions.jsonl") + " --output " + file("answers.jsonl");
+  ASSERT_EQ(call(choices), 0) << error_;
+  const std::string expected = out_;
+  EXPECT_THAT(expected, AllOf(HasSubstr("questions: 2  accuracy: "), HasSubstr("accuracy by byte: ")));
+  // The answers are those of the log-likelihoods.
+  std::istringstream lines(read_file(file("answers.jsonl")));
+  std::string line;
+  int right = 0;
+  for (const int answer : {0, 1}) {
+    ASSERT_TRUE(std::getline(lines, line));
+    const auto json = nlohmann::json::parse(line);
+    const auto scores = json["log_likelihoods"].get<std::vector<double>>();
+    EXPECT_EQ(scores.size(), answer == 0 ? 3u : 2u);
+    EXPECT_EQ(json["choice"], std::max_element(scores.begin(), scores.end()) - scores.begin());
+    EXPECT_LT(scores[0], 0.0);
+    right += json["choice"] == answer;
+  }
+  EXPECT_THAT(expected, HasSubstr(right == 2   ? "accuracy: 1.0000"
+                                  : right == 1 ? "accuracy: 0.5000"
+                                               : "accuracy: 0.0000"));
+  ASSERT_EQ(call(choices + " -n 2 --pp 2"), 0) << error_;
+  EXPECT_EQ(out_, expected);
+  ASSERT_EQ(call(eval + " --text " + file("text.txt") + " --quiet"), 0) << error_;
+  EXPECT_THAT(out_, HasSubstr("  bits per byte: "));
+
+  const auto refused = [&](const std::string& arguments, int status, const std::string& reason) {
+    EXPECT_EQ(call(eval + " " + arguments), status);
+    EXPECT_THAT(error_, HasSubstr(reason));
+  };
+  refused("", 2, "expected one of --text FILE, --tokens FILE and --choices FILE.jsonl");
+  refused("--text a --seq-len 8 --stride 9", 2, "--stride is 9: expected at most --seq-len, 8");
+  refused("--text a --output b", 2, "--output is a part of --choices");
+  refused("--choices a --stride 2", 2, "--seq-len, --stride and --max-tokens are for --text and --tokens");
+  refused("--text " + file("text.txt") + " --seq-len 100000", 2, "--seq-len is 100000: the model's max_seq_len is");
+  refused("--text " + file("no.txt"), 1, file("no.txt"));
+  write_file(file("one.txt"), "");
+  refused("--text " + file("one.txt"), 1, "tokens: expected at least 2");
 }
 
 }  // namespace

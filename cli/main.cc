@@ -9,6 +9,8 @@
 #include "cli/bench_command.h"
 #include "cli/checkpoint_command.h"
 #include "cli/command.h"
+#include "cli/eval_arguments.h"
+#include "cli/eval_command.h"
 #include "cli/generate_arguments.h"
 #include "cli/generate_command.h"
 #include "cli/launch_command.h"
@@ -44,6 +46,7 @@ std::vector<Command> commands() {
       {"verify", "prove that a layout trains as one rank does", kVerifyHelp, verify_command},
       {"tokenize", "train a tokenizer, turn text into a token file", "", tokenize_command},
       {"generate", "continue texts with a trained model", kGenerateHelp, generate_command},
+      {"eval", "perplexity of a text, accuracy in multiple choice", kEvalHelp, eval_command},
       {"checkpoint", "look into checkpoints, check, compare and rewrite them", "", checkpoint_command},
       {"schedule", "show a pipeline schedule: table, bubble, memory, picture", kScheduleHelp, schedule_command},
       {"launch", "start the ranks of any program on this machine", "", launch_command},

@@ -8,6 +8,7 @@
 #include "cli/bench_worker.h"
 #include "cli/command.h"
 #include "cli/doctor_command.h"
+#include "cli/eval_worker.h"
 #include "cli/generate_worker.h"
 #include "cli/train_worker.h"
 #include "cli/verify_worker.h"
@@ -23,6 +24,7 @@ int main(int argc, char** argv) {
       {"doctor", "", kDoctorHelp, doctor_command},
       {"bench", "", "", bench_worker},
       {"generate", "", "", generate_worker},
+      {"eval", "", "", eval_worker},
   };
   const Arguments arguments(argv + 1, argv + argc);
   for (const Command& command : commands) {

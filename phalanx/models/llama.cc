@@ -2,7 +2,9 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/log_softmax.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
@@ -17,6 +19,8 @@
 
 namespace phalanx::models {
 namespace {
+
+constexpr std::int64_t kLikelihoodRows = 512;  // logits held at once: 256 MiB of a vocabulary of 128 Ki
 
 /// A list of layers, named by their numbers in the whole model.
 class Layers : public nn::Module {
@@ -187,6 +191,27 @@ at::Tensor Llama::loss_of(const at::Tensor& h, const at::Tensor& labels) {
   // A hook on the output layer must see its call, so the layer is not fused with the loss then.
   if (output->has_forward_hooks()) return kernels::cross_entropy(logits(h), labels);
   return output->around_use([&] { return fused(output->weight); });
+}
+
+at::Tensor Llama::log_likelihoods(const at::Tensor& input, const at::Tensor& labels) {
+  if (!part_.head) throw Error("Llama: a part without the output has no likelihoods: " + part_.text());
+  if (head_.parts > 1) {
+    throw Error(
+        "Llama: likelihoods are those of whole sequences; expected parallelize_llama(model, mesh, "
+        "{.sequence_parallel = false})");
+  }
+  const at::NoGradGuard no_grad;
+  const auto likelihoods_of = [&] {
+    const at::Tensor h = hidden(input).flatten(0, 1), wanted = labels.flatten();  // [batch * seq, dim], [batch * seq]
+    const at::Tensor places = (wanted >= 0).nonzero().squeeze(1);
+    const at::Tensor result = at::zeros({wanted.size(0)}, h.options().dtype(at::kFloat));
+    for (const at::Tensor& some : places.split(kLikelihoodRows)) {
+      const at::Tensor rows = at::log_softmax(logits(h.index_select(0, some)).to(at::kFloat), -1);
+      result.index_copy_(0, some, rows.gather(1, wanted.index_select(0, some).unsqueeze(1)).squeeze(1));
+    }
+    return result.view(labels.sizes());
+  };
+  return around_use(likelihoods_of);
 }
 
 nn::KvCache Llama::make_cache(std::int64_t batch, std::int64_t max_len) const {

@@ -66,6 +66,10 @@ class Llama : public nn::Module {
   /// A part must have the output.
   at::Tensor loss(const at::Tensor& input, const at::Tensor& labels);
 
+  /// log p(label | tokens up to it), fp32 [batch, seq]; 0 where the label is -1, whose logits are not computed. Records
+  /// no gradient; logits of at most 512 positions are held at once. A part must have the output.
+  at::Tensor log_likelihoods(const at::Tensor& input, const at::Tensor& labels);
+
   /// Inference: tokens [rows, n] follow those in the cache's rows from `first_row` on, counts[r] of them real in the
   /// r-th (right padding; empty: all). Returns the logits [rows, vocab] after each row's last real token. Records no
   /// gradient. A part takes and returns hidden states [rows, n, dim] as forward() does; its cache is that of its

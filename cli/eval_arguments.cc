@@ -1,0 +1,76 @@
+#include "cli/eval_arguments.h"
+
+#include <fmt/format.h>
+
+#include "cli/parse_options.h"
+#include "phalanx/base/error.h"
+
+namespace phalanx::cli {
+
+const std::string_view kEvalHelp =
+    R"(usage: phalanx eval [-n N] --checkpoint DIR (--text FILE | --tokens FILE | --choices FILE.jsonl) [options]
+
+Says how well a model predicts a text (perplexity), or which of several continuations it holds to be the likeliest
+(multiple choice).
+
+  --checkpoint DIR         a run's checkpoint folder, one of its step-N directories, or a Hugging Face directory
+  --text FILE              a text, turned into tokens by the model's tokenizer
+  --tokens FILE            a token file, in any of the formats of training (docs/data.md)
+  --choices FILE.jsonl     questions: {"prompt": "2 + 2 =", "choices": [" 4", " 5"], "answer": 0} a line. Accuracy goes by
+                           the likeliest continuation, and by the likeliest per byte
+  --tokenizer FILE         tokenizer.json; where not given, looked for beside the checkpoint and in the run's folder
+
+  --seq-len N              tokens of a window over the text (default: the model's max_seq_len)
+  --stride N               tokens by which windows move on; below --seq-len each token is predicted from more of what is
+                           before it, at more cost (default: --seq-len)
+  --max-tokens N           the first N tokens only
+  --batch-size N           windows or continuations in one pass (default 8)
+  --json FILE              write the figures there, too
+  --output FILE.jsonl      write the log-likelihoods of every question's choices
+
+  -n, --nproc-per-node N   start N ranks on this machine; each group of TP x PP has the model and a part of the work
+  --tp N, --pp N           cut the model over N ranks by tensor parallelism, by its layers
+  --dtype TYPE             float32, bfloat16 or float16 (default float32)
+  --device DEVICE          cpu, cuda or cuda:N (default: cuda where there is one)
+  --backend NAME           of the communication between ranks (default auto)
+  --quiet                  no progress
+
+  phalanx eval --checkpoint outputs/checkpoint --text README.md
+  phalanx eval -n 4 --tp 2 --checkpoint Llama-3.2-1B --choices questions.jsonl --json accuracy.json
+)";
+
+EvalArguments parse_eval_arguments(const Arguments& arguments) {
+  EvalArguments parsed;
+  CLI::App app;
+  app.add_option("--checkpoint", parsed.checkpoint);
+  app.add_option("--tokenizer", parsed.tokenizer);
+  app.add_option("--text", parsed.text);
+  app.add_option("--tokens", parsed.tokens);
+  app.add_option("--choices", parsed.choices);
+  app.add_option("--seq-len", parsed.seq_len)->check(CLI::PositiveNumber);
+  app.add_option("--stride", parsed.stride)->check(CLI::PositiveNumber);
+  app.add_option("--max-tokens", parsed.max_tokens)->check(CLI::PositiveNumber);
+  app.add_option("--batch-size", parsed.batch_size)->check(CLI::PositiveNumber);
+  app.add_option("--tp", parsed.tp)->check(CLI::PositiveNumber);
+  app.add_option("--pp", parsed.pp)->check(CLI::PositiveNumber);
+  app.add_option("--dtype", parsed.dtype)->check(CLI::IsMember({"float32", "bfloat16", "float16"}));
+  app.add_option("--device", parsed.device);
+  app.add_option("--backend", parsed.backend);
+  app.add_option("--json", parsed.json);
+  app.add_option("--output", parsed.output);
+  app.add_flag("--quiet,-q", parsed.quiet);
+  parse_options(app, arguments);
+  if (parsed.checkpoint.empty()) throw UsageError("--checkpoint DIR is missing: a run's checkpoint folder");
+  const int given = !parsed.text.empty() + !parsed.tokens.empty() + !parsed.choices.empty();
+  if (given != 1) throw UsageError("expected one of --text FILE, --tokens FILE and --choices FILE.jsonl");
+  if (!parsed.choices.empty() && (parsed.seq_len > 0 || parsed.stride > 0 || parsed.max_tokens > 0)) {
+    throw UsageError("--seq-len, --stride and --max-tokens are for --text and --tokens");
+  }
+  if (parsed.choices.empty() && !parsed.output.empty()) throw UsageError("--output is a part of --choices FILE.jsonl");
+  if (parsed.seq_len > 0 && parsed.stride > parsed.seq_len) {
+    throw UsageError(fmt::format("--stride is {}: expected at most --seq-len, {}", parsed.stride, parsed.seq_len));
+  }
+  return parsed;
+}
+
+}  // namespace phalanx::cli

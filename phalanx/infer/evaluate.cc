@@ -1,0 +1,115 @@
+#include "phalanx/infer/evaluate.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/InferenceMode.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <deque>
+#include <numeric>
+
+#include "phalanx/base/error.h"
+#include "phalanx/comm/communicator.h"
+#include "phalanx/models/llama.h"
+
+namespace phalanx::infer {
+namespace {
+
+constexpr std::size_t kPassesUnderWay = 4;  // hidden states that the next stage has not taken yet
+
+}  // namespace
+
+std::vector<TextWindow> windows_of(std::int64_t size, std::int64_t seq, std::int64_t stride) {
+  std::vector<TextWindow> windows;
+  for (std::int64_t scored = 1; scored < size;) {
+    // The first window scores all of its tokens, the others their last `stride`.
+    const std::int64_t end = std::min(size, windows.empty() ? seq + 1 : scored + stride);
+    windows.push_back({.begin = std::max<std::int64_t>(0, end - seq - 1), .end = end, .first = scored});
+    scored = end;
+  }
+  return windows;
+}
+
+Evaluator::Evaluator(models::Llama& model, EvaluatorOptions options) : model_(model), options_(std::move(options)) {
+  if (options_.max_batch < 1) {
+    throw ConfigError(fmt::format("evaluation: max_batch is {}: expected 1 or more", options_.max_batch));
+  }
+  if (!options_.stages && !model.part().is_whole(model.config())) {
+    throw ConfigError(fmt::format("evaluation: the model is a part ({}): expected the communicator of all its stages",
+                                  model.part().text()));
+  }
+}
+
+void Evaluator::check(const std::vector<ScoredText>& texts) const {
+  const auto& config = model_.config();
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    const auto& [tokens, first] = texts[i];
+    const auto fail = [&](const std::string& reason) { throw Error(fmt::format("text {}: {}", i + 1, reason)); };
+    if (first < 1 || first >= std::ssize(tokens)) {
+      fail(fmt::format("tokens from {} on are to be scored, of {}: expected at least one before them and one of them",
+                       first, tokens.size()));
+    }
+    if (std::ssize(tokens) - 1 > config.max_seq_len) {
+      fail(fmt::format("it has {} tokens; the model's max_seq_len of {} leaves room for {}", tokens.size(),
+                       config.max_seq_len, config.max_seq_len + 1));
+    }
+    for (const auto token : tokens) {
+      if (token >= 0 && token < config.vocab_size) continue;
+      fail(fmt::format("token {} is not in the model's vocabulary of {}: is it another model's tokenizer?", token,
+                       config.vocab_size));
+    }
+  }
+}
+
+std::vector<double> Evaluator::log_likelihoods(const std::vector<ScoredText>& texts) {
+  check(texts);
+  const c10::InferenceMode inference;
+  // Texts of like length together: little padding.
+  std::vector<std::size_t> order(texts.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, std::greater(), [&](std::size_t i) { return texts[i].tokens.size(); });
+  const at::Tensor sums = at::zeros({std::ssize(texts)}, at::TensorOptions(at::kDouble));
+  double* sum = sums.mutable_data_ptr<double>();
+  const auto parameter = model_.parameters().front();
+  std::deque<Work> sent;
+  for (std::size_t from = 0; from < order.size(); from += static_cast<std::size_t>(options_.max_batch)) {
+    const auto rows = std::min(options_.max_batch, std::ssize(order) - static_cast<std::int64_t>(from));
+    const std::int64_t width = std::ssize(texts[order[from]].tokens) - 1;
+    const at::Tensor inputs = at::zeros({rows, width}, at::TensorOptions(at::kLong));
+    const at::Tensor labels = at::full({rows, width}, -1, at::TensorOptions(at::kLong));
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const auto& [tokens, first] = texts[order[from + static_cast<std::size_t>(r)]];
+      std::copy(tokens.begin(), tokens.end() - 1, inputs.mutable_data_ptr<std::int64_t>() + r * width);
+      std::copy(tokens.begin() + first, tokens.end(), labels.mutable_data_ptr<std::int64_t>() + r * width + first - 1);
+    }
+    at::Tensor x = inputs.to(parameter.device());
+    if (!model_.part().embedding) {
+      x = at::empty({rows, width, model_.config().dim}, parameter.options().requires_grad(false));
+      options_.stages->recv(x, options_.stages->rank() - 1);
+    }
+    if (!model_.part().head) {
+      const at::Tensor hidden = model_.forward(x).contiguous();
+      sent.push_back(options_.stages->send(hidden, options_.stages->rank() + 1, {.async = true}));
+      for (; sent.size() > kPassesUnderWay; sent.pop_front()) sent.front().wait();
+      continue;
+    }
+    const at::Tensor scores =
+        model_.log_likelihoods(x, labels.to(parameter.device())).to(at::kDouble).sum(1).to(at::kCPU).contiguous();
+    for (std::int64_t r = 0; r < rows; ++r) {
+      sum[order[from + static_cast<std::size_t>(r)]] = scores.const_data_ptr<double>()[r];
+    }
+  }
+  for (Work& work : sent) work.wait();
+  at::Tensor all = sums;
+  if (options_.stages && sums.numel() > 0) {
+    all = sums.to(parameter.device());
+    options_.stages->broadcast(all, {.root = options_.stages->size() - 1});
+    all = all.to(at::kCPU);
+  }
+  return {all.const_data_ptr<double>(), all.const_data_ptr<double>() + all.numel()};
+}
+
+}  // namespace phalanx::infer

@@ -1,0 +1,50 @@
+#include "phalanx/infer/questions.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "phalanx/base/error.h"
+
+namespace phalanx::infer {
+
+std::vector<Question> parse_questions(std::string_view contents, const std::string& name) {
+  std::vector<Question> questions;
+  for (std::size_t number = 1; !contents.empty(); ++number) {
+    const std::size_t end = std::min(contents.find('\n'), contents.size());
+    const std::string_view line = contents.substr(0, end);
+    contents.remove_prefix(std::min(end + 1, contents.size()));
+    if (line.empty() || line == "\r") continue;
+    const auto fail = [&](const char* reason) {
+      throw DataError(fmt::format("{}, line {}: {}", name, number, reason));
+    };
+    const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!json.is_object()) fail("expected a JSON object");
+    Question question{.id = std::to_string(questions.size()), .prompt = {}, .choices = {}, .answer = {}};
+    if (json.contains("id")) question.id = json["id"].dump();
+    if (!json.contains("prompt") || !json["prompt"].is_string()) fail("expected \"prompt\", a string");
+    question.prompt = json["prompt"].get<std::string>();
+    const auto choices = json.find("choices");
+    if (choices == json.end() || !choices->is_array() || choices->empty())
+      fail("expected \"choices\", a list of strings");
+    for (const auto& choice : *choices) {
+      if (!choice.is_string() || choice.get_ref<const std::string&>().empty()) {
+        fail("\"choices\" must be strings, none of them empty");
+      }
+      question.choices.push_back(choice.get<std::string>());
+    }
+    if (const auto answer = json.find("answer"); answer != json.end()) {
+      if (!answer->is_number_unsigned() || answer->get<std::size_t>() >= question.choices.size()) {
+        fail("\"answer\" must be the number of one of the choices, from 0 on");
+      }
+      question.answer = answer->get<std::size_t>();
+    }
+    questions.push_back(std::move(question));
+  }
+  if (questions.empty()) throw DataError(fmt::format("{} holds no questions", name));
+  return questions;
+}
+
+}  // namespace phalanx::infer
