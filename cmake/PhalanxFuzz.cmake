@@ -19,7 +19,7 @@ add_compile_options(-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-re
 add_link_options(-fsanitize=address,undefined)
 
 set(PHALANX_UNITY ON)
-foreach(folder base schedule mesh tensor parallel data models checkpoint train)
+foreach(folder base schedule mesh tensor parallel data models checkpoint train infer)
   add_subdirectory(${PROJECT_SOURCE_DIR}/phalanx/${folder} EXCLUDE_FROM_ALL)
 endforeach()
 add_subdirectory(${PROJECT_SOURCE_DIR}/tests/fuzz)

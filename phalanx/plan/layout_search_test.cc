@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::StartsWith;
 
-constexpr std::int64_t kMiB = 1 << 20;
+constexpr std::int64_t kMebibyte = 1 << 20;
 
 TrainingShape small_base(std::int64_t seq = 128) {
   TrainingShape base{.model = models::llama_flavor("5M"), .seq = seq};
@@ -81,7 +81,7 @@ TEST(Exchange, IsThatOfRings) {
 }
 
 TEST(Scenario, AllFits) {
-  const Scenario found = find_scenario(small_base(), devices_of(4, 2048 * kMiB), 0.05);
+  const Scenario found = find_scenario(small_base(), devices_of(4, 2048 * kMebibyte), 0.05);
   EXPECT_EQ(found.number, 1);
   EXPECT_EQ(found.methods, "data parallelism, ZeRO");
   EXPECT_EQ(found.whole.total(), need_of({.parallel = {.dp_replicate = 4}}));
@@ -102,7 +102,7 @@ TEST(Scenario, FitsOnTheLargestOnlyOrOnNone) {
 }
 
 TEST(Scenario, OneLayerDoesNotFit) {
-  const LayerNeed layer = find_scenario(small_base(), devices_of(4, kMiB), 0).layer;
+  const LayerNeed layer = find_scenario(small_base(), devices_of(4, kMebibyte), 0).layer;
   EXPECT_EQ(layer.name, "output and loss");
   EXPECT_EQ(layer.weights, 4 * (4096 * 256 + 256));
   EXPECT_EQ(find_scenario(small_base(), devices_of(4, layer.total()), 0).number, 2);
@@ -110,7 +110,7 @@ TEST(Scenario, OneLayerDoesNotFit) {
 }
 
 TEST(LayoutSearch, TakesWhatExchangesLeast) {
-  const auto found = search_layouts(search_of(4, 8192 * kMiB));
+  const auto found = search_layouts(search_of(4, 8192 * kMebibyte));
   EXPECT_EQ(name_of(recommended(found)->layout), "dp_replicate=4,batch=4");
   EXPECT_THAT(reasons(found, *recommended(found)), IsEmpty());
 }
@@ -118,7 +118,7 @@ TEST(LayoutSearch, TakesWhatExchangesLeast) {
 TEST(LayoutSearch, GoesOnAsMemoryShrinks) {
   // One byte less than what the layout before needs, each time.
   std::vector<std::string> taken;
-  std::int64_t bytes = 8192 * kMiB;
+  std::int64_t bytes = 8192 * kMebibyte;
   SearchOptions options = search_of(4, bytes);
   options.global_batch = 4;
   options.most_batch = 1;
@@ -157,15 +157,15 @@ TEST(LayoutSearch, TellsWhatComesBeforeAndDoesNotFit) {
 }
 
 TEST(LayoutSearch, TensorGroupsStayOnAMachine) {
-  SearchOptions options = search_of(8, 8192 * kMiB);
+  SearchOptions options = search_of(8, 8192 * kMebibyte);
   options.devices.per_node = 2;
   for (const Candidate& candidate : search_layouts(options)) EXPECT_LE(candidate.layout.parallel.tp, 2);
 }
 
 TEST(LayoutSearch, DevicesMayDiffer) {
   // The two large ones alone, where the small ones hold nothing.
-  SearchOptions options = search_of(2, 8192 * kMiB);
-  options.devices.groups.insert(options.devices.groups.begin(), {.count = 2, .name = "", .bytes = kMiB});
+  SearchOptions options = search_of(2, 8192 * kMebibyte);
+  options.devices.groups.insert(options.devices.groups.begin(), {.count = 2, .name = "", .bytes = kMebibyte});
   options.devices.per_node = 4;
   const auto found = search_layouts(options);
   ASSERT_NE(recommended(found), nullptr);
@@ -193,7 +193,7 @@ TEST(LayoutSearch, DevicesMayDiffer) {
 }
 
 TEST(LayoutSearch, ABatchThatNobodyCanShareIsRefused) {
-  SearchOptions options = search_of(7, 8192 * kMiB);
+  SearchOptions options = search_of(7, 8192 * kMebibyte);
   options.devices.per_node = 1;
   options.base.model.n_layers = 4;
   try {

@@ -46,11 +46,16 @@ def make_safetensors():
     seed("weight_index", "outside", as_json({"weight_map": {"a": "../model.safetensors", "b": "/model.safetensors"}}))
 
 
+def make_prompts():
+    seed("prompts", "prompts", '{"id": "a", "prompt": "x\\ny"}\n\n{"ids": [1, 2], "id": {"n": 1}}\r\n{"text": 3}\n')
+    seed("prompts", "questions", '{"prompt": "2 + 2 =", "choices": [" 4", " 5"], "answer": 0}\n{"prompt": "", "choices": ["a"]}\n')
+
+
 def make_hf_configs():
     common = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
               "intermediate_size": 128, "vocab_size": 512, "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
               "rope_theta": 10000.0, "tie_word_embeddings": False, "hidden_act": "silu"}
-    for family in ("llama", "mistral", "qwen2", "qwen3"):
+    for family in ("llama", "mistral", "qwen2", "qwen3", "mixtral"):
         seed("hf_config", family, as_json({"model_type": family, **common}))
     for rope in ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                   "original_max_position_embeddings": 128},
@@ -141,6 +146,6 @@ def make_schedules():
     seed("schedule_csv", "overlap", '0F0,0F1,"(0F2;3B0)OVERLAP_F_B",3B1\n1F0,2F0,1B0,2B0\n')
 
 
-for make in (make_safetensors, make_hf_configs, make_tokenizers, make_manifests, make_token_files, make_images, make_configs,
+for make in (make_safetensors, make_hf_configs, make_prompts, make_tokenizers, make_manifests, make_token_files, make_images, make_configs,
              make_schedules):
     make()
