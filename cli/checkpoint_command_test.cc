@@ -172,7 +172,7 @@ TEST_F(CheckpointCommandTest, WhatIsNoLlamaIsNoHuggingFaceModel) {
       {lacking, kLlamaMetadata, "\"model.norm.weight\" is missing (expected F32 [8])"},
       {different, kLlamaMetadata, "\"model.norm.weight\": expected F32 [8], found F32 [9]"},
       {more, kLlamaMetadata, "\"model.layers.1.attention.wq.weight\" is unexpected"},
-      {small_state(1), kLlamaMetadata, "does not hold the Llama that its metadata describes"}};
+      {small_state(1), kLlamaMetadata, "does not hold the model that its metadata describes"}};
   for (std::size_t i = 0; i < cases.size(); ++i) {
     const std::string folder = path("run" + std::to_string(i));
     write_small_step(folder, 1, cases[i].state, 1, cases[i].metadata);
