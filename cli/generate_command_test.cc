@@ -95,6 +95,15 @@ TEST_F(GenerateCommandTest, EveryLayoutGivesWhatOneRankGives) {
     ASSERT_EQ(generate(layout), 0) << layout << error_;
     EXPECT_EQ(out_, expected) << layout;
   }
+  // A run's own checkpoint gives each rank its part, too.
+  const auto from_step = [](const std::string& layout) {
+    return call("generate --checkpoint " + file("run/checkpoint") + " --prompts-file " + file("prompts.jsonl") +
+                " --max-new-tokens 10 --temperature 0.8 --batch-size 2 " + layout);
+  };
+  for (const char* layout : {"", "-n 4 --tp 2 --pp 2"}) {
+    ASSERT_EQ(from_step(layout), 0) << layout << error_;
+    EXPECT_EQ(out_, expected) << layout;
+  }
   for (const char* layout : {"-n 2", "-n 4 --pp 2"}) {
     const std::string folder = file(std::string("job") + layout[3]);
     ASSERT_EQ(generate(layout + std::string(" --output ") + folder), 0) << layout << error_;

@@ -9,35 +9,36 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/json_depth.h"
+#include "phalanx/infer/json_lines.h"
 
 namespace phalanx::infer {
 namespace {
 
 constexpr std::string_view kPart = "part-", kLines = ".jsonl";
 
-/// Calls with each whole line and its number.
-void each_line(std::string_view text, const std::function<void(std::string_view, std::size_t)>& use) {
-  for (std::size_t number = 1, end = 0; (end = text.find('\n')) != std::string_view::npos; ++number) {
-    use(text.substr(0, end), number);
-    text.remove_prefix(end + 1);
-  }
-}
+/// Bytes up to the end of the last line that has one.
+std::size_t whole_lines(std::string_view text) { return text.rfind('\n') + 1; }  // npos + 1 is 0
 
-/// The results of a part: index and record.
+/// The results of a part: index and record. What stands behind the last line's end is one that was being written.
 void each_result(const std::filesystem::path& part, std::size_t prompts,
                  const std::function<void(std::size_t, nlohmann::ordered_json)>& use) {
-  each_line(read_file(part), [&](std::string_view line, std::size_t number) {
-    auto json = nlohmann::ordered_json::parse(line, nullptr, /*allow_exceptions=*/false);
-    const bool right = json.is_object() && json.contains("index") && json["index"].is_number_unsigned() &&
-                       json.contains("record") && json["record"].is_object();
-    if (!right || json["index"].get<std::size_t>() >= prompts) {
-      throw DataError(
-          fmt::format("{}, line {}: expected {{\"index\": 0 to {}, \"record\": {{...}}}}, a result of this "
-                      "job; remove the line to have it computed again",
-                      part.string(), number, prompts - 1));
-    }
-    use(json["index"].get<std::size_t>(), std::move(json["record"]));
-  });
+  const std::string text = read_file(part);
+  each_line(std::string_view(text).substr(0, whole_lines(text)), part.string(),
+            [&](std::string_view line, const std::string& where) {
+              // A record holds what its prompt's line did, one level further down.
+              const bool deep = is_json_too_deep(line, kMaxJsonDepth + 1);
+              auto json = nlohmann::ordered_json::parse(deep ? "" : line, nullptr, /*allow_exceptions=*/false);
+              const bool right = json.is_object() && json.contains("index") && json["index"].is_number_unsigned() &&
+                                 json.contains("record") && json["record"].is_object();
+              if (!right || json["index"].get<std::size_t>() >= prompts) {
+                throw DataError(
+                    fmt::format("{}: expected {{\"index\": 0 to {}, \"record\": {{...}}}}, a result of this "
+                                "job; remove the line to have it computed again",
+                                where, prompts - 1));
+              }
+              use(json["index"].get<std::size_t>(), std::move(json["record"]));
+            });
 }
 
 }  // namespace
@@ -66,8 +67,7 @@ void BatchJob::open(const nlohmann::json& description) {
     replace_file(path, description.dump(1) + "\n", files_);
     return;
   }
-  const auto found = nlohmann::json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
-  if (!found.is_object()) throw DataError(fmt::format("{}: expected a JSON object", path.string()));
+  const nlohmann::json found = parse_object(read_file(path), path.string());
   for (const auto& [key, value] : description.items()) {
     const auto was = found.value(key, nlohmann::json());
     if (was == value) continue;
@@ -90,9 +90,7 @@ void BatchJob::begin(int rank) {
   const std::filesystem::path path = folder_ / fmt::format("{}{:05}{}", kPart, rank, kLines);
   std::error_code error;
   if (std::filesystem::exists(path, error)) {
-    const std::string text = read_file(path);
-    const std::size_t whole = text.rfind('\n') == std::string::npos ? 0 : text.rfind('\n') + 1;
-    if (whole < text.size()) std::filesystem::resize_file(path, whole);
+    std::filesystem::resize_file(path, whole_lines(read_file(path)));
   }
   part_ = files_.append(path);
 }

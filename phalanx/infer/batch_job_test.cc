@@ -9,6 +9,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/infer/prompts.h"
 
 namespace phalanx::infer {
 namespace {
@@ -64,6 +65,18 @@ TEST(BatchJob, AResultThatWasBeingWrittenCountsAsNotThere) {
   EXPECT_EQ(read_file(scratch.path() / "all.jsonl"), "{\"id\":0}\n{\"id\":1}\n");
 }
 
+TEST(BatchJob, AnIdAsDeepAsAPromptsMayBeIsTakenBack) {
+  const TempDirectory scratch("batch_job");
+  // The prompt's line is one level around it, which makes 100.
+  const std::string id = std::string(99, '[') + std::string(99, ']');
+  const auto prompts = parse_prompts("{\"ids\": [1], \"id\": " + id + "}", "p.jsonl");
+  BatchJob job(scratch.path());
+  job.open({{"seed", 1}});
+  job.begin(0);
+  job.add(0, {{"id", nlohmann::json::parse(prompts.all[0].id)}});
+  EXPECT_THAT(job.finished(1), ElementsAre(true));
+}
+
 TEST(BatchJob, AnotherJobsFolderAndSpoiledPartsAreNamed) {
   const TempDirectory scratch("batch_job");
   BatchJob job(scratch.path());
@@ -78,6 +91,9 @@ TEST(BatchJob, AnotherJobsFolderAndSpoiledPartsAreNamed) {
     EXPECT_THAT(job_error([&] { job.finished(2); }),
                 HasSubstr("part-00000.jsonl, line 1: expected {\"index\": 0 to 1"));
   }
+  const std::string deep = std::string(200000, '[') + std::string(200000, ']');
+  write_file(scratch.path() / "part-00000.jsonl", "{\"index\": 0, \"record\": {\"id\": " + deep + "}}\n");
+  EXPECT_THAT(job_error([&] { job.finished(2); }), HasSubstr("part-00000.jsonl, line 1: expected"));
   write_file(scratch.path() / "job.json", "[]");
   EXPECT_THAT(job_error([&] { job.open({{"seed", 1}}); }), HasSubstr("job.json: expected a JSON object"));
   std::filesystem::remove(scratch.path() / "job.json");

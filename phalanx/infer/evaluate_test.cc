@@ -8,14 +8,13 @@
 #include <gtest/gtest.h>
 
 #include <functional>
-#include <map>
 
 #include "phalanx/base/error.h"
 #include "phalanx/comm/local.h"
 #include "phalanx/infer/questions.h"
+#include "phalanx/infer/testing/part_of_model.h"
 #include "phalanx/mesh/device_mesh.h"
 #include "phalanx/models/llama.h"
-#include "phalanx/models/llama_parallel.h"
 #include "phalanx/nn/init.h"
 
 namespace phalanx::infer {
@@ -80,26 +79,11 @@ TEST(Evaluator, ScoresAreTheLogLikelihoodsOfEachTextAlone) {
 TEST(Evaluator, EveryLayoutGivesTheSame) {
   const auto whole = scored_model();
   const auto expected = scores_by_hand(*whole);
-  std::map<std::string, at::Tensor> values;
-  for (auto& [name, parameter, shard] : nn::named_parameters(*whole)) values[name] = parameter.detach();
   for (const auto& [pp, tp] : std::vector<std::pair<int, int>>{{2, 1}, {3, 1}, {1, 2}, {2, 2}}) {
     run_local_ranks(pp * tp, [&](const std::shared_ptr<Communicator>& world) {
       const DeviceMesh mesh(world, {{"pp", pp}, {"tp", tp}});
-      const auto parts = models::balance_llama(kConfig, pp, 16);
-      models::Llama model(kConfig, parts[static_cast<std::size_t>(mesh.coordinate("pp"))]);
-      models::parallelize_llama(model, mesh, {.sequence_parallel = false});
-      {
-        const at::NoGradGuard no_grad;
-        for (auto& [name, parameter, shard] : nn::named_parameters(model)) {
-          at::Tensor value = values.at(name);
-          for (std::int64_t d = 0; d < value.dim(); ++d) {
-            if (value.size(d) == parameter.size(d)) continue;
-            value = value.narrow(d, mesh.coordinate("tp") * parameter.size(d), parameter.size(d));
-          }
-          parameter.copy_(value);
-        }
-      }
-      Evaluator evaluator(model, {.max_batch = 2, .stages = pp > 1 ? mesh.communicator("pp") : nullptr});
+      const auto model = part_of_model(*whole, mesh);
+      Evaluator evaluator(*model, {.max_batch = 2, .stages = pp > 1 ? mesh.communicator("pp") : nullptr});
       expect_close(evaluator.log_likelihoods(texts()), expected, std::to_string(pp) + " x " + std::to_string(tp));
     });
   }

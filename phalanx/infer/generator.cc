@@ -152,7 +152,11 @@ void Generator::run(const RequestStream& requests, std::int64_t max_batch) {
   const Lane::Next next = [&](std::int64_t free) {
     std::vector<std::unique_ptr<Sequence>> sequences;
     if (exhausted) return sequences;
-    for (Request& request : requests.next(free)) {
+    std::vector<Request> more = requests.next(free);
+    if (std::ssize(more) > free) {
+      throw Error(fmt::format("generation: next() gave {} requests for {} free rows", more.size(), free));
+    }
+    for (Request& request : more) {
       const std::size_t number = taken++;
       if (const auto fault = fault_of(request); !fault.empty()) {
         throw Error(fmt::format("prompt {}: {}", number + 1, fault));

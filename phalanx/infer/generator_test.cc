@@ -7,7 +7,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <map>
 #include <memory>
 #include <set>
 
@@ -16,9 +15,9 @@
 #include "phalanx/comm/local.h"
 #include "phalanx/data/bpe_model.h"
 #include "phalanx/data/bpe_tokenizer.h"
+#include "phalanx/infer/testing/part_of_model.h"
 #include "phalanx/mesh/device_mesh.h"
 #include "phalanx/models/llama.h"
-#include "phalanx/models/llama_parallel.h"
 #include "phalanx/nn/init.h"
 
 namespace phalanx::infer {
@@ -246,6 +245,14 @@ TEST(Generator, AFreeRowTakesTheNextRequestWhileTheOthersGoOn) {
                                .longest = 9});
               }),
               HasSubstr("prompt 1: it needs 10 positions, and the cache was made for 9"));
+  EXPECT_THAT(generation_error([&] {
+                generator.run({.next =
+                                   [](std::int64_t) {
+                                     return std::vector(3, greedy_request({1, 2}, 8));
+                                   },
+                               .done = [](std::size_t, const Completion&) {}});
+              }),
+              HasSubstr("next() gave 3 requests for 2 free rows"));
 }
 
 TEST(Generator, AMemoryBoundMakesBatchesSmallerNotResultsOther) {
@@ -303,27 +310,12 @@ TEST(Generator, EveryLayoutGivesTheTokensOfOneRank) {
   const auto whole = small_model(64);
   const auto requests = mixed_requests(11);
   const auto expected = tokens_of(Generator(*whole, {.max_batch = 4}).generate(requests));
-  std::map<std::string, at::Tensor> values;
-  for (auto& [name, parameter, shard] : nn::named_parameters(*whole)) values[name] = parameter.detach();
   for (const auto& [pp, tp] : std::vector<std::pair<int, int>>{{2, 1}, {3, 1}, {1, 2}, {2, 2}}) {
     for (const std::int64_t max_batch : {1, 4, 7}) {
       run_local_ranks(pp * tp, [&](const std::shared_ptr<Communicator>& world) {
         const DeviceMesh mesh(world, {{"pp", pp}, {"tp", tp}});
-        const auto parts = models::balance_llama(whole->config(), pp, 16);
-        models::Llama model(whole->config(), parts[static_cast<std::size_t>(mesh.coordinate("pp"))]);
-        models::parallelize_llama(model, mesh, {.sequence_parallel = false});
-        {
-          const at::NoGradGuard no_grad;
-          for (auto& [name, parameter, shard] : nn::named_parameters(model)) {
-            at::Tensor value = values.at(name);
-            for (std::int64_t d = 0; d < value.dim(); ++d) {
-              if (value.size(d) == parameter.size(d)) continue;
-              value = value.narrow(d, mesh.coordinate("tp") * parameter.size(d), parameter.size(d));
-            }
-            parameter.copy_(value);
-          }
-        }
-        Generator generator(model, {.max_batch = max_batch, .stages = pp > 1 ? mesh.communicator("pp") : nullptr});
+        const auto model = part_of_model(*whole, mesh);
+        Generator generator(*model, {.max_batch = max_batch, .stages = pp > 1 ? mesh.communicator("pp") : nullptr});
         EXPECT_EQ(tokens_of(generator.generate(requests)), expected)
             << pp << " stages, tp " << tp << ", rank " << world->rank() << ", batches of " << max_batch;
       });

@@ -33,26 +33,17 @@ void look_for_tokenizer(ModelFiles& files, const std::vector<std::filesystem::pa
   }
 }
 
-/// A number, or a list of some.
-std::vector<std::int64_t> end_tokens_of(const std::filesystem::path& file) {
-  if (!is_file(file)) return {};
-  const auto json = nlohmann::json::parse(read_file(file, models::kMaxHfConfigBytes), nullptr, false);
-  if (!json.is_object() || !json.contains("eos_token_id")) return {};
-  const auto& found = json["eos_token_id"];
-  std::vector<std::int64_t> tokens;
-  for (const auto& token : found.is_array() ? found : nlohmann::json::array({found})) {
-    if (token.is_number_integer()) tokens.push_back(token.get<std::int64_t>());
-  }
-  return tokens;
-}
-
 ModelFiles find_hugging_face_model(const std::filesystem::path& path) {
   ModelFiles files{.weights = path, .hugging_face = true};
-  const auto config = path / "config.json";
-  files.config = models::llama_config_from_hf(read_file(config, models::kMaxHfConfigBytes), config.string());
+  const auto config = path / "config.json", generation = path / "generation_config.json";
+  const std::string text = read_file(config, models::kMaxHfConfigBytes);
+  files.config = models::llama_config_from_hf(text, config.string());
   look_for_tokenizer(files, {path});
-  files.end_tokens = end_tokens_of(path / "generation_config.json");
-  if (files.end_tokens.empty()) files.end_tokens = end_tokens_of(config);
+  // A model that was taught to converse ends its turn by another token than its texts.
+  if (is_file(generation)) {
+    files.end_tokens = models::hf_end_tokens(read_file(generation, models::kMaxHfConfigBytes), generation.string());
+  }
+  if (files.end_tokens.empty()) files.end_tokens = models::hf_end_tokens(text, config.string());
   return files;
 }
 

@@ -11,6 +11,7 @@
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/checkpoint/weights.h"
+#include "phalanx/data/bpe_model.h"
 #include "phalanx/models/hf_config.h"
 #include "phalanx/models/hf_names.h"
 #include "phalanx/models/llama.h"
@@ -21,6 +22,7 @@ namespace phalanx::infer {
 namespace {
 
 using testing::AllOf;
+using testing::ElementsAre;
 using testing::HasSubstr;
 
 const models::LlamaConfig kTiny{.dim = 16,
@@ -233,6 +235,44 @@ std::string config_error(const char* key, const nlohmann::json& value, const cha
   config["model_type"] = type;
   config[key] = value;
   return config_error(config);
+}
+
+TEST(ModelFiles, TheEndOfATextIsWhatTheDirectorySays) {
+  const auto ends = [](const std::string& text) { return models::hf_end_tokens(text, "f.json"); };
+  EXPECT_THAT(ends(R"({"eos_token_id": 2})"), ElementsAre(2));
+  EXPECT_THAT(ends(R"({"eos_token_id": [128001, 128009]})"), ElementsAre(128001, 128009));
+  EXPECT_TRUE(ends(R"({"eos_token_id": null})").empty());
+  EXPECT_TRUE(ends("{}").empty());
+  const auto refused = [&](const std::string& text) -> std::string {
+    try {
+      ends(text);
+    } catch (const CheckpointError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  for (const char* wrong : {R"({"eos_token_id": "x"})", R"({"eos_token_id": [1, -1]})", R"({"eos_token_id": 1.5})"}) {
+    EXPECT_THAT(refused(wrong), HasSubstr("f.json: \"eos_token_id\" is")) << wrong;
+  }
+  EXPECT_EQ(refused("["), "f.json: expected a JSON object");
+
+  // generation_config.json before config.json before the tokenizer.
+  const TempDirectory scratch("model");
+  nlohmann::json config = tiny_hf_config();
+  write_file(scratch.path() / "config.json", config.dump());
+  data::BpeModel words;
+  words.tokens = {"a", "b"};
+  words.added_tokens = {{.id = 2, .content = "<|endoftext|>"}};
+  const data::BpeTokenizer tokenizer(words);
+  EXPECT_THAT(end_tokens(find_model(scratch.path()), tokenizer), ElementsAre(2));
+  EXPECT_TRUE(end_tokens(find_model(scratch.path()), std::nullopt).empty());
+  config["eos_token_id"] = 7;
+  write_file(scratch.path() / "config.json", config.dump());
+  EXPECT_THAT(end_tokens(find_model(scratch.path()), tokenizer), ElementsAre(7));
+  write_file(scratch.path() / "generation_config.json", R"({"eos_token_id": [8, 9]})");
+  EXPECT_THAT(end_tokens(find_model(scratch.path()), tokenizer), ElementsAre(8, 9));
+  write_file(scratch.path() / "generation_config.json", "no JSON");
+  EXPECT_THAT(error_of(scratch.path()), HasSubstr("generation_config.json: expected a JSON object"));
 }
 
 TEST(ModelFiles, HuggingFaceModelsThatCannotBeRunAreRefusedByName) {

@@ -56,6 +56,9 @@ TEST(Prompts, WhatIsWrongWithALineIsNamed) {
   EXPECT_EQ(fault("{\"prompt\": \"x\"}\n[1]"), "p.jsonl, line 2: expected a JSON object");
   EXPECT_EQ(fault("{\"prompt\": \"x"), "p.jsonl, line 1: expected a JSON object");
   EXPECT_EQ(fault("{\"prompt\": \"\xff\"}"), "p.jsonl, line 1: expected a JSON object");
+  // Printing so deep an id would end the program by a stack overflow.
+  EXPECT_EQ(fault("{\"prompt\": \"x\", \"id\": " + std::string(200000, '[') + std::string(200000, ']') + "}"),
+            "p.jsonl, line 1: its JSON nests deeper than 100 levels");
   EXPECT_EQ(fault("{\"id\": 1}"), "p.jsonl, line 1: neither \"prompt\" (text) nor \"ids\" (token ids)");
   EXPECT_EQ(fault("{\"prompt\": 7}"), "p.jsonl, line 1: \"prompt\" must be a string");
   EXPECT_EQ(fault("{\"ids\": \"1\"}"), "p.jsonl, line 1: \"ids\" must be a list of integers");

@@ -2,26 +2,19 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "phalanx/base/error.h"
+#include "phalanx/infer/json_lines.h"
 
 namespace phalanx::infer {
 
 std::vector<Question> parse_questions(std::string_view contents, const std::string& name) {
   std::vector<Question> questions;
-  for (std::size_t number = 1; !contents.empty(); ++number) {
-    const std::size_t end = std::min(contents.find('\n'), contents.size());
-    const std::string_view line = contents.substr(0, end);
-    contents.remove_prefix(std::min(end + 1, contents.size()));
-    if (line.empty() || line == "\r") continue;
-    const auto fail = [&](const char* reason) {
-      throw DataError(fmt::format("{}, line {}: {}", name, number, reason));
-    };
-    const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (!json.is_object()) fail("expected a JSON object");
+  each_line(contents, name, [&](std::string_view line, const std::string& where) {
+    const auto fail = [&](const char* reason) { throw DataError(fmt::format("{}: {}", where, reason)); };
+    const nlohmann::json json = parse_object(line, where);
     Question question{.id = std::to_string(questions.size()), .prompt = {}, .choices = {}, .answer = {}};
     if (json.contains("id")) question.id = json["id"].dump();
     if (!json.contains("prompt") || !json["prompt"].is_string()) fail("expected \"prompt\", a string");
@@ -42,7 +35,7 @@ std::vector<Question> parse_questions(std::string_view contents, const std::stri
       question.answer = answer->get<std::size_t>();
     }
     questions.push_back(std::move(question));
-  }
+  });
   if (questions.empty()) throw DataError(fmt::format("{} holds no questions", name));
   return questions;
 }

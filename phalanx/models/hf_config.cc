@@ -232,13 +232,32 @@ void add_llama_keys(nlohmann::json& description, const LlamaConfig& config) {
   }
 }
 
+nlohmann::json object_in(const std::string& text, const std::string& file) {
+  if (is_json_too_deep(text)) throw CheckpointError(fmt::format("{}: {}", file, kJsonTooDeep));
+  nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) throw CheckpointError(fmt::format("{}: expected a JSON object", file));
+  return json;
+}
+
 }  // namespace
 
 LlamaConfig llama_config_from_hf(const std::string& text, const std::string& file) {
-  if (is_json_too_deep(text)) throw CheckpointError(fmt::format("{}: {}", file, kJsonTooDeep));
-  const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) throw CheckpointError(fmt::format("{}: expected a JSON object", file));
-  return ConfigFile(json, file).config();
+  return ConfigFile(object_in(text, file), file).config();
+}
+
+std::vector<std::int64_t> hf_end_tokens(const std::string& text, const std::string& file) {
+  const nlohmann::json json = object_in(text, file);
+  const auto found = json.find("eos_token_id");
+  if (found == json.end() || found->is_null()) return {};
+  std::vector<std::int64_t> tokens;
+  for (const auto& token : found->is_array() ? *found : nlohmann::json::array({*found})) {
+    if (!token.is_number_unsigned()) {
+      throw CheckpointError(fmt::format("{}: \"eos_token_id\" is {}: expected a token, or a list of tokens", file,
+                                        found->dump().substr(0, 80)));
+    }
+    tokens.push_back(token.get<std::int64_t>());
+  }
+  return tokens;
 }
 
 std::string llama_hf_config(const LlamaConfig& config, const std::string& dtype) {

@@ -1,4 +1,4 @@
-// Hugging Face's config.json of the Llama family and its kin. Knows no tensor.
+// Hugging Face's config.json of the Llama family and its kin, and the end of a text. Knows no tensor.
 //
 //   const LlamaConfig config = llama_config_from_hf(read_file(path), path);
 //   write(folder / "config.json", llama_hf_config(config, "float32"));
@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "phalanx/models/llama_config.h"
 
@@ -24,6 +25,9 @@ inline constexpr std::uint64_t kMaxHfConfigBytes = 16 << 20;
 
 /// From the text of config.json; `file` begins the messages.
 LlamaConfig llama_config_from_hf(const std::string& text, const std::string& file);
+
+/// The tokens that end a text, as config.json or generation_config.json says in "eos_token_id": one, several, none.
+std::vector<std::int64_t> hf_end_tokens(const std::string& text, const std::string& file);
 
 /// The text of config.json that transformers reads as the same model; `dtype` is torch's name of the weights' type.
 std::string llama_hf_config(const LlamaConfig& config, const std::string& dtype);

@@ -156,6 +156,29 @@ TEST(Llama, UnequalPromptsGiveWhatEachRowAloneGives) {
   }
 }
 
+// Where the kernels for decoding do not take it: by the cache's masks.
+TEST(Llama, UnequalRowsDecodeInDoublePrecisionAsEachAlone) {
+  for (const std::int64_t window : {0, 4}) {
+    auto config = llama_flavor("debug");
+    if (window > 0) config.family = phalanx::models::LlamaFamily::mistral, config.sliding_window = window;
+    Llama model(config, {.dtype = at::kDouble});
+    phalanx::nn::initialise(model, 3);
+    const at::NoGradGuard no_grad;
+    const at::Tensor tokens = at::randint(512, {3, 9}, kIds);
+    const at::Tensor full = model.forward(tokens);
+    auto cache = model.make_cache(3, 16);
+    const std::vector<std::int64_t> counts = {7, 2, 5};
+    const at::Tensor first = model.forward(tokens.narrow(1, 0, 7), cache, counts);
+    const at::Tensor next = at::stack({tokens[0][7], tokens[1][2], tokens[2][5]}).unsqueeze(1);
+    const at::Tensor second = model.forward(next, cache);
+    for (std::int64_t r = 0; r < 3; ++r) {
+      const std::int64_t n = counts[static_cast<std::size_t>(r)];
+      EXPECT_TRUE(at::allclose(first[r], full[r][n - 1], 1e-9, 1e-9)) << r << ", window " << window;
+      EXPECT_TRUE(at::allclose(second[r], full[r][n], 1e-9, 1e-9)) << r << ", window " << window;
+    }
+  }
+}
+
 TEST(Llama, AFullCacheIsAnErrorThatNamesRowAndNumbers) {
   const auto model = debug_model();
   auto cache = model->make_cache(2, 4);

@@ -1,0 +1,31 @@
+#include "phalanx/infer/json_lines.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "phalanx/base/error.h"
+#include "phalanx/base/json_depth.h"
+
+namespace phalanx::infer {
+
+void each_line(std::string_view text, const std::string& name,
+               const std::function<void(std::string_view line, const std::string& where)>& use) {
+  for (std::size_t number = 1; !text.empty(); ++number) {
+    const std::size_t end = std::min(text.find('\n'), text.size());
+    std::string_view line = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    if (!line.empty()) use(line, fmt::format("{}, line {}", name, number));
+  }
+}
+
+nlohmann::json parse_object(std::string_view line, const std::string& where) {
+  if (is_json_too_deep(line)) throw DataError(fmt::format("{}: {}", where, kJsonTooDeep));
+  nlohmann::json json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) throw DataError(where + ": expected a JSON object");
+  return json;
+}
+
+}  // namespace phalanx::infer
