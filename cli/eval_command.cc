@@ -14,8 +14,11 @@ int eval_command(const Arguments& arguments) {
     fmt::print(stderr, "{}", kEvalHelp);
     return 2;
   }
-  const EvalArguments parsed = parse_eval_arguments(without_rank_count(arguments));
-  return run_in_ranks("eval", arguments, parsed.tp * parsed.pp);
+  Arguments rest = arguments;
+  const RankCount count = take_rank_count(rest);
+  const EvalArguments parsed = parse_eval_arguments(rest);
+  check_copies(parsed.tp, parsed.pp, count);
+  return run_ranks("eval", rest, count);
 }
 
 }  // namespace phalanx::cli

@@ -6,6 +6,7 @@
 
 #include "cli/generate_arguments.h"
 #include "cli/rank_launch.h"
+#include "phalanx/base/error.h"
 
 namespace phalanx::cli {
 
@@ -14,8 +15,16 @@ int generate_command(const Arguments& arguments) {
     fmt::print(stderr, "{}", kGenerateHelp);
     return 2;
   }
-  const GenerateArguments parsed = parse_generate_arguments(without_rank_count(arguments));
-  return run_in_ranks("generate", arguments, parsed.tp * parsed.pp);
+  Arguments rest = arguments;
+  const RankCount count = take_rank_count(rest);
+  const GenerateArguments parsed = parse_generate_arguments(rest);
+  check_copies(parsed.tp, parsed.pp, count);
+  if (const std::int64_t copies = count.world / (parsed.tp * parsed.pp); copies > 1 && parsed.output.empty()) {
+    throw UsageError(
+        fmt::format("{} ranks have {} copies of the model, whose results need a folder: expected --output DIR",
+                    count.world, copies));
+  }
+  return run_ranks("generate", rest, count);
 }
 
 }  // namespace phalanx::cli

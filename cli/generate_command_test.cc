@@ -150,7 +150,13 @@ TEST_F(GenerateCommandTest, WhatCannotBeDoneIsNamed) {
   EXPECT_EQ(generate("-n 3 --tp 2"), 2);
   EXPECT_THAT(error_, HasSubstr("3 ranks, but --tp x --pp is 2: expected a multiple of it, such as -n 2"));
   EXPECT_EQ(generate("-n 3 --tp 3"), 2);
-  EXPECT_THAT(error_, HasSubstr("3"));
+  EXPECT_THAT(error_, HasSubstr("--tp = 3 does not fit the model: "));
+  setenv("RANK", "0", 1);
+  setenv("WORLD_SIZE", "1", 1);
+  EXPECT_EQ(generate("-n 2"), 2);
+  unsetenv("RANK");
+  unsetenv("WORLD_SIZE");
+  EXPECT_THAT(error_, HasSubstr("-n starts ranks, but this process is itself a rank already, from "));
   EXPECT_EQ(generate("--tp 0"), 2);
   EXPECT_THAT(error_, HasSubstr("--tp is 0: expected 1 or more"));
   EXPECT_EQ(generate("--repetition-penalty 0"), 2);

@@ -294,11 +294,6 @@ int generate_worker(const Arguments& arguments) {
   const infer::ModelFiles files = infer::find_model(parsed.checkpoint);
   const ModelRanks ranks =
       start_model_ranks({.tp = parsed.tp, .pp = parsed.pp, .device = parsed.device, .backend = parsed.backend});
-  if (ranks.members() > 1 && parsed.output.empty()) {
-    throw UsageError(
-        fmt::format("{} ranks have {} copies of the model, whose results need a folder: expected --output DIR",
-                    ranks.process.world_size, ranks.members()));
-  }
   // Prompts given as ids need no tokenizer, but the text of the answers is welcome where there is one.
   const bool needs_tokenizer =
       !parsed.stops.empty() ||

@@ -72,12 +72,7 @@ ModelRanks start_model_ranks(const ModelRanksOptions& options) {
                                            .communicator = {.timeout = kPatience}});
     ranks.process.world->mark_started();
   }
-  const std::int64_t parts = options.tp * options.pp;
-  if (ranks.process.world_size % parts != 0) {
-    throw UsageError(
-        fmt::format("{} ranks, but --tp x --pp is {}: expected a multiple of it", ranks.process.world_size, parts));
-  }
-  ranks.plan.dp_replicate = ranks.process.world_size / parts;
+  ranks.plan.dp_replicate = ranks.process.world_size / (options.tp * options.pp);
   if (!ranks.process.world) return ranks;
   ranks.mesh.emplace(ranks.process.world, ranks.plan.axes());
   if (ranks.plan.pp > 1) ranks.stages = ranks.mesh->communicator("pp");

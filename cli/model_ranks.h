@@ -40,7 +40,8 @@ struct ModelRanks {
   void run(const std::function<void()>& body) const;
 };
 
-/// Collective over the ranks that a launcher has started; without one this process is alone, and nothing is logged.
+/// Collective over the ranks that a launcher has started, of which tp x pp make a copy (rank_launch.h); without one
+/// this process is alone, and nothing is logged.
 ModelRanks start_model_ranks(const ModelRanksOptions& options);
 
 std::shared_ptr<models::Llama> load_model(const infer::ModelFiles& files, const ModelRanks& ranks,

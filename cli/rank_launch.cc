@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <cstdlib>
-#include <optional>
 
 #include "cli/launch_arguments.h"
 #include "cli/launch_command.h"
@@ -12,38 +11,35 @@
 #include "phalanx/launch/worker_environment.h"
 
 namespace phalanx::cli {
-namespace {
 
-std::optional<int> take_rank_count(Arguments& arguments) {
-  std::optional<int> ranks;
-  std::string count;
+RankCount take_rank_count(Arguments& arguments) {
+  RankCount count;
+  std::string text;
   for (const char* name : {"-n", "--nproc-per-node", "--nproc_per_node"}) {
-    if (take_option(arguments, name, count)) ranks = parse_rank_count(name, count);
+    if (take_option(arguments, name, text)) count.started = parse_rank_count(name, text);
   }
-  return ranks;
-}
-
-}  // namespace
-
-Arguments without_rank_count(Arguments arguments) {
-  take_rank_count(arguments);
-  return arguments;
-}
-
-int run_in_ranks(const std::string& name, Arguments arguments, std::int64_t parts) {
-  const std::optional<int> ranks = take_rank_count(arguments);
   const WorkerEnvironment started_by = read_worker_environment();
-  const bool launched = started_by.world_size > 1 || std::getenv("RANK") != nullptr;
-  if (launched && ranks) throw UsageError("-n starts ranks, but this process is itself a rank already: leave it out");
-  const std::int64_t world = launched ? started_by.world_size : ranks.value_or(1);
-  if (world % parts != 0) {
-    throw UsageError(fmt::format("{} rank{}, but --tp x --pp is {}: expected a multiple of it, such as -n {}", world,
-                                 world == 1 ? "" : "s", parts, parts));
+  // A single task of srun or mpirun may well start ranks of its own.
+  count.launched = started_by.world_size > 1 || std::getenv("RANK") != nullptr;
+  if (count.launched && count.started) {
+    throw UsageError(fmt::format("-n starts ranks, but this process is itself a rank already, from {}: leave -n out",
+                                 started_by.launcher));
   }
-  if (!ranks) become_worker(name, arguments);
+  count.world = count.launched ? started_by.world_size : count.started.value_or(1);
+  return count;
+}
+
+void check_copies(std::int64_t tp, std::int64_t pp, const RankCount& count) {
+  if (count.world % (tp * pp) == 0) return;
+  throw UsageError(fmt::format("{} rank{}, but --tp x --pp is {}: expected a multiple of it, such as -n {}",
+                               count.world, count.world == 1 ? "" : "s", tp * pp, tp * pp));
+}
+
+int run_ranks(const std::string& name, const Arguments& arguments, const RankCount& count) {
+  if (!count.started) become_worker(name, arguments);
   Arguments program = {worker_program(), name};
   program.insert(program.end(), arguments.begin(), arguments.end());
-  return launch_ranks(name, program, *ranks);
+  return launch_ranks(name, program, *count.started);
 }
 
 }  // namespace phalanx::cli

@@ -1,16 +1,9 @@
 #include "cli/train_arguments.h"
 
-#include "cli/launch_command.h"
-
 namespace phalanx::cli {
 
 TrainArguments parse_train_arguments(Arguments arguments) {
   TrainArguments parsed;
-  std::string ranks;
-  for (const char* name : {"-n", "--nproc-per-node", "--nproc_per_node"}) {
-    if (!take_option(arguments, name, ranks)) continue;
-    parsed.ranks = parse_rank_count(name, ranks);
-  }
   parsed.print_config_reference = take_flag(arguments, "--print-config-reference");
   parsed.print_config = take_flag(arguments, "--print-config");
   if (parsed.print_config_reference) {

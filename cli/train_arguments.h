@@ -1,7 +1,6 @@
-// The command line of `phalanx train`, read by the front and by the worker alike.
+// The command line of `phalanx train`.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,14 +9,13 @@
 namespace phalanx::cli {
 
 struct TrainArguments {
-  std::optional<int> ranks;  // -n
   std::string config;
   std::vector<std::string> overrides;
   bool print_config = false;
   bool print_config_reference = false;
 };
 
-/// Throws UsageError.
+/// Without -n, which is rank_launch.h's. Throws UsageError.
 TrainArguments parse_train_arguments(Arguments arguments);
 
 }  // namespace phalanx::cli

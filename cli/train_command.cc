@@ -2,14 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <cstdio>
-#include <cstdlib>
-
-#include "cli/launch_command.h"
+#include "cli/rank_launch.h"
 #include "cli/train_arguments.h"
 #include "cli/worker_program.h"
-#include "phalanx/base/error.h"
-#include "phalanx/launch/worker_environment.h"
 #include "phalanx/train/config.h"
 #include "phalanx/train/run_plan.h"
 
@@ -35,34 +30,24 @@ other failure with status 1.
 )";
 
 int train_command(const Arguments& arguments) {
-  const TrainArguments parsed = parse_train_arguments(arguments);
+  Arguments rest = arguments;
+  const RankCount count = take_rank_count(rest);
+  const TrainArguments parsed = parse_train_arguments(rest);
   if (parsed.print_config_reference) {
     fmt::print("{}", train::config_reference());
     return 0;
   }
-  const WorkerEnvironment started_by = read_worker_environment();
-  // A single task of srun or mpirun may well start ranks of its own.
-  const bool launched = started_by.world_size > 1 || std::getenv("RANK") != nullptr;
-  if (launched && parsed.ranks) {
-    throw UsageError(fmt::format("-n starts ranks, but this process is itself a rank already, from {}: leave -n out",
-                                 started_by.launcher));
-  }
-  if (!launched) {
+  if (!count.launched) {
     const train::TrainConfig config = train::read_config(parsed.config, parsed.overrides);
-    if (!parsed.print_config) train::plan_run(config, parsed.ranks.value_or(1));
+    if (!parsed.print_config) train::plan_run(config, count.world);
   }
-
-  Arguments rest = parsed.overrides;
+  rest = parsed.overrides;
   rest.insert(rest.begin(), parsed.config);
   if (parsed.print_config) {
     rest.insert(rest.begin(), "--print-config");
     become_worker("train", rest);
   }
-  if (!parsed.ranks) become_worker("train", rest);
-
-  Arguments program = {worker_program(), "train"};
-  program.insert(program.end(), rest.begin(), rest.end());
-  return launch_ranks("train", program, *parsed.ranks);
+  return run_ranks("train", rest, count);
 }
 
 }  // namespace phalanx::cli

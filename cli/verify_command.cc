@@ -1,14 +1,7 @@
 #include "cli/verify_command.h"
 
-#include <cstdlib>
-#include <optional>
-#include <string>
-
-#include "cli/launch_command.h"
+#include "cli/rank_launch.h"
 #include "cli/verify_arguments.h"
-#include "cli/worker_program.h"
-#include "phalanx/base/error.h"
-#include "phalanx/launch/worker_environment.h"
 
 namespace phalanx::cli {
 
@@ -38,21 +31,10 @@ Ends with status 0 if everything is within its tolerance, 1 if not, 2 for a wron
 
 int verify_command(const Arguments& arguments) {
   Arguments rest = arguments;
-  std::optional<int> ranks;
-  std::string count;
-  for (const char* name : {"-n", "--nproc-per-node", "--nproc_per_node"}) {
-    if (take_option(rest, name, count)) ranks = parse_rank_count(name, count);
-  }
+  const RankCount count = take_rank_count(rest);
   const VerifyArguments parsed = parse_verify_arguments(rest);
-  const WorkerEnvironment started_by = read_worker_environment();
-  const bool launched = started_by.world_size > 1 || std::getenv("RANK") != nullptr;
-  if (launched && ranks) throw UsageError("-n starts ranks, but this process is itself a rank already: leave it out");
-  if (!launched) layouts_to_verify(parsed, ranks.value_or(1));
-  if (!ranks) become_worker("verify", rest);
-
-  Arguments program = {worker_program(), "verify"};
-  program.insert(program.end(), rest.begin(), rest.end());
-  return launch_ranks("verify", program, *ranks);
+  if (!count.launched) layouts_to_verify(parsed, count.world);
+  return run_ranks("verify", rest, count);
 }
 
 }  // namespace phalanx::cli
