@@ -109,7 +109,7 @@ GlooBackend::~GlooBackend() {
 std::unique_ptr<Operation> GlooBackend::start(const OperationDescription& description) {
   throw_if_aborted();
   return description.transfers.empty() ? make_gloo_collective(*this, description)
-                                       : make_gloo_transfers(*this, description);
+                                       : make_gloo_messages(*this, description);
 }
 
 std::shared_ptr<Backend> GlooBackend::split(const SplitRequest& request) {

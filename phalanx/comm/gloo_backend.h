@@ -105,6 +105,6 @@ class GlooBackend final : public Backend {
 std::string gloo_error_text(const std::exception_ptr& error);
 
 std::unique_ptr<Operation> make_gloo_collective(GlooBackend& backend, const OperationDescription& description);
-std::unique_ptr<Operation> make_gloo_transfers(GlooBackend& backend, const OperationDescription& description);
+std::unique_ptr<Operation> make_gloo_messages(GlooBackend& backend, const OperationDescription& description);
 
 }  // namespace phalanx
