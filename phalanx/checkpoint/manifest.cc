@@ -4,12 +4,12 @@
 
 #include <algorithm>
 #include <charconv>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <span>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/json_depth.h"
+#include "phalanx/base/json_number.h"
 #include "phalanx/checkpoint/block_hash.h"
 
 namespace phalanx {
@@ -34,13 +34,9 @@ bool is_plain_file_name(std::string_view name) {
          name.find('\0') == std::string_view::npos;
 }
 
-/// The JSON library makes integers of floats, and negative ones of the largest, without a word.
 std::int64_t whole_number(const nlohmann::json& value, std::string_view what) {
-  const bool fits =
-      value.is_number_integer() &&
-      !(value.is_number_unsigned() && value.get<std::uint64_t>() > std::numeric_limits<std::int64_t>::max());
-  if (!fits) throw CheckpointError(fmt::format("{} is {}: expected a whole number", what, value.dump().substr(0, 40)));
-  return value.get<std::int64_t>();
+  if (is_whole_number(value)) return value.get<std::int64_t>();
+  throw CheckpointError(fmt::format("{} is {}: expected a whole number", what, value.dump().substr(0, 40)));
 }
 
 ManifestFile file_from_json(const nlohmann::json& json) {

@@ -4,9 +4,8 @@
 // the file's tensors differ from the model's: in their names, transposed, several of the model's in one of the file's.
 // Names and shapes are all compared before the first tensor is touched.
 //
-//   load_weights("Llama-3.2-1B", parameters, {.place_in_file = models::llama_hf_name});
-//   export_weights("out/model.safetensors", parameters, {.place_in_file = models::llama_hf_name, .dtype =
-//   at::kBFloat16});
+//   load_weights("Llama-3.2-1B", parameters, hf_weights(config));                         // hf_weights.h
+//   export_weights("out/model.safetensors", parameters, {.dtype = at::kBFloat16});
 #pragma once
 
 #include <cstdint>

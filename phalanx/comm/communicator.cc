@@ -15,6 +15,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/comm/backend.h"
+#include "phalanx/comm/byte_objects.h"
 #include "phalanx/comm/data_type.h"
 #include "phalanx/comm/flight_log.h"
 #include "phalanx/comm/progress.h"
@@ -201,124 +202,8 @@ class Communicator::Impl {
     return Work(std::move(work));
   }
 
-  // --- byte objects -------------------------------------------------------------------------------------------------
-
-  std::vector<std::string> all_gather_bytes(const std::string& value) {
-    std::vector<std::int64_t> sizes(static_cast<std::size_t>(size()));
-    const std::int64_t mine = static_cast<std::int64_t>(value.size());
-    OperationDescription lengths;
-    lengths.verb = Verb::all_gather;
-    lengths.dtype = DataType::i64;
-    lengths.input = &mine;
-    lengths.input_count = 1;
-    lengths.output = sizes.data();
-    lengths.output_count = size();
-    issue(std::move(lengths), false);
-    const std::int64_t total = std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
-    std::string all(static_cast<std::size_t>(total), '\0');
-    OperationDescription data;
-    data.verb = Verb::all_gather;
-    data.dtype = DataType::u8;
-    data.input = value.data();
-    data.input_count = mine;
-    data.output = all.data();
-    data.output_count = total;
-    data.counts = sizes;
-    issue(std::move(data), false);
-    std::vector<std::string> values;
-    std::size_t at = 0;
-    for (std::int64_t length : sizes) {
-      values.push_back(all.substr(at, static_cast<std::size_t>(length)));
-      at += static_cast<std::size_t>(length);
-    }
-    return values;
-  }
-
-  std::string broadcast_bytes(std::string value, int root) {
-    check_root(root, "broadcast_bytes");
-    std::int64_t length = static_cast<std::int64_t>(value.size());
-    OperationDescription d;
-    d.verb = Verb::broadcast;
-    d.dtype = DataType::i64;
-    d.root = root;
-    d.output = &length;
-    d.output_count = 1;
-    issue(d, false);
-    value.resize(static_cast<std::size_t>(length));
-    d.dtype = DataType::u8;
-    d.output = value.data();
-    d.output_count = length;
-    issue(std::move(d), false);
-    return value;
-  }
-
-  // Uneven gather and scatter of bytes are all_to_all with most counts zero.
-  std::vector<std::string> gather_bytes(const std::string& value, int root) {
-    check_root(root, "gather_bytes");
-    std::vector<std::int64_t> sizes(static_cast<std::size_t>(size()), 0);
-    const std::int64_t mine = static_cast<std::int64_t>(value.size());
-    OperationDescription lengths;
-    lengths.verb = Verb::gather;
-    lengths.dtype = DataType::i64;
-    lengths.root = root;
-    lengths.input = &mine;
-    lengths.input_count = 1;
-    lengths.output = rank() == root ? sizes.data() : nullptr;
-    lengths.output_count = rank() == root ? size() : 0;
-    issue(std::move(lengths), false);
-    std::vector<std::int64_t> outgoing(static_cast<std::size_t>(size()), 0);
-    outgoing[static_cast<std::size_t>(root)] = mine;
-    return exchange_bytes(value, std::move(outgoing), std::move(sizes), rank() == root);
-  }
-
-  std::string scatter_bytes(const std::vector<std::string>& values, int root) {
-    check_root(root, "scatter_bytes");
-    if (rank() == root && static_cast<int>(values.size()) != size())
-      throw Error(fmt::format("scatter_bytes: {} values for {} ranks", values.size(), size()));
-    std::vector<std::int64_t> outgoing(static_cast<std::size_t>(size()), 0);
-    std::string all;
-    if (rank() == root) {
-      for (std::size_t r = 0; r < values.size(); ++r) {
-        outgoing[r] = static_cast<std::int64_t>(values[r].size());
-        all += values[r];
-      }
-    }
-    std::int64_t mine = 0;
-    OperationDescription lengths;
-    lengths.verb = Verb::scatter;
-    lengths.dtype = DataType::i64;
-    lengths.root = root;
-    lengths.input = rank() == root ? outgoing.data() : nullptr;
-    lengths.input_count = rank() == root ? size() : 0;
-    lengths.output = &mine;
-    lengths.output_count = 1;
-    issue(std::move(lengths), false);
-    std::vector<std::int64_t> incoming(static_cast<std::size_t>(size()), 0);
-    incoming[static_cast<std::size_t>(root)] = mine;
-    return exchange_bytes(all, std::move(outgoing), std::move(incoming), true).at(static_cast<std::size_t>(root));
-  }
-
-  std::vector<std::string> exchange_bytes(const std::string& input, std::vector<std::int64_t> input_counts,
-                                          std::vector<std::int64_t> output_counts, bool wants_output) {
-    std::string all(
-        static_cast<std::size_t>(std::accumulate(output_counts.begin(), output_counts.end(), std::int64_t{0})), '\0');
-    OperationDescription d;
-    d.verb = Verb::all_to_all;
-    d.dtype = DataType::u8;
-    d.input = input.data();
-    d.input_count = static_cast<std::int64_t>(input.size());
-    d.output = all.data();
-    d.output_count = static_cast<std::int64_t>(all.size());
-    d.input_counts = std::move(input_counts);
-    d.output_counts = output_counts;
-    issue(std::move(d), false);
-    std::vector<std::string> values;
-    std::size_t at = 0;
-    for (std::size_t r = 0; wants_output && r < output_counts.size(); ++r) {
-      values.push_back(all.substr(at, static_cast<std::size_t>(output_counts[r])));
-      at += static_cast<std::size_t>(output_counts[r]);
-    }
-    return values;
+  ByteObjects byte_objects() {
+    return {rank(), size(), [this](OperationDescription description) { issue(std::move(description), false); }};
   }
 
   std::shared_ptr<Communicator> split(int color, int key, std::string name) {
@@ -327,7 +212,7 @@ class Communicator::Impl {
     SplitRequest request;
     std::vector<std::pair<int, int>> members;  // (key, rank)
     int rank_of_text = 0;
-    for (const std::string& text : all_gather_bytes(mine)) {
+    for (const std::string& text : byte_objects().all_gather(mine)) {
       std::size_t after_color = 0;
       const int its_color = std::stoi(text, &after_color);
       const int its_key = std::stoi(text.substr(after_color));
@@ -341,7 +226,7 @@ class Communicator::Impl {
     }
     request.name = name.empty() ? fmt::format("{}.{}.{}", *name_, serial, color) : std::move(name);
     request.serial = serial;
-    request.exchange = [this](const std::string& value) { return all_gather_bytes(value); };
+    request.exchange = [this](const std::string& value) { return byte_objects().all_gather(value); };
     std::shared_ptr<Backend> backend;
     try {
       backend = backend_->split(request);
@@ -363,7 +248,7 @@ class Communicator::Impl {
     const auto dtype = c10::typeMetaToScalarType(options.dtype());
     const std::string mine = fmt::format("{}[{}] on {}", c10::toString(dtype), fmt::join(sizes, ", "),
                                          options.device().type() == c10::DeviceType::CPU ? "the host" : "a device");
-    const auto requests = all_gather_bytes(mine);
+    const auto requests = byte_objects().all_gather(mine);
     for (std::size_t r = 0; r < requests.size(); ++r)
       if (requests[r] != mine)
         throw CommError(
@@ -372,7 +257,8 @@ class Communicator::Impl {
                         *name_, rank(), mine, r, requests[r]));
     if (!options.device().is_cpu()) return at::empty(sizes, options);
     const auto bytes = static_cast<std::size_t>(c10::multiply_integers(sizes)) * c10::elementSize(dtype);
-    auto memory = backend_->make_symmetric(bytes, [this](const std::string& value) { return all_gather_bytes(value); });
+    auto memory =
+        backend_->make_symmetric(bytes, [this](const std::string& value) { return byte_objects().all_gather(value); });
     if (!memory) return at::empty(sizes, options);
     void* const data = memory.get();
     return at::from_blob(
@@ -607,16 +493,21 @@ Work Communicator::batch_peer_to_peer(std::vector<PeerOp> operations, CommOption
 }
 
 std::string Communicator::broadcast_bytes(std::string value, int root) {
-  return impl_->broadcast_bytes(std::move(value), root);
+  impl_->check_root(root, "broadcast_bytes");
+  return impl_->byte_objects().broadcast(std::move(value), root);
 }
 std::vector<std::string> Communicator::all_gather_bytes(const std::string& value) {
-  return impl_->all_gather_bytes(value);
+  return impl_->byte_objects().all_gather(value);
 }
 std::vector<std::string> Communicator::gather_bytes(const std::string& value, int root) {
-  return impl_->gather_bytes(value, root);
+  impl_->check_root(root, "gather_bytes");
+  return impl_->byte_objects().gather(value, root);
 }
 std::string Communicator::scatter_bytes(const std::vector<std::string>& values, int root) {
-  return impl_->scatter_bytes(values, root);
+  impl_->check_root(root, "scatter_bytes");
+  if (rank() == root && static_cast<int>(values.size()) != size())
+    throw Error(fmt::format("scatter_bytes: {} values for {} ranks", values.size(), size()));
+  return impl_->byte_objects().scatter(values, root);
 }
 std::shared_ptr<Communicator> Communicator::split(int color, int key, std::string name) {
   return impl_->split(color, key, std::move(name));

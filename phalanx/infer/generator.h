@@ -4,7 +4,7 @@
 // A request ends at one of its stop tokens (not part of the result), before one of its stop strings, after
 // max_new_tokens, or when prompt and result fill the model's max_seq_len. Its tokens depend on its own prompt, options
 // and seed, not on the batch it runs in nor on the model's layout (up to the rounding of logits; on the CPU in fp32
-// decoding gives a row the same bits in every batch).
+// decoding gives a row the same bits in every batch of up to 16 rows, kernels/few_rows.h).
 //
 //   infer::Generator generator(*model, {.max_batch = 8});
 //   auto results = generator.generate({{.prompt = ids, .max_new_tokens = 64, .sampling = {.temperature = 0.0}}},

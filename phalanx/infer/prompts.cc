@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/json_number.h"
 #include "phalanx/infer/json_lines.h"
 
 namespace phalanx::infer {
@@ -14,7 +15,7 @@ std::vector<std::int64_t> read_ids(const nlohmann::json& list, const std::string
   std::vector<std::int64_t> ids;
   bool right = list.is_array();
   for (std::size_t i = 0; right && i < list.size(); ++i) {
-    right = list[i].is_number_integer();
+    right = is_whole_number(list[i]);
     if (right) ids.push_back(list[i].get<std::int64_t>());
   }
   if (!right) throw DataError(where + ": \"ids\" must be a list of integers");

@@ -63,6 +63,7 @@ TEST(Prompts, WhatIsWrongWithALineIsNamed) {
   EXPECT_EQ(fault("{\"prompt\": 7}"), "p.jsonl, line 1: \"prompt\" must be a string");
   EXPECT_EQ(fault("{\"ids\": \"1\"}"), "p.jsonl, line 1: \"ids\" must be a list of integers");
   EXPECT_EQ(fault("{\"ids\": [1, 2.5]}"), "p.jsonl, line 1: \"ids\" must be a list of integers");
+  EXPECT_EQ(fault("{\"ids\": [18446744073709551615]}"), "p.jsonl, line 1: \"ids\" must be a list of integers");
   EXPECT_EQ(fault("{\"ids\": [1], \"prompt\": \"x\"}"),
             "p.jsonl, line 1: expected either \"prompt\" (text) or \"ids\" (token ids), found both");
 }

@@ -2,7 +2,8 @@
 // They wait for the weights to come from memory, so these read them once and nothing else; libraries' general products
 // pack them first. fp32 on the CPU, in inference mode (a recomputed forward pass must have the bits of the first one).
 //
-// A row's result has the same bits whatever rows are beside it, so that a sequence's tokens do not depend on its batch.
+// A row's result has the same bits whatever rows are beside it, as long as there are few, so that a sequence's tokens
+// do not depend on its batch.
 //
 //   if (takes_few_rows(x, w)) y = few_rows_product(x, w);      // [..., in] x [out, in] -> [..., out]
 #pragma once
@@ -14,7 +15,8 @@
 
 namespace phalanx::kernels {
 
-/// Rows up to which this is faster than the libraries' products (benchmarks/few_rows.cc).
+/// Rows up to which this is about as fast as the libraries' products or faster: at 16 rows 0.98 to 2 times, at 1 to
+/// 8 1.1 to 3.7, on an AMD EPYC with AVX2 and libtorch's MKL (benchmarks/few_rows.cc; not measured on others).
 inline constexpr std::int64_t kFewRows = 16;
 
 /// True for fp32 on the CPU in inference mode, no autocast, x of 1 to kFewRows rows and a contiguous weight.

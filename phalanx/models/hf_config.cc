@@ -10,6 +10,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/json_depth.h"
+#include "phalanx/base/json_number.h"
 #include "phalanx/models/hf_gpt2_config.h"
 #include "phalanx/models/json_reader.h"
 #include "phalanx/models/llama_json.h"
@@ -251,7 +252,7 @@ std::vector<std::int64_t> hf_end_tokens(const std::string& text, const std::stri
   if (found == json.end() || found->is_null()) return {};
   std::vector<std::int64_t> tokens;
   for (const auto& token : found->is_array() ? *found : nlohmann::json::array({*found})) {
-    if (!token.is_number_unsigned()) {
+    if (!is_whole_number(token) || token.get<std::int64_t>() < 0) {
       throw CheckpointError(fmt::format("{}: \"eos_token_id\" is {}: expected a token, or a list of tokens", file,
                                         found->dump().substr(0, 80)));
     }

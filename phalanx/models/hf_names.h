@@ -1,8 +1,7 @@
 // Where the parameters of a model lie in Hugging Face's files. Knows no tensor.
 //
 //   hf_place(config, "layers.0.attention.wq.weight").name;     // model.layers.0.self_attn.q_proj.weight
-//   hf_place(gpt2, "layers.0.attention.wk.weight");            // transformer.h.0.attn.c_attn.weight, columns, part 1
-//   of 3
+//   hf_place(gpt2, "layers.0.attention.wk.weight");            // transformer.h.0.attn.c_attn.weight, turned, 1 of 3
 //
 // The values need no permutation: the rotary pairing is Hugging Face's.
 #pragma once

@@ -8,13 +8,13 @@
 #include <fmt/format.h>
 
 #include <cstdint>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <type_traits>
 #include <utility>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/json_number.h"
 
 namespace phalanx::models {
 
@@ -27,7 +27,7 @@ class JsonReader {
     if (!object_.contains(key)) throw CheckpointError(fmt::format("{} has no \"{}\"", where_, key));
     try {
       const nlohmann::json& value = object_.at(key);
-      if (!std::is_same_v<T, std::int64_t> || is_whole(value)) return value.get<T>();
+      if (!std::is_same_v<T, std::int64_t> || is_whole_number(value)) return value.get<T>();
     } catch (const nlohmann::json::exception&) {
       // Said below.
     }
@@ -40,12 +40,6 @@ class JsonReader {
   }
 
  private:
-  // nlohmann-json turns floats into integers, and large integers into negative ones.
-  static bool is_whole(const nlohmann::json& value) {
-    constexpr std::uint64_t kMost = std::numeric_limits<std::int64_t>::max();
-    return value.is_number_integer() && !(value.is_number_unsigned() && value.get<std::uint64_t>() > kMost);
-  }
-
   const nlohmann::json& object_;
   std::string where_;
 };

@@ -4,9 +4,10 @@
 //   p = softmax(gate x)                      over all experts, in fp32
 //   y = sum over the k experts e of the largest p:  p_e / (sum of these k) * expert_e(x)
 //
-// As Mixtral does it. Every rank has all experts (or its rows and columns of each). But in inference mode each expert
-// runs, on no token if need be, so that all parameters get a gradient in every step and on every rank, zeros where no
-// token came: whoever waits for gradients (DistributedDataParallel, FullyShardedDataParallel) waits for all of them.
+// As Mixtral does it. Every rank has all experts (or its rows and columns of each). In training each expert runs, on no
+// token if need be, so that all parameters get a gradient in every step and on every rank, zeros where no token came:
+// whoever waits for gradients (DistributedDataParallel, FullyShardedDataParallel) waits for all of them. In inference
+// mode an expert without tokens is passed over.
 //
 // There is no auxiliary loss that would even out the experts' load.
 #pragma once

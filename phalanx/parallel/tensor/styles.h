@@ -12,8 +12,8 @@
 //   Rowwise          L: columns of the weight, and the whole bias, added once. E: rows, that is ids ("vocabulary").
 //                    input (L): any -> split(-1); E: none, ids are replicated. output: partial -> any
 //   SequenceParallel the module works on parts of the activations: parameters of a norm, a Linear or an Embedding stay
-//                    whole, their                    gradients are summed over the group; a Dropout drops its part of
-//                    what one rank would drop
+//                    whole, their gradients are summed over the group; a Dropout drops its part of what one rank would
+//                    drop
 //   Overlapped       an Attention or a FeedForward takes and gives parts of the activations, and multiplies piece by
 //                    piece while the rows are on their way (overlapped_layers.h). Its projections say
 //                    Colwise{.input = shared()}, the last one Rowwise{.output = partial()}
