@@ -185,6 +185,27 @@ TEST_P(HuggingFaceModel, EveryLayoutGivesTheSame) {
   expect_golden_logits(x, golden_);
 }
 
+// As `phalanx generate` has it: each rank its part, by layers, by tensor parallelism and both.
+TEST_P(HuggingFaceModel, EveryLayoutGeneratesTheSame) {
+  const ModelFiles files = find_model(scratch_.path());
+  const auto tokens = golden_["tokens"].get<std::vector<std::int64_t>>();
+  const auto expected = golden_["generated"].get<std::vector<std::int64_t>>();
+  const Request request{.prompt = {tokens.begin(), tokens.begin() + golden_["prompt"].get<std::int64_t>()},
+                        .max_new_tokens = static_cast<std::int64_t>(expected.size()),
+                        .sampling = {.temperature = 0.0}};
+  Request shorter = request;
+  shorter.prompt.resize(3);
+  shorter.max_new_tokens = 5;
+  for (const ParallelPlan& plan : {ParallelPlan{.pp = 2}, {.tp = 2}, {.pp = 2, .tp = 2}}) {
+    run_local_ranks(static_cast<int>(plan.ranks()), [&](const std::shared_ptr<Communicator>& world) {
+      const DeviceMesh mesh(world, plan.axes());
+      const auto part = load_part(files, plan, mesh, at::kCPU);
+      Generator generator(*part, {.max_batch = 2, .stages = plan.pp > 1 ? mesh.communicator("pp") : nullptr});
+      EXPECT_EQ(generator.generate({shorter, request})[1].tokens, expected) << plan.text() << ", " << world->rank();
+    });
+  }
+}
+
 TEST_P(HuggingFaceModel, ItsDescriptionComesBack) {
   const models::LlamaConfig config = find_model(scratch_.path()).config;
   const std::string text = models::llama_hf_config(config, "float32");

@@ -15,6 +15,7 @@
 #include "phalanx/models/llama.h"
 #include "phalanx/models/llama_json.h"
 #include "phalanx/models/llama_parallel.h"
+#include "phalanx/models/model_numbers.h"
 #include "phalanx/nn/init.h"
 
 namespace phalanx::infer {
@@ -122,14 +123,8 @@ std::shared_ptr<models::Llama> load_part(const ModelFiles& files, const Parallel
                                          c10::Device device, c10::ScalarType dtype) {
   check_config(files);
   const auto& config = files.config;
-  check(plan,
-        {.n_layers = config.n_layers,
-         .n_heads = config.n_heads,
-         .n_kv_heads = config.n_kv_heads,
-         .ffn_hidden = config.ffn_hidden,
-         .vocab_size = config.vocab_size,
-         .seq_len = config.max_seq_len},
-        mesh.world()->size(), {.tp = "--tp", .pp = "--pp"});
+  check(plan, models::model_numbers(config, plan.tp, config.max_seq_len), mesh.world()->size(),
+        {.tp = "--tp", .pp = "--pp"});
   models::LlamaPart part = models::whole_llama(config);
   if (plan.pp > 1) {
     part = models::balance_llama(config, static_cast<int>(plan.pp), config.max_seq_len)

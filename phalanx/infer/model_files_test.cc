@@ -11,7 +11,9 @@
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/checkpoint/weights.h"
+#include "phalanx/comm/local.h"
 #include "phalanx/data/bpe_model.h"
+#include "phalanx/infer/generator.h"
 #include "phalanx/models/hf_config.h"
 #include "phalanx/models/hf_names.h"
 #include "phalanx/models/llama.h"
@@ -457,6 +459,31 @@ TEST(ModelFiles, ACheckpointKnowsItsFamily) {
   EXPECT_EQ(models::llama_from_metadata(metadata, "here"), config);
   metadata["name"] = "gpt";
   EXPECT_THROW(models::llama_from_metadata(metadata, "here"), CheckpointError);
+}
+
+// As GPT-2's own 50257 ids are: each rank of a tensor group has embedding and output whole.
+TEST(ModelFiles, AVocabularyThatRanksDoNotDivideIsLoadedInParts) {
+  models::LlamaConfig config{.family = models::LlamaFamily::gpt2};
+  config.dim = 16, config.n_layers = 2, config.n_heads = config.n_kv_heads = 4, config.ffn_hidden = 24;
+  config.vocab_size = 31, config.max_seq_len = 24;
+  models::Llama whole(config);
+  nn::initialise(whole, 5);
+  const TempDirectory scratch("model");
+  write_file(scratch.path() / "config.json", models::llama_hf_config(config, "float32"));
+  export_weights(scratch.path() / "model.safetensors", nn::named_parameters(whole),
+                 {.place_in_file = [&](const std::string& name) { return models::hf_place(config, name); }},
+                 posix_file_system());
+  const Request request{.prompt = {3, 1, 30, 7}, .max_new_tokens = 12, .sampling = {.seed = 9}};
+  const auto expected = Generator(whole).generate({request})[0].tokens;
+  const ModelFiles files = find_model(scratch.path());
+  for (const ParallelPlan& plan : {ParallelPlan{.tp = 2}, {.pp = 2, .tp = 2}}) {
+    run_local_ranks(static_cast<int>(plan.ranks()), [&](const std::shared_ptr<Communicator>& world) {
+      const DeviceMesh mesh(world, plan.axes());
+      const auto part = load_part(files, plan, mesh, at::kCPU);
+      Generator generator(*part, {.stages = plan.pp > 1 ? mesh.communicator("pp") : nullptr});
+      EXPECT_EQ(generator.generate({request})[0].tokens, expected) << plan.text();
+    });
+  }
 }
 
 }  // namespace

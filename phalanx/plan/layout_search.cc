@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
-#include "phalanx/models/vocabulary_split.h"
+#include "phalanx/models/model_numbers.h"
 #include "phalanx/plan/bytes_text.h"
 #include "phalanx/plan/scenario.h"
 
@@ -54,16 +54,8 @@ class Search {
 
  private:
   bool is_valid(const ParallelPlan& plan) const {
-    const models::LlamaConfig& model = options_.base.model;
     try {
-      check(plan,
-            {.n_layers = model.n_layers,
-             .n_heads = model.n_heads,
-             .n_kv_heads = model.n_kv_heads,
-             .ffn_hidden = model.ffn_hidden,
-             .vocab_size = models::splits_vocabulary(model, plan.tp) ? model.vocab_size : 0,
-             .seq_len = options_.base.seq},
-            devices_.count());
+      check(plan, models::model_numbers(options_.base.model, plan.tp, options_.base.seq), devices_.count());
       return true;
     } catch (const ConfigError&) {
       return false;  // what does not divide the model is no layout of it

@@ -7,7 +7,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/models/llama_part.h"
-#include "phalanx/models/vocabulary_split.h"
+#include "phalanx/models/model_numbers.h"
 #include "phalanx/train/model_config.h"
 
 namespace phalanx::train {
@@ -96,14 +96,7 @@ void plan_pipeline(const TrainConfig& config, const models::LlamaConfig& model, 
 RunPlan plan_run(const TrainConfig& config, std::int64_t world_size) {
   const models::LlamaConfig model = model_config(config);
   const ParallelPlan parallel = degrees_of(config, world_size);
-  check(parallel,
-        {.n_layers = model.n_layers,
-         .n_heads = model.n_heads,
-         .n_kv_heads = model.n_kv_heads,
-         .ffn_hidden = model.ffn_hidden,
-         .vocab_size = models::splits_vocabulary(model, parallel.tp) ? model.vocab_size : 0,
-         .seq_len = config.training.seq_len},
-        world_size,
+  check(parallel, models::model_numbers(model, parallel.tp, config.training.seq_len), world_size,
         {.tp = "[parallelism] tensor_parallel_degree",
          .pp = "[parallelism] pipeline_parallel_degree",
          .sequence_parallel = "enable_sequence_parallel"});
