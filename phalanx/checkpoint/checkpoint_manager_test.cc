@@ -79,6 +79,11 @@ TEST(CheckpointManager, AStateOfAnotherModelIsRefusedBeforeAnythingIsOverwritten
   EXPECT_TRUE(state.tensors[3].tensor.equal(before));
 
   state = make_state(50);
+  state.tensors.push_back(state.tensors[2]);
+  EXPECT_THAT(message_of<CheckpointError>([&] { checkpoints.load_latest(state); }),
+              HasSubstr("the state names tensor \"" + state.tensors[2].name + "\" twice"));
+
+  state = make_state(50);
   state.integers["optimizer.buckets"] = 1;
   EXPECT_THAT(message_of<CheckpointError>([&] { checkpoints.load_latest(state); }),
               HasSubstr("the integer \"optimizer.buckets\" is missing"));

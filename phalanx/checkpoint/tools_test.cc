@@ -4,6 +4,7 @@
 #include <ATen/ops/logical_or.h>
 #include <ATen/ops/nan_to_num.h>
 #include <ATen/ops/signbit.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -207,6 +208,22 @@ TEST(CompareStates, FindsTheLargestDifferenceAndItsPlace) {
   EXPECT_EQ(difference.tensors[2].largest, infinity);
   EXPECT_THAT(difference.integers, IsEmpty());
   EXPECT_THAT(compare(a, write_small_step(scratch.path() / "c", 2, first)).integers, ElementsAre("step: 1 and 2"));
+}
+
+TEST(CompareStates, APlaceIsThatInTheWholeTensor) {
+  // More than is compared at once, so that the place lies in a later piece.
+  const TempDirectory scratch("compare");
+  const at::Tensor first = at::zeros({3, 1000, 300}), second = first.clone();
+  second[2][713][41] = 1.5;
+  for (const auto& [name, tensor] : {std::pair("a", first), std::pair("b", second)}) {
+    TrainState state;
+    state.tensors = {{"w", tensor}};
+    CheckpointManager(scratch.path() / name).save(state, 1);
+  }
+  const auto difference = compare(scratch.path() / "a" / "step-1", scratch.path() / "b" / "step-1");
+  ASSERT_EQ(difference.tensors.size(), 1u);
+  EXPECT_EQ(difference.tensors[0].elements, 1);
+  EXPECT_THAT(difference.tensors[0].largest_at, ElementsAre(2, 713, 41));
 }
 
 TEST(Rewrite, ConsolidatedWeightsAreLoadedAndConverted) {

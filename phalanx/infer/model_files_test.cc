@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "phalanx/base/error.h"
@@ -206,6 +207,58 @@ TEST(ModelFiles, AHuggingFaceFileMayHoldWhatFollowsFromTheRest) {
   const auto files = find_model(scratch.path());
   EXPECT_TRUE(files.config.tie_embeddings);
   EXPECT_TRUE(same_weights(*load_model(files, at::kCPU), model));
+}
+
+models::LlamaConfig small_gpt2(std::int64_t vocab) {
+  models::LlamaConfig config{.family = models::LlamaFamily::gpt2};
+  config.dim = 16, config.n_layers = 2, config.n_heads = config.n_kv_heads = 4, config.ffn_hidden = 24;
+  config.vocab_size = vocab, config.max_seq_len = 24, config.tie_embeddings = true;
+  return config;
+}
+
+/// A directory of the model; `name_in_file`: from transformers' name, "" to leave the tensor out.
+void write_gpt2(const std::filesystem::path& folder, const models::Llama& model,
+                const std::function<std::string(const std::string&)>& name_in_file = {}) {
+  write_file(folder / "config.json", models::llama_hf_config(model.config(), "float32"));
+  const auto place = [&](const std::string& fqn) {
+    PlaceInFile found = fqn == "mask" ? PlaceInFile("h.0.attn.bias") : models::hf_place(model.config(), fqn);
+    if (name_in_file) found.name = name_in_file(found.name);
+    return found;
+  };
+  auto tensors = nn::named_parameters(model);
+  if (name_in_file) tensors.push_back({"mask", model.norm->weight.detach().clone()});
+  export_weights(folder / "model.safetensors", tensors, {.place_in_file = place}, posix_file_system());
+}
+
+// As the files of the first GPT-2 are: without the prefix, with each layer's causal mask.
+TEST(ModelFiles, Gpt2MayLackItsPrefixAndHaveItsMasks) {
+  models::Llama model(small_gpt2(32));
+  nn::initialise(model, 5);
+  const auto without_prefix = [](const std::string& name) {
+    return name.starts_with("transformer.") ? name.substr(12) : name;
+  };
+  const TempDirectory scratch("model");
+  write_gpt2(scratch.path(), model, without_prefix);
+  EXPECT_TRUE(same_weights(*load_model(find_model(scratch.path()), at::kCPU), model));
+}
+
+// A part leaves unread what is another's, not what is nobody's.
+TEST(ModelFiles, ATensorThatNoPartKnowsIsRefused) {
+  models::Llama model(small_gpt2(32));
+  nn::initialise(model, 5);
+  const TempDirectory scratch("model");
+  write_gpt2(scratch.path(), model,
+             [](const std::string& name) { return name == "h.0.attn.bias" ? "h.0.attn.other" : name; });
+  const ModelFiles files = find_model(scratch.path());
+  run_local_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
+    const ParallelPlan plan{.pp = 2};
+    try {
+      load_part(files, plan, DeviceMesh(world, plan.axes()), at::kCPU);
+      ADD_FAILURE() << "loaded";
+    } catch (const CheckpointError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("\"h.0.attn.other\" is unexpected"));
+    }
+  });
 }
 
 TEST(ModelFiles, HuggingFacesDefaultsAreTakenForWhatIsNotSaid) {
@@ -463,16 +516,10 @@ TEST(ModelFiles, ACheckpointKnowsItsFamily) {
 
 // As GPT-2's own 50257 ids are: each rank of a tensor group has embedding and output whole.
 TEST(ModelFiles, AVocabularyThatRanksDoNotDivideIsLoadedInParts) {
-  models::LlamaConfig config{.family = models::LlamaFamily::gpt2};
-  config.dim = 16, config.n_layers = 2, config.n_heads = config.n_kv_heads = 4, config.ffn_hidden = 24;
-  config.vocab_size = 31, config.max_seq_len = 24;
-  models::Llama whole(config);
+  models::Llama whole(small_gpt2(31));
   nn::initialise(whole, 5);
   const TempDirectory scratch("model");
-  write_file(scratch.path() / "config.json", models::llama_hf_config(config, "float32"));
-  export_weights(scratch.path() / "model.safetensors", nn::named_parameters(whole),
-                 {.place_in_file = [&](const std::string& name) { return models::hf_place(config, name); }},
-                 posix_file_system());
+  write_gpt2(scratch.path(), whole);
   const Request request{.prompt = {3, 1, 30, 7}, .max_new_tokens = 12, .sampling = {.seed = 9}};
   const auto expected = Generator(whole).generate({request})[0].tokens;
   const ModelFiles files = find_model(scratch.path());
