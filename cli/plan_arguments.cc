@@ -8,6 +8,8 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/models/llama_config.h"
+#include "phalanx/train/layouts.h"
+#include "phalanx/train/training_shape.h"
 
 namespace phalanx::cli {
 namespace {
@@ -60,6 +62,8 @@ PlanArguments parse_plan_arguments(Arguments arguments) {
   if (take_option(arguments, "--top", text)) parsed.most_rows = static_cast<std::size_t>(number_of("--top", text));
   take_option(arguments, "--json", parsed.json);
   take_option(arguments, "--toml", parsed.toml);
+  take_option(arguments, "--svg", parsed.svg);
+  while (take_option(arguments, "--layout", text)) parsed.layouts.push_back(text);
   std::string devices;
   if (!take_option(arguments, "--devices", devices)) {
     throw UsageError("--devices is missing: expected such as 8xH100, 2x24GiB,2x80GiB or 2xthis");
@@ -69,6 +73,12 @@ PlanArguments parse_plan_arguments(Arguments arguments) {
   const bool has_model = take_option(arguments, "--model", model);
   const bool has_config = take_option(arguments, "--config", parsed.config_path);
   if (has_model) take_model(model, parsed.overrides);
+  if (!parsed.layouts.empty() && take_option(arguments, "--schedule", text)) {
+    throw UsageError(
+        fmt::format("--schedule is for all pipelines that are searched: with --layout, name it there, as in "
+                    "pp=2,schedule={}",
+                    text));
+  }
   // Short names of keys.
   for (const auto& [flag, key] : {std::pair{"--batch", "training.global_batch_size"},
                                   {"--local-batch", "training.local_batch_size"},
@@ -91,6 +101,16 @@ PlanArguments parse_plan_arguments(Arguments arguments) {
     parsed.reference = train::read_config(parsed.config_path, {});
   }
   return parsed;
+}
+
+std::vector<plan::Candidate> given_layouts(const PlanArguments& arguments, const plan::SearchOptions& options) {
+  std::vector<plan::Candidate> candidates;
+  for (const std::string& name : arguments.layouts) {
+    const train::NamedLayout named = train::with_layout(arguments.config, name, options.devices.count());
+    const plan::Layout layout = train::layout_of(named.config, train::plan_run(named.config, named.ranks));
+    candidates.push_back(plan::evaluate(options, layout));
+  }
+  return candidates;
 }
 
 train::TrainConfig with_settings(const PlanArguments& arguments, const plan::Layout& layout) {

@@ -19,11 +19,15 @@ struct PlanArguments {
   plan::Devices devices;
   double headroom = 0.05;
   std::size_t most_rows = 12;
-  std::string json, toml;  // files; empty: none
+  std::vector<std::string> layouts;  // by name; empty: all are searched
+  std::string json, toml, svg;       // files; empty: none
 };
 
 /// Throws UsageError and ConfigError.
 PlanArguments parse_plan_arguments(Arguments arguments);
+
+/// The layouts given, in their order. ConfigError for names that are none, and for what is not predicted.
+std::vector<plan::Candidate> given_layouts(const PlanArguments& arguments, const plan::SearchOptions& options);
 
 /// The configuration with a layout's settings.
 train::TrainConfig with_settings(const PlanArguments& arguments, const plan::Layout& layout);

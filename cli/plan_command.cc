@@ -12,6 +12,7 @@
 #include "phalanx/base/file.h"
 #include "phalanx/base/human.h"
 #include "phalanx/plan/bytes_text.h"
+#include "phalanx/plan/memory_bars.h"
 #include "phalanx/plan/scenario.h"
 #include "phalanx/train/training_shape.h"
 
@@ -37,13 +38,17 @@ as sections of a configuration. Nothing is allocated, and no device is needed.
       --seq N              tokens in a sequence (training.seq_len)
       --dtype TYPE         of the matrix products: float32, bfloat16, float16 (training.mixed_precision_param)
       --schedule NAME      of pipelines (1F1B)
+      --layout L           this layout in place of all that there are; may be repeated. Parts as for `phalanx verify`:
+                           --layout dp_replicate=8 --layout dp_shard=8,zero=1 --layout pp=2,tp=4,ac=op
       --headroom PERCENT   of a device's memory that stays free (5)
       --top N              rows of the table (12)
       --json FILE          all of it, and all layouts, in bytes
       --toml FILE          the recommended sections
+      --svg FILE           a picture: what each layout of the table takes of its device, and for what
 
   phalanx plan --model llama3_8b --devices 8xH100 --dtype bfloat16 --batch 64 --seq 8192
   phalanx plan run.toml --devices 2xthis --toml layout.toml
+  phalanx plan --model llama3_1b --devices 4xA100 --layout dp_replicate=4 --layout dp_shard=4 --layout tp=4 --svg bars.svg
 
 Ends with status 1 where no layout fits. How layouts are ordered, and what is assumed: docs/plan.md.
 )";
@@ -116,16 +121,21 @@ void print_memory(const char* name, const plan::TrainingMemory& memory) {
   fmt::print(" {:>11} {:>11}\n", bytes_text(memory.runtime), bytes_text(memory.total()));
 }
 
+std::string model_text(const train::TrainConfig& config) {
+  return config.model.flavor == train::kFlavorOfDirectory ? config.model.hf_assets_path : config.model.flavor;
+}
+
+std::string step_text(const train::TrainConfig& config) {
+  return fmt::format("sequences of {} tokens, {}, {}", config.training.seq_len, config.training.mixed_precision_param,
+                     config.optimizer.name);
+}
+
 void print_scenario(const PlanArguments& arguments, const plan::TrainingShape& base, const plan::Scenario& scenario) {
-  const auto& training = arguments.config.training;
-  const auto& model = arguments.config.model;
-  fmt::print("model    {}: {} parameters, {} blocks of width {}, vocabulary {}\n",
-             model.flavor == train::kFlavorOfDirectory ? model.hf_assets_path : model.flavor,
+  fmt::print("model    {}: {} parameters, {} blocks of width {}, vocabulary {}\n", model_text(arguments.config),
              human_count(static_cast<double>(base.model.parameter_count())), base.model.n_layers, base.model.dim,
              base.model.vocab_size);
   fmt::print("devices  {}, {:.3g} % of each left free\n", arguments.devices.text(), 100 * arguments.headroom);
-  fmt::print("step     sequences of {} tokens, {}, {}\n\n", training.seq_len, training.mixed_precision_param,
-             arguments.config.optimizer.name);
+  fmt::print("step     {}\n\n", step_text(arguments.config));
   fmt::print("scenario {}: {}\n  {}\n\n", scenario.number, scenario.methods, scenario.reason);
   fmt::print("  {:<22} {:>11} {:>11} {:>11} {:>11} {:>11} {:>11} {:>11}\n", "on one device", "parameters", "gradients",
              "optimizer", "activations", "buffers", "beside", "total");
@@ -138,23 +148,36 @@ void print_scenario(const PlanArguments& arguments, const plan::TrainingShape& b
              human_count(static_cast<double>(layer.parameters)), bytes_text(layer.optimizer));
 }
 
-void print_candidates(const std::vector<plan::Candidate>& candidates, std::size_t most) {
+/// The rows of the table and of the picture: the layouts given, or the first of those that fit.
+std::vector<plan::Candidate> rows_of(const std::vector<plan::Candidate>& candidates, const PlanArguments& arguments) {
+  if (!arguments.layouts.empty()) return candidates;
+  std::vector<plan::Candidate> rows;
+  for (const plan::Candidate& candidate : candidates) {
+    if (candidate.fits() && rows.size() < arguments.most_rows) rows.push_back(candidate);
+  }
+  return rows;
+}
+
+void print_candidates(const std::vector<plan::Candidate>& candidates, const PlanArguments& arguments) {
+  const bool given = !arguments.layouts.empty();
+  const std::size_t most = arguments.most_rows;
   const auto fitting = static_cast<std::size_t>(std::ranges::count_if(candidates, &plan::Candidate::fits));
   fmt::print("{} of {} layouts fit{}\n", fitting, candidates.size(),
-             fitting > most ? fmt::format("; the first {} (all: --top {}):", most, fitting)
-             : fitting > 0  ? ":"
-                            : "");
-  if (fitting == 0) return;
-  fmt::print("  {:<46} {:>11} {:>11} {:>11} {:>11} {:>11} {:>11} {:>11} {:>11}\n", "layout, bytes a device",
-             "parameters", "gradients", "optimizer", "activations", "buffers", "total", "sent a step", "to others");
-  std::size_t rows = 0;
-  for (const plan::Candidate& candidate : candidates) {
-    if (!candidate.fits()) continue;
-    if (rows++ == most) break;
+             fitting > most && !given ? fmt::format("; the first {} (all: --top {}):", most, fitting)
+             : fitting > 0 || given   ? ":"
+                                      : "");
+  if (fitting == 0 && !given) return;
+  fmt::print("  {:<46} {:>11} {:>11} {:>11} {:>11} {:>11} {:>11} {:>11} {:>11}{}\n", "layout, bytes a device",
+             "parameters", "gradients", "optimizer", "activations", "buffers", "total", "sent a step", "to others",
+             given ? "     missing" : "");
+  for (const plan::Candidate& candidate : rows_of(candidates, arguments)) {
     fmt::print("  {:<46}", plan::name_of(candidate.layout));
     for (const std::int64_t bytes : candidate.memory.peak.bytes) fmt::print(" {:>11}", bytes_text(bytes));
-    fmt::print(" {:>11} {:>11} {:>11}\n", bytes_text(candidate.memory.total()), bytes_text(candidate.exchange.inside),
+    const std::int64_t total = candidate.memory.total();
+    fmt::print(" {:>11} {:>11} {:>11}", bytes_text(total), bytes_text(candidate.exchange.inside),
                bytes_text(candidate.exchange.across));
+    if (given) fmt::print(" {:>11}", candidate.fits() ? "-" : bytes_text(total - candidate.available));
+    fmt::print("\n");
   }
   fmt::print("\n");
 }
@@ -175,6 +198,21 @@ void print_recommended(const plan::TrainingShape& base, const std::vector<plan::
   fmt::print("\n{}", toml);
 }
 
+/// Where nothing fits, of those that come nearest.
+std::string picture(const PlanArguments& arguments, const std::vector<plan::Candidate>& candidates,
+                    std::int64_t global) {
+  std::vector<plan::Candidate> rows = rows_of(candidates, arguments);
+  if (rows.empty()) {
+    rows = candidates;
+    std::ranges::stable_sort(rows, {}, [](const plan::Candidate& one) { return one.memory.total() - one.available; });
+    rows.resize(std::min(rows.size(), arguments.most_rows));
+  }
+  return plan::memory_bars(rows, {.title = fmt::format("Peak memory of a rank: {} on {}", model_text(arguments.config),
+                                                       arguments.devices.text()),
+                                  .detail = fmt::format("{}, {} a step", step_text(arguments.config), global),
+                                  .headroom = arguments.headroom});
+}
+
 }  // namespace
 
 int plan_command(const Arguments& words) {
@@ -187,19 +225,23 @@ int plan_command(const Arguments& words) {
   const std::int64_t global =
       training.global_batch_size == -1 ? training.local_batch_size * count : training.global_batch_size;
   const plan::Scenario scenario = plan::find_scenario(base, arguments.devices, arguments.headroom);
-  const auto candidates = plan::search_layouts({.base = base,
-                                                .devices = arguments.devices,
-                                                .global_batch = global,
-                                                .most_batch = training.local_batch_size,
-                                                .headroom = arguments.headroom,
-                                                .schedule = arguments.config.parallelism.pipeline_parallel_schedule});
-  const plan::Candidate* const chosen = plan::recommended(candidates);
+  const plan::SearchOptions options{.base = base,
+                                    .devices = arguments.devices,
+                                    .global_batch = global,
+                                    .most_batch = training.local_batch_size,
+                                    .headroom = arguments.headroom,
+                                    .schedule = arguments.config.parallelism.pipeline_parallel_schedule};
+  const bool given = !arguments.layouts.empty();
+  const auto candidates = given ? given_layouts(arguments, options) : plan::search_layouts(options);
+  const auto ordered = plan::best_first(candidates);
+  const plan::Candidate* const chosen = plan::recommended(ordered);
   const std::string toml = chosen != nullptr ? recommended_toml(arguments, chosen->layout) : "";
 
   print_scenario(arguments, base, scenario);
-  print_candidates(candidates, arguments.most_rows);
-  if (chosen != nullptr) print_recommended(base, candidates, *chosen, toml);
+  print_candidates(candidates, arguments);
+  if (chosen != nullptr) print_recommended(base, ordered, *chosen, toml);
   if (!arguments.toml.empty() && chosen != nullptr) write_file(arguments.toml, toml);
+  if (!arguments.svg.empty()) write_file(arguments.svg, picture(arguments, candidates, global));
   if (!arguments.json.empty()) {
     const plan::LayerNeed& layer = scenario.layer;
     json all = {{"scenario", scenario.number},

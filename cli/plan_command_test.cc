@@ -15,6 +15,7 @@
 
 #include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/xml.h"
 #include "phalanx/train/run_plan.h"
 
 namespace phalanx::cli {
@@ -52,6 +53,7 @@ class PlanCommandTest : public ::testing::Test {
 
   TempDirectory directory_{"plan-command"};
   std::string out_, error_;
+  XmlElement parsed_;
 };
 
 TEST_F(PlanCommandTest, SaysTheScenarioWithBytes) {
@@ -97,6 +99,60 @@ TEST_F(PlanCommandTest, TrainTakesWhatIsRecommended) {
     EXPECT_LE(layout["memory"]["total"], layout["available"]);
   }
   EXPECT_TRUE(found);
+}
+
+TEST_F(PlanCommandTest, GivenLayoutsAreCompared) {
+  const Arguments compared = {"--model",       "llama3_1b",
+                              "--devices",     "4xRTX4090",
+                              "--seq",         "2048",
+                              "--layout",      "dp_replicate=4",
+                              "--layout",      "dp_shard=4",
+                              "--layout",      "tp=4",
+                              "--layout",      "pp=4,batch=1",
+                              "--json",        path("plan.json"),
+                              "--svg",         path("a.svg"),
+                              "--batch",       "8",
+                              "--local-batch", "2"};
+  ASSERT_EQ(run(compared), 0) << error_;
+  EXPECT_THAT(out_, AllOf(HasSubstr("\n2 of 4 layouts fit:\n"), HasSubstr("     missing\n  dp_replicate=4,batch=2 "),
+                          HasSubstr("\nrecommended: tp=4,batch=2, "),
+                          HasSubstr("    data parallelism: dp_replicate=4,batch=2 needs ")));
+  const auto json = nlohmann::json::parse(read_file(path("plan.json")));
+  ASSERT_EQ(json["layouts"].size(), 4U);  // in the order given, in the picture as well
+  EXPECT_FALSE(json["layouts"][0]["fits"]);
+  EXPECT_EQ(json["layouts"][3]["layout"], "pp=4,batch=1");
+  EXPECT_EQ(json["layouts"][3]["passes"], 8);
+  const XmlElement svg = parse_xml(read_file(path("a.svg")));
+  std::vector<std::string> kinds;
+  double widest = 0;
+  for (const XmlElement* part : elements_of(svg, "tspan")) {
+    if (part->text.size() > 1 && !part->attributes.contains("dx")) kinds.push_back(part->text);
+  }
+  EXPECT_THAT(kinds, ::testing::ElementsAre("data parallelism", "ZeRO-3", "tensor parallelism", "pipeline"));
+  // Of the first bar, which is the longest, all parts together are as long as the total is of the scale.
+  for (const XmlElement* box : elements_of(svg, "rect")) {
+    if (!box->attributes.contains("x") || box->number("y") > 120) continue;
+    widest += box->number("width");
+  }
+  EXPECT_NEAR(widest, 870, 0.01);
+  EXPECT_EQ(elements_of(svg, "title")[0]->text, "Peak memory of a rank: llama3_1b on 4 x RTX4090-24G (24.0 GiB)");
+}
+
+TEST_F(PlanCommandTest, ThePictureHasTheRowsOfTheTable) {
+  const auto bars = [&] {
+    int found = 0;
+    for (const XmlElement* part : elements_of(parsed_, "tspan")) found += part->attributes.contains("dx") ? 1 : 0;
+    return found;
+  };
+  ASSERT_EQ(run({"--model", "5M", "--devices", "4x2GiB", "--top", "5", "--svg", path("a.svg")}), 0) << error_;
+  parsed_ = parse_xml(read_file(path("a.svg")));
+  EXPECT_EQ(bars(), 5);
+  // Where nothing fits, of those that come nearest.
+  EXPECT_EQ(run({"--model", "llama3_70b", "--devices", "2xRTX4090", "--top", "3", "--svg", path("b.svg")}), 1);
+  parsed_ = parse_xml(read_file(path("b.svg")));
+  EXPECT_EQ(bars(), 3);
+  const std::string nearest = error_.substr(error_.find("no layout fits: ") + 16);
+  EXPECT_THAT(read_file(path("b.svg")), HasSubstr(">" + nearest.substr(0, nearest.find(' ')) + "</tspan>"));
 }
 
 TEST_F(PlanCommandTest, AConfigurationIsAddedTo) {
@@ -156,6 +212,17 @@ TEST_F(PlanCommandTest, WhatIsWrongIsRefused) {
   EXPECT_THAT(with({"--devices", "H100", "--headroom", "100"}), HasSubstr("from 0 to less than 100"));
   EXPECT_THAT(with({"--devices", "H100", "--dtype", "int8"}), HasSubstr("mixed_precision_param"));
   EXPECT_THAT(with({"--devices", "H100", "--training.seqlen", "8"}), HasSubstr("seq_len"));
+  EXPECT_THAT(with({"--devices", "2xH100", "--layout", "dp_shard=4"}),
+              HasSubstr("layout 'dp_shard=4' takes 4 ranks, but there are 2: give more, or smaller degrees"));
+  EXPECT_THAT(with({"--devices", "2xH100", "--layout", "dp_shards=2"}),
+              HasSubstr("'dp_shards=2' is not known (did you mean 'dp_shard'?)"));
+  EXPECT_THAT(with({"--devices", "3xH100", "--layout", "tp=3"}), HasSubstr("tensor_parallel_degree"));
+  EXPECT_THAT(with({"--devices", "4xH100", "--layout", "pp=2,dp_shard=2"}),
+              HasSubstr("the memory of a pipeline with sharded stages is not predicted; give dp_replicate in place"));
+  EXPECT_THAT(with({"--devices", "2xH100", "--layout", "pp=2", "--schedule", "GPipe"}),
+              HasSubstr("with --layout, name it there, as in pp=2,schedule=GPipe"));
+  EXPECT_THAT(refusal({"--model", "5M", "--devices", "2xH100", "--svg", path("no/bars.svg")}, 1),
+              HasSubstr("no/bars.svg"));
   EXPECT_THAT(refusal({"--model", "llama3_8", "--devices", "H100"}), HasSubstr("llama3_8b"));
   EXPECT_THAT(refusal({"--model", path("nowhere/model"), "--devices", "H100"}),
               HasSubstr("is no directory: expected a Hug"));

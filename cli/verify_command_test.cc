@@ -112,7 +112,7 @@ TEST_F(VerifyCommandTest, ARunThatDivergesOnOneRankIsNoReference) {
 
 TEST_F(VerifyCommandTest, WhatCannotBeIsRefusedBeforeARankStarts) {
   EXPECT_EQ(run("-n 2 --layout tp=4"), 2);
-  EXPECT_THAT(error_, HasSubstr("layout 'tp=4' takes 4 ranks, but there are 2: start more with -n"));
+  EXPECT_THAT(error_, HasSubstr("layout 'tp=4' takes 4 ranks, but there are 2: give more, or smaller degrees"));
   EXPECT_EQ(run("-n 2 --layout dp=2"), 2);
   EXPECT_THAT(error_, HasSubstr("'dp=2' is not known"));
   EXPECT_EQ(run("-n 2 --all --layout tp=2"), 2);

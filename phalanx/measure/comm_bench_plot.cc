@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "phalanx/base/svg.h"
+
 namespace phalanx::measure {
 namespace {
 
@@ -24,22 +26,6 @@ struct Line {
   bool dashed = false;
   Points points;
 };
-
-std::string escaped(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '&') {
-      out += "&amp;";
-    } else if (c == '<') {
-      out += "&lt;";
-    } else if (c == '>') {
-      out += "&gt;";
-    } else {
-      out += c;
-    }
-  }
-  return out;
-}
 
 /// A value axis: positions in [0, 1] and the places of its labels.
 struct Axis {
@@ -75,11 +61,7 @@ std::vector<double> labels_of(const Axis& axis) {
     for (double value = axis.low; value <= axis.high * 1.001; value *= 10) labels.push_back(value);
     return labels;
   }
-  const double raw = axis.high / 5, power = std::pow(10, std::floor(std::log10(raw)));
-  double step = 10 * power;
-  for (const double multiple : {5.0, 2.0, 1.0}) {
-    if (multiple * power >= raw) step = multiple * power;
-  }
+  const double step = round_step(axis.high / 5);
   for (double value = 0; value <= axis.high; value += step) labels.push_back(value);
   return labels;
 }
@@ -181,7 +163,7 @@ Legend legend(const std::vector<std::pair<std::string, std::string>>& entries, b
     result.svg += fmt::format(
         "<line x1=\"{0:.0f}\" x2=\"{1:.0f}\" y1=\"{2:.0f}\" y2=\"{2:.0f}\" stroke=\"{3}\" stroke-width=\"3\"{4}/>"
         "<text x=\"{5:.0f}\" y=\"{6:.0f}\">{7}</text>\n",
-        x, x + 24, y, color, dash, x + 30, y + 4, escaped(name));
+        x, x + 24, y, color, dash, x + 30, y + 4, escape_markup(name));
     x += entry;
   };
   for (const auto& [name, color] : entries) add(color, name, "");
@@ -252,19 +234,15 @@ std::string comm_bench_plot(const CommBenchResult& result) {
   }
   const double width = 2 * kChartWidth + kGap + 16;
   const Legend colors_text = legend(colors, has_roof, width);
-  return fmt::format(
-             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" height=\"{1:.0f}\" viewBox=\"0 0 {0:.0f} "
-             "{1:.0f}\">\n"
-             "<style>text{{font:12px system-ui,sans-serif;fill:#374151}}"
-             ".title{{font-weight:600;fill:#111827;font-size:13px}}"
-             ".head{{font-size:17px;font-weight:600;fill:#111827}}.grid{{stroke:#e5e7eb}}.axis{{stroke:#374151}}</"
-             "style>\n"
-             "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n"
-             "<text x=\"24\" y=\"32\" class=\"head\">Collectives over {2} ranks on {3}: {4}, {5} cores</text>\n",
-             width, colors_text.height + top + 8, result.ranks, escaped(result.host), escaped(result.cpu),
-             result.cores) +
-         colors_text.svg + fmt::format("<g transform=\"translate(0 {:.0f})\">\n", colors_text.height) + body +
-         "</g>\n</svg>\n";
+  const std::string title =
+      fmt::format("Collectives over {} ranks on {}: {}, {} cores", result.ranks, result.host, result.cpu, result.cores);
+  return svg_sheet(
+      {.width = width, .height = colors_text.height + top + 8, .title = title},
+      fmt::format("<style>text{{font-size:12px;fill:#374151}}.title{{font-weight:600;fill:#111827;font-size:13px}}"
+                  ".head{{font-size:17px;font-weight:600;fill:#111827}}.grid{{stroke:#e5e7eb}}.axis{{stroke:#374151}}"
+                  "</style>\n<text x=\"24\" y=\"32\" class=\"head\">{}</text>\n{}"
+                  "<g transform=\"translate(0 {:.0f})\">\n{}</g>\n",
+                  escape_markup(title), colors_text.svg, colors_text.height, body));
 }
 
 }  // namespace phalanx::measure

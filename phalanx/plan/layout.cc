@@ -58,11 +58,20 @@ std::string name_of(const Layout& layout) {
   add("dp_replicate", parallel.dp_replicate);
   add("dp_shard", parallel.dp_shard);
   if (parallel.dp_shard > 1) parts.push_back(fmt::format("zero={}", parallel.zero_stage));
+  if (parallel.dp_shard > 1 && parallel.zero_stage == 3 && !layout.reshard_after_forward) {
+    parts.emplace_back("reshard=never");
+  }
   add("tp", parallel.tp);
   if (parallel.tp > 1 && !parallel.sequence_parallel) parts.emplace_back("sp=off");
   if (layout.recompute_every > 0) parts.emplace_back(layout.keeps_costly ? "ac=op" : "ac=full");
   parts.push_back(fmt::format("batch={}", layout.batch));
   return fmt::format("{}", fmt::join(parts, ","));
+}
+
+std::string kind_of(const ParallelPlan& plan) {
+  if (plan.pp > 1) return plan.tp > 1 ? "pipeline and tensor parallelism" : "pipeline";
+  if (plan.tp > 1) return "tensor parallelism";
+  return plan.dp_shard == 1 ? "data parallelism" : fmt::format("ZeRO-{}", plan.zero_stage);
 }
 
 std::vector<Setting> settings_of(const Layout& layout) {

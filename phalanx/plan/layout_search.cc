@@ -34,6 +34,37 @@ auto order_of(const Candidate& candidate) {
                     layout.passes, layout.parallel.dp_shard);
 }
 
+/// Of `count` neighbouring ranks from `first` on, what the one with the least may use.
+std::int64_t least_usable(const Devices& devices, std::int64_t first, std::int64_t count, double headroom) {
+  std::int64_t bytes = devices.bytes_of(first);
+  for (std::int64_t rank = 1; rank < count; ++rank) bytes = std::min(bytes, devices.bytes_of(first + rank));
+  return usable(bytes, headroom);
+}
+
+Candidate evaluate_on(const Devices& devices, const SearchOptions& options, const Layout& layout) {
+  const ParallelPlan& parallel = layout.parallel;
+  const std::int64_t block = parallel.data_ranks() * parallel.tp;  // ranks of a stage, or all
+  Candidate candidate{.layout = layout, .devices = block * parallel.pp};
+  const TrainingShape shape = laid_out(options.base, layout);
+  candidate.exchange = exchanged(shape, layout, devices.per_node);
+  if (!shape.pipeline) {
+    candidate.memory = predict_memory(shape);
+    candidate.available = least_usable(devices, 0, block, options.headroom);
+    return candidate;
+  }
+  std::optional<std::int64_t> least;
+  for (std::int64_t stage = 0; stage < parallel.pp; ++stage) {
+    TrainingMemory memory = predict_memory_of_stage_rank(shape, static_cast<std::size_t>(stage));
+    const std::int64_t available = least_usable(devices, stage * block, block, options.headroom);
+    const std::int64_t spare = available - memory.total();
+    if (least && spare >= *least) continue;
+    least = spare;
+    candidate.memory = std::move(memory);
+    candidate.available = available;
+  }
+  return candidate;
+}
+
 class Search {
  public:
   Search(const SearchOptions& options, const Devices& devices) : options_(options), devices_(devices) {}
@@ -86,54 +117,36 @@ class Search {
       if (*batch > options_.most_batch) continue;
       layout.batch = *batch;
       layout.passes = share / *batch;
-      if (auto candidate = evaluate(layout)) last = std::move(candidate);
-      if (last && last->fits()) break;
+      try {
+        last = evaluate_on(devices_, options_, layout);
+      } catch (const ConfigError&) {
+        continue;  // too few micro-batches for the schedule, or too few layers for its stages
+      }
+      if (last->fits()) break;
     }
     return last;
-  }
-
-  std::optional<Candidate> evaluate(const Layout& layout) const {
-    Candidate candidate{.layout = layout, .devices = devices_.count()};
-    TrainingShape shape;
-    try {
-      shape = laid_out(options_.base, layout);
-    } catch (const ConfigError&) {
-      return std::nullopt;  // too few micro-batches for the schedule, or too few layers for its stages
-    }
-    candidate.exchange = exchanged(shape, layout, devices_.per_node);
-    if (!shape.pipeline) {
-      candidate.memory = predict_memory(shape);
-      candidate.available = usable(devices_.smallest(), options_.headroom);
-      return candidate;
-    }
-    const std::int64_t block = devices_.count() / layout.parallel.pp;  // ranks of a stage
-    std::optional<std::int64_t> least;
-    for (std::int64_t stage = 0; stage < layout.parallel.pp; ++stage) {
-      TrainingMemory memory = predict_memory_of_stage_rank(shape, static_cast<std::size_t>(stage));
-      std::int64_t bytes = devices_.bytes_of(stage * block);
-      for (std::int64_t rank = 1; rank < block; ++rank)
-        bytes = std::min(bytes, devices_.bytes_of(stage * block + rank));
-      const std::int64_t spare = usable(bytes, options_.headroom) - memory.total();
-      if (least && spare >= *least) continue;
-      least = spare;
-      candidate.memory = std::move(memory);
-      candidate.available = usable(bytes, options_.headroom);
-    }
-    return candidate;
   }
 
   const SearchOptions& options_;
   const Devices& devices_;
 };
 
-/// What people call it, whatever is computed again.
-std::string kind_of(const ParallelPlan& plan) {
-  if (plan.pp > 1) return plan.tp > 1 ? "pipeline and tensor parallelism" : "pipeline";
-  if (plan.tp > 1) return "tensor parallelism";
-  return plan.dp_shard == 1 ? "data parallelism" : fmt::format("ZeRO-{}", plan.zero_stage);
+}  // namespace
+
+Candidate evaluate(const SearchOptions& options, const Layout& layout) {
+  if (layout.parallel.pp > 1 && layout.parallel.dp_shard > 1) {
+    throw ConfigError(
+        fmt::format("layout '{}': the memory of a pipeline with sharded stages is not predicted; give "
+                    "dp_replicate in place of dp_shard, or leave pp out",
+                    name_of(layout)));
+  }
+  return evaluate_on(options.devices, options, layout);
 }
 
-}  // namespace
+std::vector<Candidate> best_first(std::vector<Candidate> candidates) {
+  std::ranges::stable_sort(candidates, {}, order_of);
+  return candidates;
+}
 
 std::vector<Candidate> search_layouts(const SearchOptions& options) {
   std::vector<Candidate> found;
@@ -149,8 +162,7 @@ std::vector<Candidate> search_layouts(const SearchOptions& options) {
         options.global_batch, options.devices.count(),
         (options.global_batch / options.devices.count() + 1) * options.devices.count()));
   }
-  std::ranges::stable_sort(found, {}, order_of);
-  return found;
+  return best_first(std::move(found));
 }
 
 ActivationChoices activation_choices(const TrainingShape& base, Layout layout) {

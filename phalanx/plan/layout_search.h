@@ -52,8 +52,13 @@ struct ActivationChoices {
 };
 ActivationChoices activation_choices(const TrainingShape& base, Layout layout);
 
+/// One layout on the first of the devices, as it is, whether the search would come to it or not. A ConfigError where
+/// its schedule cannot have these numbers, or nothing is predicted of it.
+Candidate evaluate(const SearchOptions& options, const Layout& layout);
+
 /// Best first, whether they fit or not. A ConfigError where the batch cannot be shared out at all.
 std::vector<Candidate> search_layouts(const SearchOptions& options);
+std::vector<Candidate> best_first(std::vector<Candidate> candidates);
 
 /// The first that fits.
 const Candidate* recommended(const std::vector<Candidate>& candidates);

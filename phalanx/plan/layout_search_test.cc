@@ -43,6 +43,11 @@ TEST(Layout, HasAName) {
             "pp=2,schedule=GPipe,dp_replicate=4,tp=2,sp=off,ac=full,batch=1");
   EXPECT_EQ(name_of({.parallel = {.dp_shard = 2, .zero_stage = 1}, .recompute_every = 1, .keeps_costly = true}),
             "dp_shard=2,zero=1,ac=op,batch=1");
+  EXPECT_EQ(name_of({.parallel = {.dp_shard = 2}, .reshard_after_forward = false}),
+            "dp_shard=2,zero=3,reshard=never,batch=1");
+  EXPECT_EQ(kind_of({.dp_replicate = 4}), "data parallelism");
+  EXPECT_EQ(kind_of({.dp_shard = 4, .zero_stage = 2}), "ZeRO-2");
+  EXPECT_EQ(kind_of({.pp = 2, .tp = 2}), "pipeline and tensor parallelism");
 }
 
 TEST(Layout, DecidesTheTypes) {
@@ -190,6 +195,31 @@ TEST(LayoutSearch, DevicesMayDiffer) {
   std::swap(options.devices.groups[0], options.devices.groups[1]);
   const auto swapped = search_layouts(options);
   EXPECT_FALSE(std::ranges::find_if(swapped, is_pipeline)->fits());
+}
+
+TEST(LayoutSearch, OneLayoutIsEvaluatedAsTheSearchDoes) {
+  const SearchOptions options = search_of(4, 8192 * kMebibyte);
+  for (const Candidate& found : search_layouts(options)) {
+    const Candidate one = evaluate(options, found.layout);
+    EXPECT_EQ(one.memory.total(), found.memory.total()) << name_of(found.layout);
+    EXPECT_EQ(one.exchange.weighted(), found.exchange.weighted()) << name_of(found.layout);
+    EXPECT_EQ(one.devices, 4);
+  }
+}
+
+TEST(LayoutSearch, OneLayoutTakesTheFirstDevices) {
+  SearchOptions options = search_of(2, 8192 * kMebibyte);
+  options.devices.groups.push_back({.count = 2, .name = "", .bytes = 2048 * kMebibyte});
+  options.headroom = 0.5;
+  EXPECT_EQ(evaluate(options, {.parallel = {.dp_replicate = 2}}).available, 4096 * kMebibyte);
+  EXPECT_EQ(evaluate(options, {.parallel = {.dp_replicate = 2}}).devices, 2);
+  EXPECT_EQ(evaluate(options, {.parallel = {.dp_shard = 4}}).available, 1024 * kMebibyte);
+  try {
+    evaluate(options, {.parallel = {.pp = 2, .dp_shard = 2}});
+    FAIL() << "accepted";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("layout 'pp=2,dp_shard=2,zero=3,batch=1': the memory of a pipeline with"));
+  }
 }
 
 TEST(LayoutSearch, ABatchThatNobodyCanShareIsRefused) {

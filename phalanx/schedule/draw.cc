@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "phalanx/base/svg.h"
 #include "phalanx/schedule/actions.h"
 #include "phalanx/schedule/schedule_text.h"
 
@@ -47,32 +48,6 @@ std::string colour_text(const Ink& ink, double light) {
     fmt::format_to(std::back_inserter(text), "{:02x}", static_cast<int>(std::lround(part + (255 - part) * light)));
   }
   return text;
-}
-
-std::string escaped(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '&')
-      out += "&amp;";
-    else if (c == '<')
-      out += "&lt;";
-    else if (c == '>')
-      out += "&gt;";
-    else if (c == '"')
-      out += "&quot;";
-    else
-      out += c;
-  }
-  return out;
-}
-
-// 1, 2 or 5 times a power of ten, at least `least`.
-double round_step(double least) {
-  const double power = std::pow(10.0, std::floor(std::log10(least)));
-  for (const double factor : {1.0, 2.0, 5.0}) {
-    if (factor * power >= least * (1 - 1e-9)) return factor * power;
-  }
-  return 10.0 * power;
 }
 
 struct Frame {
@@ -117,15 +92,6 @@ class Picture {
     width_ += plot - plot_;
     scale_ *= plot / plot_;
     plot_ = plot;
-  }
-
-  static std::string sheet(double width, double height, const std::string& title, const std::string& content) {
-    return fmt::format(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" height=\"{1:.0f}\" viewBox=\"0 0 {0:.0f} "
-        "{1:.0f}\" "
-        "role=\"img\" font-family=\"'DejaVu Sans', Verdana, Helvetica, Arial, sans-serif\" font-size=\"13\">\n"
-        "<title>{2}</title>\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n{3}</svg>\n",
-        width, height, escaped(title), content);
   }
 
   std::string title() const {
@@ -173,7 +139,7 @@ class Picture {
     const int stages = schedule_.stages(), ranks = schedule_.ranks();
     const std::string each = stages == ranks ? "" : fmt::format(" with {} stages", stages / ranks);
     add("<text x=\"{:.0f}\" y=\"30\" font-size=\"19\" font-weight=\"bold\" fill=\"#1b1f24\">{}</text>\n", kMargin,
-        escaped(title()));
+        escape_markup(title()));
     add("<text x=\"{:.0f}\" y=\"50\" fill=\"#57606a\">{} ranks{}, {} micro-batches, makespan {:.6g}{}</text>\n",
         kMargin, ranks, each, schedule_.micro_batches, simulation_.makespan, in_unit());
     add("<text x=\"{:.1f}\" y=\"50\" fill=\"#57606a\">waits</text>\n", x(0) + plot_ + 14);
@@ -275,7 +241,7 @@ class Picture {
 std::string to_svg(const Schedule& schedule, const Simulation& simulation) {
   Picture picture(schedule, simulation);
   const std::string title = picture.title();
-  return Picture::sheet(picture.width(), picture.height(), title, picture.draw());
+  return svg_sheet({.width = picture.width(), .height = picture.height(), .title = title}, picture.draw());
 }
 
 std::string to_svg(const Schedule& schedule, const std::vector<NamedSimulation>& simulations, const std::string& unit) {
@@ -293,7 +259,7 @@ std::string to_svg(const Schedule& schedule, const std::vector<NamedSimulation>&
     width = std::max(width, picture.width());
     height += picture.height();
   }
-  return Picture::sheet(width, height, schedule.name, content);
+  return svg_sheet({.width = width, .height = height, .title = schedule.name}, content);
 }
 
 }  // namespace phalanx::schedule

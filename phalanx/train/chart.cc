@@ -7,6 +7,8 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "phalanx/base/svg.h"
+
 namespace phalanx::train {
 namespace {
 
@@ -41,32 +43,6 @@ struct Extent {
 
 }  // namespace
 
-std::string escape_html(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      case '\'':
-        out += "&#39;";
-        break;
-      default:
-        out += c;
-    }
-  }
-  return out;
-}
-
 Points thinned(const Points& points, std::size_t limit) {
   if (points.size() <= limit || limit == 0) return points;
   Points thin;
@@ -98,14 +74,7 @@ Points smoothed(const Points& points, double window) {
 std::vector<double> axis_ticks(double low, double high, int about) {
   const double raw = (high - low) / std::max(1, about);
   if (!(raw > 0) || !std::isfinite(raw)) return {low};
-  const double power = std::pow(10.0, std::floor(std::log10(raw)));
-  double step = 10 * power;
-  for (const double multiple : {1.0, 2.0, 5.0}) {
-    if (multiple * power >= raw * 0.999) {
-      step = multiple * power;
-      break;
-    }
-  }
+  const double step = round_step(raw);
   std::vector<double> ticks;
   for (double k = std::ceil(low / step - 1e-9); k * step <= high + 1e-9 * step; ++k) ticks.push_back(k * step);
   return ticks;
@@ -122,9 +91,9 @@ std::string render_chart(const Chart& chart) {
     }
   }
   const double width = chart.wide ? 1290 : 640, height = chart.wide ? 330 : 260;
-  std::string html = fmt::format("<figure{}><figcaption>{}{}</figcaption>", chart.wide ? " class=\"wide\"" : "",
-                                 escape_html(chart.title),
-                                 chart.unit.empty() ? "" : fmt::format(" <small>{}</small>", escape_html(chart.unit)));
+  std::string html = fmt::format(
+      "<figure{}><figcaption>{}{}</figcaption>", chart.wide ? " class=\"wide\"" : "", escape_markup(chart.title),
+      chart.unit.empty() ? "" : fmt::format(" <small>{}</small>", escape_markup(chart.unit)));
   if (xs.low > xs.high) return html + "<p class=\"empty\">no values</p></figure>";
 
   if (chart.from_zero) ys.take(0);
@@ -173,7 +142,7 @@ std::string render_chart(const Chart& chart) {
     }
     if (series.faint) continue;
     if (drawn > 1) {
-      legend += fmt::format("<span><i style=\"background:{}\"></i>{}</span>", series.color, escape_html(series.name));
+      legend += fmt::format("<span><i style=\"background:{}\"></i>{}</span>", series.color, escape_markup(series.name));
     }
     nlohmann::json values = nlohmann::json::array();
     for (const auto& [x, y] : points) values.push_back({x, std::stod(fmt::format("{:.6g}", y))});
@@ -183,7 +152,7 @@ std::string render_chart(const Chart& chart) {
   if (!legend.empty()) html += fmt::format("<div class=\"legend\">{}</div>", legend);
   return html +
          fmt::format("<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{}\" data-chart=\"{}\">{}</svg></figure>",
-                     width, height, escape_html(chart.title), escape_html(data.dump()), body);
+                     width, height, escape_markup(chart.title), escape_markup(data.dump()), body);
 }
 
 }  // namespace phalanx::train

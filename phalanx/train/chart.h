@@ -38,6 +38,4 @@ Points smoothed(const Points& points, double window);
 /// Positions of axis labels: multiples of 1, 2 or 5 times a power of ten, `about` of them, inside [low, high].
 std::vector<double> axis_ticks(double low, double high, int about);
 
-std::string escape_html(std::string_view text);
-
 }  // namespace phalanx::train

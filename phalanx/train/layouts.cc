@@ -98,8 +98,8 @@ NamedLayout with_layout(const TrainConfig& config, const std::string& name, std:
   const std::int64_t data_ranks = parallelism.data_parallel_replicate_degree * parallelism.data_parallel_shard_degree;
   layout.ranks = data_ranks * parallelism.tensor_parallel_degree * parallelism.pipeline_parallel_degree;
   if (layout.ranks > ranks) {
-    throw ConfigError(
-        fmt::format("layout '{}' takes {} ranks, but there are {}: start more with -n", name, layout.ranks, ranks));
+    throw ConfigError(fmt::format("layout '{}' takes {} ranks, but there are {}: give more, or smaller degrees", name,
+                                  layout.ranks, ranks));
   }
   if (parts.contains("batch")) {
     // All forward passes of the layout have so many; the step stays as large as it is for the others.

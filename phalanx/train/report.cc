@@ -16,6 +16,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/human.h"
+#include "phalanx/base/svg.h"
 #include "phalanx/train/chart.h"
 
 namespace phalanx::train {
@@ -139,7 +140,7 @@ std::string memory_chart(const Metrics& metrics) {
 
 std::string card(std::string_view name, std::string_view value) {
   if (value.empty()) return "";
-  return fmt::format("<div class=\"card\"><b>{}</b><span>{}</span></div>", escape_html(value), escape_html(name));
+  return fmt::format("<div class=\"card\"><b>{}</b><span>{}</span></div>", escape_markup(value), escape_markup(name));
 }
 
 std::string cards(const json& run, const Metrics& metrics) {
@@ -183,8 +184,8 @@ std::string cards(const json& run, const Metrics& metrics) {
 std::string table(const json& object) {
   std::string rows;
   for (const auto& [key, value] : object.items()) {
-    rows += fmt::format("<tr><th>{}</th><td>{}</td></tr>", escape_html(key),
-                        escape_html(value.is_string() ? value.get<std::string>() : value.dump()));
+    rows += fmt::format("<tr><th>{}</th><td>{}</td></tr>", escape_markup(key),
+                        escape_markup(value.is_string() ? value.get<std::string>() : value.dump()));
   }
   return fmt::format("<table>{}</table>", rows);
 }
@@ -261,13 +262,13 @@ std::string render_report(const std::string& run_folder) {
   std::string html = fmt::format(
       "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
       "content=\"width=device-width,initial-scale=1\"><title>{}</title><style>{}</style></head><body><main>",
-      escape_html(title), kStyle);
-  html += fmt::format("<h1>{}</h1><p class=\"sub\"><span class=\"status\">{}</span>{}</p>", escape_html(title),
-                      escape_html(run.value("status", "unknown")), [&] {
+      escape_markup(title), kStyle);
+  html += fmt::format("<h1>{}</h1><p class=\"sub\"><span class=\"status\">{}</span>{}</p>", escape_markup(title),
+                      escape_markup(run.value("status", "unknown")), [&] {
                         std::string rest;
                         for (const char* key : {"model", "layout", "started"}) {
                           const std::string value = text_of(run, key);
-                          if (!value.empty()) rest += " · " + escape_html(value);
+                          if (!value.empty()) rest += " · " + escape_markup(value);
                         }
                         return rest;
                       }());
@@ -282,12 +283,12 @@ std::string render_report(const std::string& run_folder) {
   const auto sample = run.find("sample");
   if (sample != run.end() && sample->is_object()) {
     html += fmt::format("<h2>Sample of the trained model</h2><div class=\"sample\"><em>{}</em>{}</div>",
-                        escape_html(text_of(*sample, "prompt")), escape_html(text_of(*sample, "text")));
+                        escape_markup(text_of(*sample, "prompt")), escape_markup(text_of(*sample, "text")));
   }
   const auto environment = run.find("environment");
   if (environment != run.end() && environment->is_object()) html += "<h2>Environment</h2>" + table(*environment);
   html += fmt::format("<h2>Configuration</h2><details><summary>config.toml</summary><pre>{}</pre></details>",
-                      escape_html(text_of(run, "config")));
+                      escape_markup(text_of(run, "config")));
   html += fmt::format("</main><script>{}</script></body></html>\n", kScript);
   return html;
 }

@@ -133,8 +133,6 @@ TEST(Chart, LargerValuesAreHigherAndLaterStepsFurtherRight) {
   EXPECT_GT(std::stod(path[2]), std::stod(path[4]));
 }
 
-TEST(Chart, TextIsEscaped) { EXPECT_EQ(escape_html("a<b> & \"c\" 'd'"), "a&lt;b&gt; &amp; &quot;c&quot; &#39;d&#39;"); }
-
 TEST(Chart, ThinningKeepsTheMean) {
   Points points;
   for (int i = 0; i < 100; ++i) points.emplace_back(i, 2.0 * i);
