@@ -181,8 +181,8 @@ void print_table(const json& rows) {
     const auto difference = 100.0 * (static_cast<double>(predicted) / static_cast<double>(counted) - 1);
     line(name, with_commas(static_cast<std::int64_t>(row["tokens_per_second"].get<double>())),
          share_text(row, "strong_scaling"), share_text(row, "weak_scaling"), plan::bytes_text(counted),
-         predicted > 0 ? fmt::format("{} ({:+.1f} %)", plan::bytes_text(predicted), difference) : "-",
-         percent("exposed_percent_of_step"), percent("exposed_percent_of_communication"));
+         fmt::format("{} ({:+.1f} %)", plan::bytes_text(predicted), difference), percent("exposed_percent_of_step"),
+         percent("exposed_percent_of_communication"));
   }
 }
 
@@ -206,7 +206,7 @@ int bench_train_command(const Arguments& words) {
       return;
     }
     left_out.push_back(fmt::format("{} needs {} a rank of {}", layout.layout.name,
-                                   plan::bytes_text(layout.predicted->total()), plan::bytes_text(layout.available)));
+                                   plan::bytes_text(layout.predicted.total()), plan::bytes_text(layout.available)));
   };
   train::BenchBase base = train::bench_base(arguments.config, arguments.ranks, arguments.devices);
   const std::int64_t step = base.same_step.layout.config.training.global_batch_size;

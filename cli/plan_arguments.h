@@ -26,7 +26,7 @@ struct PlanArguments {
 /// Throws UsageError and ConfigError.
 PlanArguments parse_plan_arguments(Arguments arguments);
 
-/// The layouts given, in their order. ConfigError for names that are none, and for what is not predicted.
+/// The layouts given, in their order. ConfigError for names that are none.
 std::vector<plan::Candidate> given_layouts(const PlanArguments& arguments, const plan::SearchOptions& options);
 
 /// The configuration with a layout's settings.

@@ -61,7 +61,7 @@ Exchange exchanged(const TrainingShape& shape, const Layout& layout, std::int64_
   const std::int64_t weights = largest_part(shape);
   if (parallel.dp_shard > 1) {
     sum.add(shards, weights * shape.reduce_bytes, 1);
-    const bool lets_go = parallel.zero_stage == 3 && shape.reshard_after_forward && !shape.pipeline;
+    const bool lets_go = parallel.zero_stage == 3 && shape.reshard_after_forward;
     sum.add(shards, weights * shape.gather_bytes, lets_go ? 2 * layout.passes : 1);
   }
   sum.add(copies, weights * shape.reduce_bytes / parallel.dp_shard, 2);

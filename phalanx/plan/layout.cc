@@ -7,6 +7,17 @@
 #include "phalanx/schedule/generators.h"
 
 namespace phalanx::plan {
+namespace {
+
+// What a configuration has to say: by default a pipeline's stages stay gathered for a step, and all else is let go of.
+const char* unusual_resharding(const Layout& layout) {
+  const ParallelPlan& parallel = layout.parallel;
+  const bool matters = parallel.dp_shard > 1 && parallel.zero_stage == 3 && layout.reshard_group == 0;
+  if (!matters || layout.reshard_after_forward == (parallel.pp == 1)) return nullptr;
+  return layout.reshard_after_forward ? "always" : "never";
+}
+
+}  // namespace
 
 TrainingShape laid_out(const TrainingShape& base, const Layout& layout) {
   TrainingShape shape = base;
@@ -58,9 +69,7 @@ std::string name_of(const Layout& layout) {
   add("dp_replicate", parallel.dp_replicate);
   add("dp_shard", parallel.dp_shard);
   if (parallel.dp_shard > 1) parts.push_back(fmt::format("zero={}", parallel.zero_stage));
-  if (parallel.dp_shard > 1 && parallel.zero_stage == 3 && !layout.reshard_after_forward) {
-    parts.emplace_back("reshard=never");
-  }
+  if (const char* reshards = unusual_resharding(layout)) parts.push_back(fmt::format("reshard={}", reshards));
   add("tp", parallel.tp);
   if (parallel.tp > 1 && !parallel.sequence_parallel) parts.emplace_back("sp=off");
   if (layout.recompute_every > 0) parts.emplace_back(layout.keeps_costly ? "ac=op" : "ac=full");
@@ -69,7 +78,10 @@ std::string name_of(const Layout& layout) {
 }
 
 std::string kind_of(const ParallelPlan& plan) {
-  if (plan.pp > 1) return plan.tp > 1 ? "pipeline and tensor parallelism" : "pipeline";
+  if (plan.pp > 1) {
+    return fmt::format("pipeline{}{}", plan.dp_shard > 1 ? " with sharded stages" : "",
+                       plan.tp > 1 ? " and tensor parallelism" : "");
+  }
   if (plan.tp > 1) return "tensor parallelism";
   return plan.dp_shard == 1 ? "data parallelism" : fmt::format("ZeRO-{}", plan.zero_stage);
 }
@@ -85,6 +97,9 @@ std::vector<Setting> settings_of(const Layout& layout) {
   set("parallelism", "data_parallel_replicate_degree", parallel.dp_replicate);
   set("parallelism", "data_parallel_shard_degree", parallel.dp_shard);
   if (parallel.dp_shard > 1) set("parallelism", "zero_stage", parallel.zero_stage);
+  if (const char* reshards = unusual_resharding(layout)) {
+    set("parallelism", "fsdp_reshard_after_forward", fmt::format("\"{}\"", reshards));
+  }
   set("parallelism", "tensor_parallel_degree", parallel.tp);
   set("parallelism", "pipeline_parallel_degree", parallel.pp);
   if (parallel.pp > 1) {

@@ -96,9 +96,10 @@ class Search {
   void add_stages(ParallelPlan plan, std::vector<Candidate>& found) const {
     const bool needs_sharding = options_.base.offload || options_.base.reduce_bytes < options_.base.weight_bytes;
     if (plan.dp_shard == 1 && needs_sharding) return;
-    if (plan.dp_shard > 1 && plan.pp > 1) return;  // nothing is predicted of sharded stages
     if (!is_valid(plan)) return;
     for (int stage = plan.dp_shard > 1 ? 1 : 3; stage <= 3; ++stage) {
+      // Stages of a pipeline have whole gradients while a step lasts: stage 2 takes no less there than stage 1.
+      if (plan.pp > 1 && plan.dp_shard > 1 && stage == 2) continue;
       plan.zero_stage = stage;
       for (int recompute = 0; recompute <= 2; ++recompute) {
         Layout layout{.parallel = plan, .schedule = options_.schedule};
@@ -134,12 +135,6 @@ class Search {
 }  // namespace
 
 Candidate evaluate(const SearchOptions& options, const Layout& layout) {
-  if (layout.parallel.pp > 1 && layout.parallel.dp_shard > 1) {
-    throw ConfigError(
-        fmt::format("layout '{}': the memory of a pipeline with sharded stages is not predicted; give "
-                    "dp_replicate in place of dp_shard, or leave pp out",
-                    name_of(layout)));
-  }
   return evaluate_on(options.devices, options, layout);
 }
 

@@ -53,7 +53,7 @@ struct ActivationChoices {
 ActivationChoices activation_choices(const TrainingShape& base, Layout layout);
 
 /// One layout on the first of the devices, as it is, whether the search would come to it or not. A ConfigError where
-/// its schedule cannot have these numbers, or nothing is predicted of it.
+/// its schedule cannot have these numbers.
 Candidate evaluate(const SearchOptions& options, const Layout& layout);
 
 /// Best first, whether they fit or not. A ConfigError where the batch cannot be shared out at all.

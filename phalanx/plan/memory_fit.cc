@@ -33,7 +33,7 @@ class Remedies {
       Remedies one(shape_, is_less);
       if (one.add(shape, keys)) best = one.found_.front();
     };
-    if (shape_.ranks() > 1 && !shape_.pipeline) attempt(sharded(3), keys_of_sharding(sharded(3)));
+    if (shape_.ranks() > 1) attempt(most_sharded(), keys_of_sharding(most_sharded()));
     TrainingShape recomputed = shape_;
     recomputed.recompute_every = 1;
     recomputed.keeps_costly = false;
@@ -50,8 +50,8 @@ class Remedies {
     if (by_sharding || by_recomputing || by_batch) return found_;
     TrainingShape most = shape_;
     std::string keys;
-    if (shape_.ranks() > 1 && !shape_.pipeline) {
-      most = sharded(3);
+    if (shape_.ranks() > 1) {
+      most = most_sharded();
       keys = keys_of_sharding(most) + ", ";
     }
     if (recompute(most, keys)) return found_;
@@ -78,20 +78,29 @@ class Remedies {
     shape.reshard_after_forward = true;
     return shape;
   }
+  /// Gradients of a pipeline's stages are whole under every stage of ZeRO, and under 2 and 3 shards lie beside them:
+  /// what the third saves of parameters may be less than what that takes, with the units that it gathers.
+  TrainingShape most_sharded() const {
+    TrainingShape first = sharded(1), third = sharded(3);
+    const bool is_less = predict_memory(first).total() < predict_memory(third).total();
+    return shape_.pipeline && is_less ? first : third;
+  }
   std::string keys_of_sharding(const TrainingShape& shape) const {
     std::string keys = fmt::format("parallelism.zero_stage = {}", shape.zero_stage);
     if (shape_.shards != shape.shards) {
       keys = fmt::format("parallelism.data_parallel_shard_degree = {}, {}", shape.shards, keys);
     }
-    return shape_.reshard_after_forward ? keys : keys + ", parallelism.fsdp_reshard_after_forward = \"always\"";
+    const bool says_so = shape.zero_stage == 3 && !shape_.reshard_after_forward;
+    return says_so ? keys + ", parallelism.fsdp_reshard_after_forward = \"always\"" : keys;
   }
 
   /// The lowest stage that does: the higher ones communicate more, or keep less.
   bool shard_more() {
-    if (shape_.ranks() == 1 || shape_.pipeline) return false;
+    if (shape_.ranks() == 1) return false;
     for (int stage = 1; stage <= 3; ++stage) {
       const TrainingShape shape = sharded(stage);
-      if (shape.shards == shape_.shards && stage < shape_.zero_stage) continue;
+      // Of a pipeline the lowest may take least: whole gradients lie beside the shards' from stage 2 on.
+      if (shape.shards == shape_.shards && stage < shape_.zero_stage && !shape_.pipeline) continue;
       if (add(shape, keys_of_sharding(shape))) return true;
     }
     return false;

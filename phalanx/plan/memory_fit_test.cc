@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "phalanx/plan/bytes_text.h"
+#include "phalanx/schedule/generators.h"
 
 namespace phalanx::plan {
 namespace {
@@ -167,6 +168,32 @@ TEST(MemoryFit, AShardedRunIsOfferedWhatItDoesNotHaveYet) {
   const auto found = within(shape, predict_memory(shape).total() - 60 * kMiB);
   ASSERT_FALSE(found.empty());
   EXPECT_THAT(found[0], StartsWith("parallelism.zero_stage = 3 ("));
+}
+
+// Of its stages, stage 1 takes less than stage 2, and stage 3 has to let go of what it gathers.
+TEST(MemoryFit, APipelineIsOfferedToShardItsStages) {
+  TrainingShape shape = data_parallel(1, 128);
+  shape.model.n_layers = 32;
+  shape.pipeline = PipelineShape{schedule::make_schedule({.name = "1F1B", .ranks = 2, .micro_batches = 4}), {}};
+  shape.pipeline->parts = models::balance_llama(shape.model, 2, shape.seq);
+  shape.reshard_after_forward = false;
+  const std::string degree = "parallelism.data_parallel_shard_degree = 4, ";
+  EXPECT_THAT(within(shape, predict_memory(shape).total() - 20 * kMiB),
+              ElementsAre(StartsWith(degree + "parallelism.zero_stage = 1 (")));
+  TrainingShape sharded = shape;
+  std::swap(sharded.replicas, sharded.shards);
+  sharded.reshard_after_forward = true;
+  const std::string all = "parallelism.zero_stage = 3, parallelism.fsdp_reshard_after_forward = \"always\" (";
+  EXPECT_THAT(within(shape, predict_memory(sharded).total()), ElementsAre(StartsWith(degree + all)));
+  EXPECT_THAT(largest_saving(shape), StartsWith(degree + all));
+  // Where two of its units are much of the model, their memory is more than what letting go of them saves.
+  TrainingShape shallow = shape;
+  shallow.model.n_layers = 8;
+  shallow.pipeline->parts = models::balance_llama(shallow.model, 2, shape.seq);
+  EXPECT_THAT(largest_saving(shallow), StartsWith(degree + "parallelism.zero_stage = 1 ("));
+  sharded.zero_stage = 2;
+  EXPECT_THAT(within(sharded, predict_memory(sharded).total() - 1),
+              ::testing::Contains(StartsWith("parallelism.zero_stage = 1 (")));
 }
 
 TEST(MemoryFit, SaysWhichChangeSavesMost) {

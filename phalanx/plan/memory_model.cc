@@ -8,12 +8,12 @@
 #include "phalanx/plan/activation_memory.h"
 #include "phalanx/plan/cut_model.h"
 #include "phalanx/plan/pipeline_memory.h"
+#include "phalanx/plan/unit_shapes.h"
 
 namespace phalanx::plan {
 namespace {
 
 using fsdp::FlatLayout;
-using fsdp::FlatParameter;
 using observe::MemoryCategory;
 
 constexpr std::int64_t kPooledUnits = 2;  // gathered, and of gradients: one in use, one on its way
@@ -27,43 +27,11 @@ constexpr std::int64_t kDeviceRuntime = 512 << 20;
 constexpr std::int64_t kNeverInHeap = 32 << 20;
 constexpr double kGaps = 0.4, kGapsBetweenLarge = 0.1;
 
-struct UnitShape {
-  std::vector<FlatParameter> parameters;
-  std::int64_t count = 1;  // units that look like this
-  bool is_root = false;
-};
-
-// As Llama::shard_units() and find_units() make them.
-std::vector<UnitShape> units_of(const TrainingShape& shape) {
-  const models::LlamaConfig& model = shape.model;
-  const CutModel m(shape);
-  const std::int64_t dim = m.dim, q = m.queries, kv = m.keys, ffn = m.feed_forward_hidden;
-  const FlatParameter table{m.vocab, dim}, vector{dim, 1};
-  std::vector<UnitShape> units;
-  units.push_back({.parameters = {table}, .is_root = model.tie_embeddings});
-  if (m.positions > 0) units.push_back({.parameters = {{model.max_seq_len, dim}}});
-  units.push_back({.parameters = {{q, dim}, {kv, dim}, {kv, dim}, {dim, q}}, .count = model.n_layers});
-  std::vector<FlatParameter>& layer = units.back().parameters;
-  for (std::int64_t net = 0; net < m.nets; ++net) {
-    layer.insert(layer.end(), {{ffn, dim}, {dim, ffn}});
-    if (m.matrices_of_net == 3) layer.push_back({ffn, dim});
-  }
-  layer.insert(layer.end(), 2 * m.norm / dim, vector);
-  if (model.has_qkv_bias()) layer.insert(layer.end(), {{q, 1}, {kv, 1}, {kv, 1}});
-  if (model.has_qk_norm()) layer.insert(layer.end(), 2, {model.head_dim(), 1});
-  if (model.is_gpt2()) layer.insert(layer.end(), {vector, vector, {ffn, 1}});
-  if (model.has_experts()) layer.push_back({model.experts, dim});
-  units.push_back({});
-  units.back().parameters.insert(units.back().parameters.end(), m.norm / dim, vector);
-  if (!model.tie_embeddings) units.back().parameters.push_back(table);
-  return units;
-}
-
 class Prediction {
  public:
   /// `rank`: of a pipeline.
   Prediction(const TrainingShape& shape, std::size_t rank)
-      : s_(shape), model_(shape), rank_(rank), weights_(weights_of(shape, rank)) {}
+      : s_(shape), model_(shape), rank_(rank), parts_(parts_of(shape, rank)), weights_(count_weights()) {}
 
   TrainingMemory run() {
     s_.shards > 1 ? shard() : replicate();
@@ -81,13 +49,18 @@ class Prediction {
   }
 
  private:
-  static std::int64_t weights_of(const TrainingShape& shape, std::size_t rank) {
-    const CutModel model(shape);
-    if (!shape.pipeline) return model.parameters(models::whole_llama(shape.model), shape.model.tie_embeddings);
-    std::int64_t sum = 0;
+  // Of the model that the rank has.
+  static std::vector<models::LlamaPart> parts_of(const TrainingShape& shape, std::size_t rank) {
+    if (!shape.pipeline) return {models::whole_llama(shape.model)};
+    std::vector<models::LlamaPart> parts;
     for (const int stage : shape.pipeline->schedule.stages_of(static_cast<int>(rank))) {
-      sum += model.parameters(shape.pipeline->parts[static_cast<std::size_t>(stage)], shape.model.tie_embeddings);
+      parts.push_back(shape.pipeline->parts[static_cast<std::size_t>(stage)]);
     }
+    return parts;
+  }
+  std::int64_t count_weights() const {
+    std::int64_t sum = 0;
+    for (const models::LlamaPart& part : parts_) sum += model_.parameters(part, s_.model.tie_embeddings);
     return sum;
   }
 
@@ -138,10 +111,33 @@ class Prediction {
   }
 
   void shard() {
+    Pools all;
+    std::int64_t padding = 0;
+    for (const models::LlamaPart& part : parts_) {
+      const Pools pools = shard_part(part, padding);
+      all.gathered += std::min(pools.gathered_units, kPooledUnits) * pools.gathered;
+      all.gradients += std::min(pools.units_of_gradients, kPooledUnits) * pools.gradients;
+      all.kept += pools.kept;
+      all.whole_gradients += pools.whole_gradients;
+    }
+    shared_buffer(s_.pipeline ? "two gathered units of each stage" : "two gathered units", all.gathered);
+    shared_buffer("two units' gradients", all.gradients);
+    shared_buffer("units kept by groups of ranks", all.kept);
+    shared_buffer("whole gradients between micro-batches", all.whole_gradients);
+    memory_.padding = static_cast<double>(padding) / static_cast<double>(weights_);
+  }
+
+  // Units take turns in them; of each stage of a pipeline for themselves.
+  struct Pools {
+    std::int64_t gathered_units = 0, gathered = 0;       // so many, the largest of so many bytes
+    std::int64_t units_of_gradients = 0, gradients = 0;  // so many, the largest of so many bytes
+    std::int64_t kept = 0, whole_gradients = 0;
+  };
+  Pools shard_part(const models::LlamaPart& part, std::int64_t& padding) {
     const bool direct = s_.gather_bytes == s_.weight_bytes && !s_.offload;
-    std::int64_t pooled = 0, with_pooled_grads = 0, largest = 0, largest_grads = 0, whole_grads = 0, padding = 0,
-                 kept = 0;
-    for (const UnitShape& unit : units_of(s_)) {
+    const bool adds_up = s_.accumulates || s_.pipeline;
+    Pools pools;
+    for (const UnitShape& unit : unit_shapes(s_, part)) {
       const FlatLayout layout = fsdp::lay_out_flat(unit.parameters, static_cast<int>(s_.shards));
       const std::int64_t flat = layout.flat_elements(), mine = layout.shard_elements;
       padding += unit.count * layout.padding();
@@ -154,24 +150,20 @@ class Prediction {
       if (!own_grads && !s_.offload) add_shared(MemoryCategory::gradients, unit.count * mine * s_.reduce_bytes);
       if (s_.offload) add_of_shards(MemoryCategory::gradients, unit.count * mine * s_.reduce_bytes);
       add_of_shards(MemoryCategory::optimizer, unit.count * mine * kFloatBytes * copies_of_float32());
-      if (s_.reshard_group > 0 && !resident) kept += unit.count * flat * s_.gather_bytes / s_.reshard_group;
+      if (s_.reshard_group > 0 && !resident) pools.kept += unit.count * flat * s_.gather_bytes / s_.reshard_group;
       if (!resident) {
-        pooled += unit.count;
-        largest = std::max(largest, flat * s_.gather_bytes);
+        pools.gathered_units += unit.count;
+        pools.gathered = std::max(pools.gathered, flat * s_.gather_bytes);
       }
       if (own_grads) continue;
-      if (s_.accumulates) {
-        whole_grads += unit.count * flat * s_.reduce_bytes;
+      if (adds_up) {
+        pools.whole_gradients += unit.count * flat * s_.reduce_bytes;
       } else {
-        with_pooled_grads += unit.count;
-        largest_grads = std::max(largest_grads, flat * s_.reduce_bytes);
+        pools.units_of_gradients += unit.count;
+        pools.gradients = std::max(pools.gradients, flat * s_.reduce_bytes);
       }
     }
-    shared_buffer("two gathered units", std::min(pooled, kPooledUnits) * largest);
-    shared_buffer("two units' gradients", std::min(with_pooled_grads, kPooledUnits) * largest_grads);
-    shared_buffer("units kept by groups of ranks", kept);
-    shared_buffer("whole gradients between micro-batches", whole_grads);
-    memory_.padding = static_cast<double>(padding) / static_cast<double>(weights_);
+    return pools;
   }
 
   // Nothing is kept for a backward pass.
@@ -238,6 +230,7 @@ class Prediction {
   const TrainingShape& s_;
   const CutModel model_;
   const std::size_t rank_;
+  const std::vector<models::LlamaPart> parts_;
   const std::int64_t weights_;  // of this rank, before they are sharded
   std::int64_t new_buckets_ = 0;
   std::int64_t export_only_ = 0;  // of the activations, on the first rank

@@ -97,7 +97,7 @@ struct TrainingMemory {
 
 /// Of a pipeline: that of the rank that needs most.
 TrainingMemory predict_memory(const TrainingShape& shape);
-/// Of one of its ranks, by its coordinate. Stages of a pipeline cannot be sharded.
+/// Of one of its ranks, by its coordinate.
 TrainingMemory predict_memory_of_stage_rank(const TrainingShape& shape, std::size_t rank);
 
 }  // namespace phalanx::plan

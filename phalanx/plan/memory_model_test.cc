@@ -185,6 +185,43 @@ TEST(MemoryModel, StateOfCutModelsAddsUp) {
   }
 }
 
+// Of sharded stages: gradients are whole while a step lasts, of ZeRO-1 as gradients, of the others as buffers beside
+// the shards'.
+TEST(MemoryModel, StateOfShardedStagesAddsUp) {
+  const auto model = models::llama_flavor("5M");
+  const auto p = static_cast<double>(model.parameter_count());
+  for (const char* name : {"GPipe", "1F1B", "ZBV"}) {
+    SCOPED_TRACE(name);
+    TrainingShape shape{.model = model, .batch = 2, .seq = 64, .shards = 4};
+    shape.pipeline = PipelineShape{schedule::make_schedule({.name = name, .ranks = 2, .micro_batches = 4}), {}};
+    shape.pipeline->parts = models::balance_llama(model, shape.pipeline->schedule.stages(), 64);
+    const auto of_both = [&](int stage, bool reshard, MemoryCategory category) {
+      shape.zero_stage = stage;
+      shape.reshard_after_forward = reshard;
+      return static_cast<double>(predict_memory_of_stage_rank(shape, 0).peak[category] +
+                                 predict_memory_of_stage_rank(shape, 1).peak[category]);
+    };
+    using enum MemoryCategory;
+    const double whole = 4 * p, shards = p, near = 0.05 * p;  // with what rows that are not cut cost
+    for (const bool reshard : {false, true}) {
+      EXPECT_NEAR(of_both(1, reshard, parameters), whole, near);
+      EXPECT_NEAR(of_both(1, reshard, gradients), whole, near);
+      EXPECT_NEAR(of_both(1, reshard, optimizer), 2 * shards, near);
+      EXPECT_EQ(of_both(1, reshard, buffers), 0);
+      EXPECT_NEAR(of_both(2, reshard, parameters), whole, near);
+      EXPECT_NEAR(of_both(2, reshard, gradients), shards, near);
+      EXPECT_NEAR(of_both(2, reshard, buffers), whole, near);
+    }
+    EXPECT_EQ(of_both(3, false, parameters), of_both(2, true, parameters));
+    EXPECT_EQ(of_both(3, false, buffers), of_both(2, true, buffers));
+    EXPECT_NEAR(of_both(3, true, parameters), shards, near);
+    // Of each of two stages two units, the largest of which is the embedding's or the output's.
+    const auto table = static_cast<double>(4 * model.vocab_size * model.dim);
+    if (shape.pipeline->schedule.stages() > 2) continue;
+    EXPECT_NEAR(of_both(3, true, buffers), whole + 4 * table, near);
+  }
+}
+
 TEST(MemoryModel, BiasesAndNormsOfHeadsCount) {
   models::LlamaConfig model = models::llama_flavor("5M");
   const auto state = [](const TrainingShape& shape) { return predict_memory(shape).peak[MemoryCategory::parameters]; };

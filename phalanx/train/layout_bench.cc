@@ -20,7 +20,6 @@ using nlohmann::json;
 BenchLayout predicted_layout(NamedLayout layout, const plan::Devices& devices) {
   const RunPlan plan = plan_run(layout.config, layout.ranks);
   BenchLayout bench{.layout = std::move(layout), .predicted = {}, .available = devices.smallest()};
-  if (plan.parallel.pp > 1 && plan.parallel.dp_shard > 1) return bench;
   plan::TrainingShape shape = training_shape(bench.layout.config, plan);
   shape.on_device = !devices.is_host;
   shape.shares_memory = devices.is_host;
@@ -126,7 +125,7 @@ BenchFigures read_bench_run(const std::string& folder, const BenchSteps& steps) 
     figures.counted = std::max(figures.counted, rank["total"].get<std::int64_t>());
     figures.proportional = std::max(figures.proportional, rank["pss"].get<std::int64_t>());
   }
-  if (memory.contains("predicted")) figures.predicted = memory["predicted"]["total"].get<std::int64_t>();
+  figures.predicted = memory["predicted"]["total"].get<std::int64_t>();
   return figures;
 }
 

@@ -27,10 +27,9 @@ struct BenchSteps {
 
 struct BenchLayout {
   NamedLayout layout;
-  /// Of the fullest rank; nothing where it is not predicted (a pipeline whose stages are sharded).
-  std::optional<plan::TrainingMemory> predicted;
-  std::int64_t available = 0;  // to a rank
-  bool fits() const { return !predicted || predicted->total() <= available; }
+  plan::TrainingMemory predicted;  // of the fullest rank
+  std::int64_t available = 0;      // to a rank
+  bool fits() const { return predicted.total() <= available; }
 };
 
 /// What scaling is measured against: one rank with the whole step of the others (strong scaling), and one with a rank's
@@ -55,7 +54,7 @@ struct BenchFigures {
   double exposed_percent = 0;    // of a step in which ranks do nothing but wait for each other, mean
   double exposed_of_communication = 0;
   std::int64_t counted = 0;       // tensors of the fullest rank, at their peak
-  std::int64_t predicted = 0;     // of these; 0: not predicted
+  std::int64_t predicted = 0;     // of these
   std::int64_t proportional = 0;  // PSS of the fullest rank
 };
 

@@ -48,13 +48,14 @@ TEST(LayoutBench, AutoIsEveryLayoutOfSoManyRanks) {
 }
 
 TEST(LayoutBench, FitsByItsPredictedMemory) {
-  const auto layouts = layouts_to_bench(bench_run_config(), 2, "dp_replicate=2", machine_of(2, 1 << 30));
-  ASSERT_TRUE(layouts[0].predicted);
-  const std::int64_t need = layouts[0].predicted->total();
-  EXPECT_TRUE(layouts_to_bench(bench_run_config(), 2, "dp_replicate=2", machine_of(2, need))[0].fits());
-  EXPECT_FALSE(layouts_to_bench(bench_run_config(), 2, "dp_replicate=2", machine_of(2, need - 1))[0].fits());
-  const auto sharded = layouts_to_bench(bench_run_config(), 4, "pp=2,dp_shard=2", machine_of(4, 1));
-  EXPECT_TRUE(sharded[0].fits());  // nothing is predicted
+  for (const auto& [name, ranks] : {std::pair("dp_replicate=2", 2), std::pair("pp=2,dp_shard=2", 4)}) {
+    const auto with_memory = [&](std::int64_t bytes) {
+      return layouts_to_bench(bench_run_config(), ranks, name, machine_of(ranks, bytes))[0];
+    };
+    const std::int64_t need = with_memory(1 << 30).predicted.total();
+    EXPECT_TRUE(with_memory(need).fits()) << name;
+    EXPECT_FALSE(with_memory(need - 1).fits()) << name;
+  }
 }
 
 TEST(LayoutBench, ListsAreNames) {
@@ -130,6 +131,10 @@ TEST(LayoutBench, SettingsOfALayoutMakeThatLayout) {
       {.parallel = {.dp_replicate = 2, .dp_shard = 2}, .batch = 2, .recompute_every = 1, .keeps_costly = true},
       {.parallel = {.dp_shard = 2, .tp = 2, .zero_stage = 2}, .batch = 4},
       {.parallel = {.pp = 2, .dp_replicate = 2}, .batch = 2, .passes = 2},
+      {.parallel = {.pp = 2, .dp_shard = 2, .zero_stage = 1}, .batch = 2, .passes = 2},
+      {.parallel = {.pp = 2, .dp_shard = 2}, .batch = 2, .passes = 2},  // let go of with every pass
+      {.parallel = {.pp = 2, .dp_shard = 2}, .batch = 2, .passes = 2, .reshard_after_forward = false},
+      {.parallel = {.dp_shard = 4}, .batch = 2, .reshard_after_forward = false},
   };
   for (const plan::Layout& layout : layouts) {
     std::vector<std::string> words = {"--training.seq_len=32"};

@@ -146,7 +146,6 @@ bool is_memory_failure(const std::exception& error) {
 RunMemory::RunMemory(const TrainConfig& config, const RunPlan& plan, std::shared_ptr<Communicator> world,
                      c10::Device device, bool resumes)
     : checks_(config.memory.check),
-      predicts_(plan.parallel.pp == 1 || plan.parallel.dp_shard == 1),
       world_(std::move(world)),
       device_(device),
       shape_(training_shape(config, plan, *world_, device, resumes)),
@@ -214,7 +213,7 @@ std::string RunMemory::remedies_text(const std::function<bool(const plan::Traini
 }
 
 void RunMemory::check() const {
-  if (!checks_ || !predicts_) return;
+  if (!checks_) return;
   // Every rank knows all limits; that one of them decides keeps the ranks together whatever else differs.
   std::string message;
   if (const auto worst = worst_shortage(predicted_); worst && world_->rank() == 0) {
@@ -241,22 +240,17 @@ void RunMemory::explain_failures(const std::function<void()>& body) const {
   // What the limits say now, with whatever is left of the run's tensors.
   std::string limits;
   for (const MemoryLimit& limit : limits_here(device_)) limits += fmt::format("\n  limit: {}", limit.text());
-  const auto worst = predicts_ ? worst_shortage(predicted_) : std::nullopt;
+  const auto worst = worst_shortage(predicted_);
   const std::string missing =
       worst ? fmt::format("\n  {} were missing from the beginning: rank {} {}", plan::bytes_text(worst->second.missing),
                           worst->first, first_line(plan::shortage_text(worst->second, predicted_)))
             : "";
-  throw MemoryError(fmt::format(
-      "not enough memory: an allocation failed on rank {}: {}{}{}\n  {}\n  {}\n  {}", world_->rank(), reason, missing,
-      limits,
-      predicts_ ? plan::prediction_text(predicted_)
-                : "nothing was predicted: the memory of a pipeline whose stages are sharded is not known ahead",
-      predicts_ ? plan::comparison_text(predicted_, peak({}))
-                : fmt::format("counted until then: {}", observe::peak_memory().text()),
-      predicts_ ? remedies_text([&](const plan::TrainingMemory& memory) {
-        return memory.total() < predicted_.total() && !worst_shortage(memory);
-      })
-                : "use more ranks, activation_checkpoint.mode = \"full\" or a smaller local_batch_size"));
+  throw MemoryError(fmt::format("not enough memory: an allocation failed on rank {}: {}{}{}\n  {}\n  {}\n  {}",
+                                world_->rank(), reason, missing, limits, plan::prediction_text(predicted_),
+                                plan::comparison_text(predicted_, peak({})),
+                                remedies_text([&](const plan::TrainingMemory& memory) {
+                                  return memory.total() < predicted_.total() && !worst_shortage(memory);
+                                })));
 }
 
 // The device's allocator knows how much there was at most, and the run what it keeps; the rest came and went.
@@ -288,15 +282,12 @@ RunMemory::Report RunMemory::finish(const MemoryCounts& held) const {
   Report report;
   const MemoryCounts first = counts_from(measured[0]);
   report.lines.push_back(fmt::format("peak memory: {}", first.text()));
-  if (predicts_) {
-    // Ranks of a pipeline differ, and the prediction is of the fullest.
-    const std::int64_t compared = shape_.pipeline ? total_of(*fullest) : first.total();
-    report.lines.push_back(fmt::format(
-        "  predicted{}: {} ({:+.1f} %)", shape_.pipeline ? ", of the fullest rank" : "", predicted_.peak.text(),
-        100.0 *
-            (static_cast<double>(predicted_.peak.total()) / static_cast<double>(std::max<std::int64_t>(compared, 1)) -
-             1)));
-  }
+  // Ranks of a pipeline differ, and the prediction is of the fullest.
+  const std::int64_t compared = shape_.pipeline ? total_of(*fullest) : first.total();
+  report.lines.push_back(fmt::format(
+      "  predicted{}: {} ({:+.1f} %)", shape_.pipeline ? ", of the fullest rank" : "", predicted_.peak.text(),
+      100.0 * (static_cast<double>(predicted_.peak.total()) / static_cast<double>(std::max<std::int64_t>(compared, 1)) -
+               1)));
   if (measured.size() > 1) {
     report.lines.push_back(fmt::format("  the most of any rank: {} on rank {}", plan::bytes_text(total_of(*fullest)),
                                        fullest - measured.begin()));
@@ -306,13 +297,11 @@ RunMemory::Report RunMemory::finish(const MemoryCounts& held) const {
     for (const json& rank : measured) list.push_back(rank[key].get<std::uint64_t>() >> 20);
     return list;
   };
-  json memory = {{"measured", measured}};
-  if (predicts_) {
-    memory["predicted"] = to_json(predicted_.peak);
-    memory["predicted_beside_tensors"] = predicted_.runtime;
-    memory["predicted_buffers"] = json::object();
-    for (const auto& [name, bytes] : predicted_.buffers) memory["predicted_buffers"][name] = bytes;
-  }
+  json memory = {{"measured", measured},
+                 {"predicted", to_json(predicted_.peak)},
+                 {"predicted_beside_tensors", predicted_.runtime},
+                 {"predicted_buffers", json::object()}};
+  for (const auto& [name, bytes] : predicted_.buffers) memory["predicted_buffers"][name] = bytes;
   report.record = std::make_shared<json>(
       json{{"memory", memory}, {"peak_rss_mib", mebibytes("peak_rss")}, {"pss_mib", mebibytes("pss")}});
   return report;

@@ -46,8 +46,6 @@ class RunMemory {
   RunMemory(const TrainConfig& config, const RunPlan& plan, std::shared_ptr<Communicator> world, c10::Device device,
             bool resumes);
 
-  /// Whether it knows how to predict: not where a pipeline's stages are sharded.
-  bool predicts() const noexcept { return predicts_; }
   const plan::TrainingMemory& predicted() const noexcept { return predicted_; }
   /// What limits any rank, as it was at the beginning.
   struct RankLimits {
@@ -55,7 +53,7 @@ class RunMemory {
     std::vector<plan::LimitOfRanks> limits;
   };
 
-  /// Throws MemoryError if some rank has not enough; not if memory.check is off or nothing is predicted.
+  /// Throws MemoryError if some rank has not enough; not if memory.check is off.
   void check() const;
   /// Runs it. What is thrown because an allocation failed becomes a MemoryError that says what is missing.
   void explain_failures(const std::function<void()>& body) const;
@@ -74,7 +72,7 @@ class RunMemory {
   std::string remedies_text(const std::function<bool(const plan::TrainingMemory&)>& fits) const;
   observe::MemoryCounts peak(const observe::MemoryCounts& held) const;
 
-  bool checks_, predicts_;
+  bool checks_;
   std::shared_ptr<Communicator> world_;
   c10::Device device_;
   plan::TrainingShape shape_;

@@ -63,6 +63,8 @@ Trainer::Trainer(TrainConfig config, TrainerContext context)
   data_ = open_training_data(config_, plan_, context_.device, context_.world->rank());
   result_.unigram_entropy = data_.unigram_entropy;
   device_ = describe_device(context_.device);
+  // Before memory is counted: the matrices that it multiplies are not the run's, and gone when the run begins.
+  if (is_first_rank()) peak_tflops_ = device_peak_tflops(context_.device, device_.name);
   memory_ = std::make_unique<RunMemory>(config_, plan_, context_.world, context_.device, checkpoints_.continues());
   memory_->check();
   memory_->explain_failures([this] {
@@ -332,7 +334,6 @@ void Trainer::run_steps() {
     if (files_) log_step(outcome, lr);
     if (first) {
       context_.world->mark_started();
-      if (files_) peak_tflops_ = device_peak_tflops(context_.device, device_.name);
       first = false;
     }
     const bool last = step_ == steps;

@@ -145,7 +145,6 @@ TEST_F(TrainerTest, MetricsAgreeWithEachOtherAndWithTheProcess) {
     EXPECT_EQ(losses_differ, ranks > 1);
     EXPECT_LE(steps_of_data_only, ranks - 1);
     EXPECT_LE(cpu_of_rank_0, cpu_spent + 0.05);
-    // From the second step on the peak of the device is known.
     const double peak = 100.0 * steps[5]["tflops"].get<double>() / steps[5]["mfu_percent"].get<double>();
     const double measured = *device_peak_tflops(at::kCPU, "");
     EXPECT_GT(peak, 0.1 * measured);

@@ -1,0 +1,118 @@
+// What runs take, on ranks that are processes with counts of their own: state, and the most at a time, against the
+// prediction for each rank. scripts/memory_table.py does the same for more layouts.
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "phalanx/comm/shm.h"
+#include "phalanx/comm/tcp_store.h"
+#include "phalanx/comm/testing/forked_ranks.h"
+#include "phalanx/plan/memory_model.h"
+#include "phalanx/train/trainer_test_support.h"
+#include "phalanx/train/training_shape.h"
+
+namespace phalanx::train {
+namespace {
+
+struct MeasuredCase {
+  std::string name;
+  int ranks = 2;
+  std::vector<std::string> keys = {};
+  double hardly_any = 3e5;  // bytes of a category
+};
+
+class MeasuredRunTest : public TrainerTest {
+ protected:
+  void expect_as_predicted(const MeasuredCase& one) {
+    SCOPED_TRACE(one.name);
+    std::vector<std::string> keys = {"--model.flavor=5M",
+                                     "--model.n_layers=3",
+                                     "--training.seq_len=128",
+                                     "--training.steps=2",
+                                     "--training.local_batch_size=4",
+                                     "--training.global_batch_size=8",
+                                     "--validation.no-enable",
+                                     "--checkpoint.no-enable"};
+    keys.insert(keys.end(), one.keys.begin(), one.keys.end());
+    const TrainConfig run = config(one.name, keys);
+    TcpStoreServer server;
+    ASSERT_EQ(run_forked_ranks(one.ranks,
+                               [&](int rank) {
+                                 at::set_num_threads(1);
+                                 TcpStore store(server.address());
+                                 const auto world = make_shm_communicator(store, rank, one.ranks);
+                                 Trainer(run, {.world = world, .quiet = true}).run();
+                               }),
+              "");
+    const RunPlan plan = plan_run(run, one.ranks);
+    const plan::TrainingShape shape = training_shape(run, plan);
+    const auto record = nlohmann::json::parse(std::ifstream(path(one.name) + "/run.json"));
+    const auto& measured = record["memory"]["measured"];
+    ASSERT_EQ(measured.size(), static_cast<std::size_t>(one.ranks));
+    plan::TrainingMemory most;
+    for (std::size_t rank = 0; rank < measured.size(); ++rank) {
+      const auto stage_rank = rank / (measured.size() / static_cast<std::size_t>(plan.parallel.pp));
+      const plan::TrainingMemory predicted = plan::predict_memory_of_stage_rank(shape, stage_rank);
+      const auto bytes = [&](const char* category) { return measured[rank][category].get<double>(); };
+      const std::string text = "rank " + std::to_string(rank) + ": measured " + measured[rank].dump() + "\npredicted " +
+                               predicted.peak.text();
+      using enum observe::MemoryCategory;
+      for (const auto category : {parameters, optimizer, gradients, activations, buffers}) {
+        const auto expected = static_cast<double>(predicted.peak[category]);
+        EXPECT_NEAR(bytes(std::string(observe::name_of(category)).c_str()), expected, 0.05 * expected + one.hardly_any)
+            << observe::name_of(category) << ", " << text;
+      }
+      EXPECT_NEAR(bytes("total"), static_cast<double>(predicted.peak.total()),
+                  0.05 * static_cast<double>(predicted.peak.total()))
+          << text;
+      if (predicted.total() > most.total()) most = predicted;
+    }
+    EXPECT_EQ(plan::predict_memory(shape).peak.total(), most.peak.total());
+    EXPECT_EQ(record["memory"]["predicted"]["total"], most.peak.total());
+  }
+};
+
+const std::string kTensor = "--parallelism.tensor_parallel_degree=2",
+                  kPipeline = "--parallelism.pipeline_parallel_degree=2",
+                  kShards = "--parallelism.data_parallel_shard_degree=2";
+
+TEST_F(MeasuredRunTest, CutModelsTakeWhatIsPredicted) {
+  const std::vector<MeasuredCase> cases = {
+      {.name = "tp", .keys = {kTensor}},
+      {.name = "tp_whole_tokens", .keys = {kTensor, "--parallelism.no-enable_sequence_parallel"}},
+      {.name = "zero3_tp", .ranks = 4, .keys = {kTensor, kShards}},
+      {.name = "pp", .keys = {kPipeline}},
+      {.name = "pp_zbv", .keys = {kPipeline, "--parallelism.pipeline_parallel_schedule=ZBV"}},
+      {.name = "pp_gpipe_recomputing",
+       .keys = {kPipeline, "--parallelism.pipeline_parallel_schedule=GPipe", "--activation_checkpoint.mode=full"}},
+      {.name = "pp_ddp", .ranks = 4, .keys = {kPipeline}},
+      {.name = "pp_tp", .ranks = 4, .keys = {kPipeline, kTensor}}};
+  for (const MeasuredCase& one : cases) expect_as_predicted(one);
+}
+
+TEST_F(MeasuredRunTest, ShardedStagesTakeWhatIsPredicted) {
+  const std::vector<MeasuredCase> cases = {
+      {.name = "pp_zero1", .ranks = 4, .keys = {kPipeline, kShards, "--parallelism.zero_stage=1"}},
+      {.name = "pp_zero3", .ranks = 4, .keys = {kPipeline, kShards}},
+      {.name = "pp_zero3_let_go",
+       .ranks = 4,
+       .keys = {kPipeline, kShards, "--parallelism.pipeline_parallel_schedule=ZBV",
+                "--parallelism.fsdp_reshard_after_forward=always"}}};
+  for (const MeasuredCase& one : cases) expect_as_predicted(one);
+}
+
+// What a run measures of the machine (the processor's speed, with matrices of 2.3 MiB) is not the run's memory.
+TEST_F(MeasuredRunTest, OfSmallModelsNothingElseIsCounted) {
+  const std::vector<std::string> small = {"--model.flavor=debug", "--model.n_layers=4", "--training.seq_len=64"};
+  MeasuredCase one{.name = "debug", .keys = small, .hardly_any = 1e5};
+  expect_as_predicted(one);
+  one.name = "debug_zero3";
+  one.keys.insert(one.keys.end(), {kShards, "--activation_checkpoint.mode=full"});
+  expect_as_predicted(one);
+}
+
+}  // namespace
+}  // namespace phalanx::train
