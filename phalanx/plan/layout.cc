@@ -83,6 +83,7 @@ std::string kind_of(const ParallelPlan& plan) {
                        plan.tp > 1 ? " and tensor parallelism" : "");
   }
   if (plan.tp > 1) return "tensor parallelism";
+  if (plan.ranks() == 1) return "one rank";
   return plan.dp_shard == 1 ? "data parallelism" : fmt::format("ZeRO-{}", plan.zero_stage);
 }
 

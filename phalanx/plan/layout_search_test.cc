@@ -49,6 +49,7 @@ TEST(Layout, HasAName) {
   EXPECT_EQ(name_of({.parallel = {.pp = 2, .dp_shard = 2}}), "pp=2,dp_shard=2,zero=3,reshard=always,batch=1");
   EXPECT_EQ(name_of({.parallel = {.pp = 2, .dp_shard = 2}, .reshard_after_forward = false}),
             "pp=2,dp_shard=2,zero=3,batch=1");
+  EXPECT_EQ(kind_of({}), "one rank");
   EXPECT_EQ(kind_of({.dp_replicate = 4}), "data parallelism");
   EXPECT_EQ(kind_of({.dp_shard = 4, .zero_stage = 2}), "ZeRO-2");
   EXPECT_EQ(kind_of({.pp = 2, .tp = 2}), "pipeline and tensor parallelism");

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <iterator>
 #include <limits>
+#include <set>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -63,7 +64,8 @@ class Picture {
     double narrowest = std::numeric_limits<double>::infinity();
     std::size_t longest_text = 1, longest_number = 1;
     each_pass([&](std::size_t, const Action& part, const Span& span, int, int) {
-      if (span.end > span.start) narrowest = std::min(narrowest, span.end - span.start);
+      narrowest = std::min(narrowest, span.end - span.start);
+      kinds_.insert(part.kind);
       longest_text = std::max(longest_text, to_text(part).size());
       longest_number = std::max(longest_number, std::to_string(part.micro_batch).size());
     });
@@ -115,11 +117,14 @@ class Picture {
     fmt::format_to(std::back_inserter(svg_), format, std::forward<Values>(values)...);
   }
 
+  // Where nothing does, activations are kept for nobody.
+  bool goes_back() const { return kinds_ != std::set{ActionKind::forward}; }
   std::string in_unit() const { return frame_.unit.empty() ? "" : " " + frame_.unit; }
   double x(double time) const { return kMargin + kLabels + time * scale_; }
   static double y(std::size_t rank) { return kHead + static_cast<double>(rank) * (kRow + kRowGap); }
 
-  // visit(rank, pass, span, its number among the parts, how many parts)
+  // visit(rank, pass, span, its number among the parts, how many parts), for those that take time: the others, such as
+  // backward passes where there are none, have nothing to be seen of.
   template <typename Visit>
   void each_pass(const Visit& visit) const {
     for (std::size_t rank = 0; rank < schedule_.actions.size(); ++rank) {
@@ -127,6 +132,7 @@ class Picture {
         const Action& action = schedule_.actions[rank][i];
         const bool overlap = action.kind == ActionKind::overlap;
         if (!overlap && !is_pass(action.kind)) continue;
+        if (!(simulation_.spans[rank][i].end > simulation_.spans[rank][i].start)) continue;
         int number = 0;
         for_each_part(action, [&](const Action& part) {
           visit(rank, part, simulation_.spans[rank][i], number++, overlap ? static_cast<int>(action.parts.size()) : 1);
@@ -143,7 +149,7 @@ class Picture {
     add("<text x=\"{:.0f}\" y=\"50\" fill=\"#57606a\">{} ranks{}, {} micro-batches, makespan {:.6g}{}</text>\n",
         kMargin, ranks, each, schedule_.micro_batches, simulation_.makespan, in_unit());
     add("<text x=\"{:.1f}\" y=\"50\" fill=\"#57606a\">waits</text>\n", x(0) + plot_ + 14);
-    add("<text x=\"{:.1f}\" y=\"50\" fill=\"#57606a\">live at most</text>\n", x(0) + plot_ + 84);
+    if (goes_back()) add("<text x=\"{:.1f}\" y=\"50\" fill=\"#57606a\">live at most</text>\n", x(0) + plot_ + 84);
   }
 
   void rows() {
@@ -154,6 +160,7 @@ class Picture {
           plot_, kRow);
       add("<text x=\"{:.1f}\" y=\"{:.1f}\" fill=\"#1b1f24\">{:.1f} %</text>\n", x(0) + plot_ + 14, middle,
           100 * simulation_.bubble_of_rank[rank]);
+      if (!goes_back()) continue;
       add("<text x=\"{:.1f}\" y=\"{:.1f}\" fill=\"#1b1f24\">{}</text>\n", x(0) + plot_ + 84, middle,
           simulation_.peak_live_activations[rank]);
     }
@@ -220,9 +227,7 @@ class Picture {
       left += 21 + 7.2 * static_cast<double>(text.size()) + 24;
     };
     for (const Ink& ink : kInks) {
-      if (any_action(schedule_, [&](ActionKind kind) { return kind == ink.kind; })) {
-        entry(colour_text(ink, 0.0), ink.meaning);
-      }
+      if (kinds_.contains(ink.kind)) entry(colour_text(ink, 0.0), ink.meaning);
     }
     if (schedule_.stages() > schedule_.ranks()) entry(colour_text(kInks[0], 0.55), "lighter: the rank's last stage");
     entry("#eceff2", "waits");
@@ -233,6 +238,7 @@ class Picture {
   const Frame frame_;
   double plot_ = 0, scale_ = 0, width_ = 0, height_ = 0;
   Label label_ = Label::none;
+  std::set<ActionKind> kinds_;  // of the passes that are drawn
   std::string svg_;
 };
 

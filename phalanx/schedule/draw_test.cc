@@ -94,6 +94,10 @@ TEST(Draw, StrangeNamesTimesAndSizes) {
     EXPECT_THAT(drawn, AllOf(Not(HasSubstr("nan")), Not(HasSubstr("inf\""))));
     EXPECT_LT(drawn.size(), 20000U);
   }
+  // Passes that take no time are not there, nor in the legend: a pipeline that only goes forward.
+  const std::string forward = to_svg(schedule, simulate(schedule, {.common = {.forward = 1, .backward = 0}}));
+  EXPECT_THAT(forward, AllOf(HasSubstr("<title>1F1: 2 to 3</title>"), HasSubstr("F  forward"), Not(HasSubstr(">B0<")),
+                             Not(HasSubstr("<title>0B0")), Not(HasSubstr("backward")), Not(HasSubstr("live at most"))));
   // Many micro-batches: as wide as it may be, labels left out.
   const Schedule large = make_schedule({.name = "GPipe", .ranks = 2, .micro_batches = 2000});
   EXPECT_THAT(to_svg(large, simulate(large)), AllOf(Not(HasSubstr(">F7</text>")), HasSubstr("<title>1F1999: ")));
