@@ -2,14 +2,48 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 
 namespace phalanx {
 
+namespace {
+
+/// Bytes of the character that `text` begins with; 0: they are no UTF-8, or none that XML may hold.
+std::size_t length_of_character(std::string_view text) {
+  const auto first = static_cast<unsigned char>(text[0]);
+  if (first < 0x20) return first == '\n' || first == '\t' ? 1 : 0;
+  if (first < 0x80) return 1;
+  const std::size_t length = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
+  if (first < 0xC2 || first > 0xF4 || text.size() < length) return 0;
+  std::uint32_t code_point = first & (0x7FU >> length);
+  for (std::size_t i = 1; i < length; ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    if ((byte & 0xC0U) != 0x80U) return 0;
+    code_point = code_point << 6U | (byte & 0x3FU);
+  }
+  constexpr std::uint32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
+  const bool is_surrogate = code_point >= 0xD800 && code_point <= 0xDFFF;
+  if (code_point < kLeast[length] || code_point > 0x10FFFF || is_surrogate || (code_point & 0xFFFEU) == 0xFFFE)
+    return 0;
+  return length;
+}
+
+}  // namespace
+
 std::string escape_markup(std::string_view text) {
   std::string out;
-  for (const char c : text) {
-    switch (c) {
+  while (!text.empty()) {
+    const std::size_t length = length_of_character(text);
+    const std::string_view character = text.substr(0, std::max<std::size_t>(length, 1));
+    text.remove_prefix(character.size());
+    if (length == 0) {
+      out += "\xEF\xBF\xBD";  // U+FFFD, the replacement character
+      continue;
+    }
+    switch (character[0]) {
       case '&':
         out += "&amp;";
         break;
@@ -26,7 +60,7 @@ std::string escape_markup(std::string_view text) {
         out += "&#39;";
         break;
       default:
-        out += static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t' ? ' ' : c;
+        out += character;
     }
   }
   return out;

@@ -9,8 +9,8 @@
 
 namespace phalanx {
 
-/// Text as it may stand in XML and HTML, between tags and in quotes. Control characters, which XML knows no way to
-/// write, become blanks.
+/// Text as it may stand in XML and HTML, between tags and in quotes. What these cannot hold, bytes that are no UTF-8
+/// and control characters, becomes the replacement character, U+FFFD.
 std::string escape_markup(std::string_view text);
 
 struct SvgSheet {

@@ -13,7 +13,15 @@ namespace {
 
 TEST(Svg, TextIsEscaped) {
   EXPECT_EQ(escape_markup("a<b> & \"c\" 'd'"), "a&lt;b&gt; &amp; &quot;c&quot; &#39;d&#39;");
-  EXPECT_EQ(escape_markup("a\x01\x1b[0m\nb\tc"), "a  [0m\nb\tc");  // XML has no way to write the first two
+  EXPECT_EQ(escape_markup("Grüße, 世界 \U0001F600"), "Grüße, 世界 \U0001F600");
+  EXPECT_EQ(escape_markup("a\x01\x1b[0m\nb\tc"), "a\uFFFD\uFFFD[0m\nb\tc");
+  // A byte alone, a character that breaks off, one that is longer than it need be, a surrogate, one behind the last.
+  EXPECT_EQ(escape_markup("\xFF<"), "\uFFFD&lt;");
+  EXPECT_EQ(escape_markup("\xE4\xB8"), "\uFFFD\uFFFD");
+  EXPECT_EQ(escape_markup("\xC0\xBC"), "\uFFFD\uFFFD");
+  EXPECT_EQ(escape_markup("\xED\xA0\x80"), "\uFFFD\uFFFD\uFFFD");
+  EXPECT_EQ(escape_markup("\xF4\x90\x80\x80"), "\uFFFD\uFFFD\uFFFD\uFFFD");
+  EXPECT_EQ(escape_markup("\xEF\xBF\xBE"), "\uFFFD\uFFFD\uFFFD");  // U+FFFE, which is no character
 }
 
 TEST(Svg, ASheetHasItsTitleAndContent) {

@@ -170,7 +170,10 @@ TEST(CommBenchPlot, IsOneWellFormedPicture) {
   };
   EXPECT_NO_THROW(parse_xml(svg));
   EXPECT_EQ(count("stroke-dasharray"), 1 + 4);  // the legend, and two charts of two verbs
-  EXPECT_EQ(count("<path"), 2 * (2 + 1) + 2 * (1 + 1));
+  EXPECT_EQ(count("fill=\"none\""), 2 * (2 + 1) + 2 * (1 + 1));
+  // Lines are told apart by their markers, too: circles of the first, squares of the second, and each in the legend.
+  EXPECT_EQ(count("d=\"M-3.5 0a3.5 "), 2 * 2 * 3 + 1);
+  EXPECT_EQ(count("d=\"M-3-3h6v6h-6z\""), 2 * 3 + 1);
   EXPECT_THAT(svg, HasSubstr("Brand &amp; Sons &lt;CPU&gt;"));
   EXPECT_THAT(svg, ::testing::Not(HasSubstr("nan")));
   EXPECT_THAT(svg, ::testing::Not(HasSubstr("inf\"")));

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstddef>
 #include <map>
 #include <set>
 #include <utility>
@@ -21,11 +22,25 @@ constexpr const char* kRoofColor = "#6b7280";
 
 using Points = std::vector<std::pair<double, double>>;  // (bytes, value)
 
+constexpr std::size_t kRoof = ~std::size_t{0};  // the pen of the copy roofline
+
 struct Line {
-  std::string color;
-  bool dashed = false;
+  std::size_t pen = 0;  // its number among the names
   Points points;
 };
+
+std::string color_of(std::size_t pen) { return pen == kRoof ? kRoofColor : kColors[pen % kColors.size()]; }
+const char* dash_of(std::size_t pen) { return pen == kRoof ? " stroke-dasharray=\"6 4\"" : ""; }
+
+/// What tells a line from the others where colours do not: a circle, square, triangle or diamond, full or hollow.
+std::string marker(std::size_t pen, double x, double y) {
+  constexpr std::array kShapes{"M-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0-7 0z", "M-3-3h6v6h-6z", "M0-4L4 3H-4z",
+                               "M0-4.5L4.5 0L0 4.5L-4.5 0z"};
+  if (pen == kRoof) return {};
+  const bool is_full = pen / kShapes.size() % 2 == 0;
+  return fmt::format("<path transform=\"translate({:.1f} {:.1f})\" d=\"{}\" fill=\"{}\" stroke=\"{}\"/>", x, y,
+                     kShapes[pen % kShapes.size()], is_full ? color_of(pen) : "#ffffff", color_of(pen));
+}
 
 /// A value axis: positions in [0, 1] and the places of its labels.
 struct Axis {
@@ -103,16 +118,13 @@ std::string chart(double left, double top, const std::string& title, const std::
   svg +=
       fmt::format("<line x1=\"{0:.1f}\" x2=\"{1:.1f}\" y1=\"{2:.1f}\" y2=\"{2:.1f}\" class=\"axis\"/>\n", x0, x1, y0);
   for (const Line& line : lines) {
-    std::string path;
+    std::string path, markers;
     for (const auto& [size, value] : line.points) {
       path += fmt::format("{}{:.1f} {:.1f}", path.empty() ? "M" : " L", px(size), py(value));
-      if (!line.dashed) {
-        svg +=
-            fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3\" fill=\"{}\"/>", px(size), py(value), line.color);
-      }
+      markers += marker(line.pen, px(size), py(value));
     }
-    svg += fmt::format("<path d=\"{}\" stroke=\"{}\" fill=\"none\" stroke-width=\"2\"{}/>\n", path, line.color,
-                       line.dashed ? " stroke-dasharray=\"6 4\"" : "");
+    svg += fmt::format("<path d=\"{}\" stroke=\"{}\" fill=\"none\" stroke-width=\"2\"{}/>{}\n", path,
+                       color_of(line.pen), dash_of(line.pen), markers);
   }
   return svg;
 }
@@ -150,24 +162,24 @@ struct Legend {
   double height = 0;
 };
 
-/// What each colour means, in as many rows as are needed.
-Legend legend(const std::vector<std::pair<std::string, std::string>>& entries, bool has_roof, double width) {
+/// Whose each line is, in as many rows as are needed.
+Legend legend(const std::vector<std::string>& names, bool has_roof, double width) {
   Legend result;
   double x = 24, y = 60;
-  const auto add = [&](const std::string& color, const std::string& name, const char* dash) {
+  const auto add = [&](std::size_t pen, const std::string& name) {
     const double entry = 52 + 7.2 * static_cast<double>(name.size());
     if (x > 24 && x + entry > width) {
       x = 24;
       y += 20;
     }
     result.svg += fmt::format(
-        "<line x1=\"{0:.0f}\" x2=\"{1:.0f}\" y1=\"{2:.0f}\" y2=\"{2:.0f}\" stroke=\"{3}\" stroke-width=\"3\"{4}/>"
-        "<text x=\"{5:.0f}\" y=\"{6:.0f}\">{7}</text>\n",
-        x, x + 24, y, color, dash, x + 30, y + 4, escape_markup(name));
+        "<line x1=\"{0:.0f}\" x2=\"{1:.0f}\" y1=\"{2:.0f}\" y2=\"{2:.0f}\" stroke=\"{3}\" stroke-width=\"2\"{4}/>"
+        "{5}<text x=\"{6:.0f}\" y=\"{7:.0f}\">{8}</text>\n",
+        x, x + 24, y, color_of(pen), dash_of(pen), marker(pen, x + 12, y), x + 30, y + 4, escape_markup(name));
     x += entry;
   };
-  for (const auto& [name, color] : entries) add(color, name, "");
-  if (has_roof) add(kRoofColor, "copy roofline (memcpy by all ranks at once)", " stroke-dasharray=\"6 4\"");
+  for (std::size_t pen = 0; pen < names.size(); ++pen) add(pen, names[pen]);
+  if (has_roof) add(kRoof, "copy roofline (memcpy by all ranks at once)");
   result.height = y + 12;
   return result;
 }
@@ -177,15 +189,13 @@ Legend legend(const std::vector<std::pair<std::string, std::string>>& entries, b
 std::string comm_bench_plot(const CommBenchResult& result) {
   const Naming naming(result);
   std::vector<BenchVerb> verbs;
-  std::vector<std::pair<std::string, std::string>> colors;  // of a line's name, by first appearance
+  std::vector<std::string> names;  // of lines, by first appearance
   std::map<BenchVerb, std::vector<std::pair<std::string, std::vector<const CommBenchRow*>>>> series;
   for (const CommBenchRow& row : result.rows) {
     if (row.what.bytes() == 0 || row.p50 <= 0) continue;
     const std::string name = naming(row);
     if (std::ranges::find(verbs, row.what.verb) == verbs.end()) verbs.push_back(row.what.verb);
-    if (std::ranges::find(colors, name, &std::pair<std::string, std::string>::first) == colors.end()) {
-      colors.emplace_back(name, kColors[colors.size() % kColors.size()]);
-    }
+    if (std::ranges::find(names, name) == names.end()) names.push_back(name);
     auto& of_verb = series[row.what.verb];
     auto found = std::ranges::find(of_verb, name, &std::pair<std::string, std::vector<const CommBenchRow*>>::first);
     if (found == of_verb.end()) found = of_verb.insert(of_verb.end(), {name, {}});
@@ -199,8 +209,8 @@ std::string comm_bench_plot(const CommBenchResult& result) {
     std::vector<Line> times, speeds;
     std::map<double, std::pair<double, double>> roof;  // by size: seconds, GB/s on the bus's scale
     for (const auto& [name, rows] : series[verb]) {
-      const auto color = std::ranges::find(colors, name, &std::pair<std::string, std::string>::first)->second;
-      Line time{color}, speed{color};
+      const auto pen = static_cast<std::size_t>(std::ranges::find(names, name) - names.begin());
+      Line time{.pen = pen, .points = {}}, speed = time;
       for (const CommBenchRow* row : rows) {
         const auto bytes = static_cast<double>(row->what.bytes());
         time.points.emplace_back(bytes, row->p50 * 1e6);
@@ -214,7 +224,7 @@ std::string comm_bench_plot(const CommBenchResult& result) {
     }
     if (!roof.empty()) {
       has_roof = true;
-      Line time{kRoofColor, true}, speed{kRoofColor, true};
+      Line time{.pen = kRoof, .points = {}}, speed = time;
       for (const auto& [bytes, both] : roof) {
         time.points.emplace_back(bytes, both.first);
         speed.points.emplace_back(bytes, both.second);
@@ -233,16 +243,16 @@ std::string comm_bench_plot(const CommBenchResult& result) {
     top += 60;
   }
   const double width = 2 * kChartWidth + kGap + 16;
-  const Legend colors_text = legend(colors, has_roof, width);
+  const Legend lines_text = legend(names, has_roof, width);
   const std::string title =
       fmt::format("Collectives over {} ranks on {}: {}, {} cores", result.ranks, result.host, result.cpu, result.cores);
   return svg_sheet(
-      {.width = width, .height = colors_text.height + top + 8, .title = title},
+      {.width = width, .height = lines_text.height + top + 8, .title = title},
       fmt::format("<style>text{{font-size:12px;fill:#374151}}.title{{font-weight:600;fill:#111827;font-size:13px}}"
                   ".head{{font-size:17px;font-weight:600;fill:#111827}}.grid{{stroke:#e5e7eb}}.axis{{stroke:#374151}}"
                   "</style>\n<text x=\"24\" y=\"32\" class=\"head\">{}</text>\n{}"
                   "<g transform=\"translate(0 {:.0f})\">\n{}</g>\n",
-                  escape_markup(title), colors_text.svg, colors_text.height, body));
+                  escape_markup(title), lines_text.svg, lines_text.height, body));
 }
 
 }  // namespace phalanx::measure

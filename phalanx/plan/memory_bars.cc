@@ -152,11 +152,8 @@ class MemoryPicture {
       const double at = kMargin + tick * step * unit * scale_;
       add("<path d=\"M{0:.2f} {1:.1f}v5\"/><text x=\"{0:.2f}\" y=\"{2:.1f}\" text-anchor=\"{3}\" "
           "stroke=\"none\">{4:.6g}{5}</text>\n",
-          at, top, top + 18,
-          tick == 0                    ? "start"
-          : at > kWidth - kMargin - 30 ? "end"
-                                       : "middle",
-          tick * step, tick == 0 ? fmt::format(" {}", kUnits[static_cast<std::size_t>(power)]) : "");
+          at, top, top + 18, tick == 0 ? "start" : "middle", tick * step,
+          tick == 0 ? fmt::format(" {}", kUnits[static_cast<std::size_t>(power)]) : "");
     }
     add("</g>\n");
   }
