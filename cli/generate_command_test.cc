@@ -171,7 +171,7 @@ TEST_F(GenerateCommandTest, WhatCannotBeDoneIsNamed) {
   EXPECT_THAT(error_, HasSubstr("--dtype"));
   write_file(file("wrong.jsonl"), "{\"id\": \"a\", \"ids\": [1]}\n{\"id\": \"b\", \"ids\": [512]}\n");
   EXPECT_EQ(generate("-n 2 --output " + file("wrong"), "wrong.jsonl"), 1);
-  EXPECT_THAT(error_, HasSubstr("prompt 2 (id \"b\"): token 512 is not in the model's vocabulary of 512"));
+  EXPECT_THAT(error_, HasSubstr("wrong.jsonl, line 2: token 512 is not in the model's vocabulary of 512"));
 }
 
 TEST_F(GenerateCommandTest, EvalGivesTheSamePerplexityInEveryLayout) {

@@ -70,7 +70,8 @@ struct Task {
                            .max_new_tokens = arguments.max_new_tokens,
                            .sampling = arguments.sampling,
                            .stop_tokens = {},
-                           .stop_strings = arguments.stops};
+                           .stop_strings = arguments.stops,
+                           .where = prompt.where};
     request.sampling.seed += number;
     if (prompt.text) {
       const auto ids = tokenizer->encode(*prompt.text, {.add_special_tokens = true});
@@ -218,7 +219,7 @@ class JobRun {
     for (std::size_t i = first; i < end; ++i) {
       const infer::Request request = task_.request(left_[i]);
       if (const auto fault = generator_.fault_of(request); !fault.empty()) {
-        throw Error(fmt::format("prompt {} (id {}): {}", left_[i] + 1, task_.prompts.all[left_[i]].id, fault));
+        throw Error(fmt::format("{}: {}", infer::place_of(request, left_[i]), fault));
       }
       longest = std::max(longest, generator_.positions_of(request));
     }

@@ -5,17 +5,15 @@
 #include <nlohmann/json.hpp>
 
 #include "phalanx/base/error.h"
-#include "phalanx/base/json_depth.h"
+#include "phalanx/base/json_text.h"
 #include "phalanx/checkpoint/safetensors.h"
 
 namespace phalanx {
 
 std::map<std::string, std::string> parse_weight_index(const std::string& file, std::string_view text) {
   const auto fail = [&](const std::string& reason) { throw CheckpointError(fmt::format("{}: {}", file, reason)); };
-  if (is_json_too_deep(text)) fail(kJsonTooDeep);
-  const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object())
-    fail("expected a JSON object with the object \"weight_map\"");
+  const auto json = parse_json_object<CheckpointError>(text, file);
+  if (!json.contains("weight_map") || !json["weight_map"].is_object()) fail("expected an object \"weight_map\" in it");
   std::map<std::string, std::string> file_of;
   for (const auto& [tensor, value] : json["weight_map"].items()) {
     if (!value.is_string()) fail(fmt::format("the file of tensor {} is not a string", safetensors::quote_name(tensor)));

@@ -16,6 +16,7 @@
 #include "phalanx/checkpoint/mismatch.h"
 #include "phalanx/checkpoint/place_copy.h"
 #include "phalanx/checkpoint/safetensors.h"
+#include "phalanx/checkpoint/saved_state.h"
 #include "phalanx/checkpoint/tensor_bytes.h"
 #include "phalanx/checkpoint/weight_index.h"
 
@@ -66,17 +67,21 @@ WeightFiles weight_files(const std::filesystem::path& path) {
   return {.paths = std::move(files)};
 }
 
-/// Of the files that are there: a directory's safetensors, or the one file.
+/// Of the files that load_weights() would read from.
 std::uint64_t bytes_on_disk(const std::filesystem::path& path) {
-  std::error_code error;
-  const auto size_of = [&](const std::filesystem::path& file) {
-    const auto size = std::filesystem::file_size(file, error);
-    return error ? 0 : size;
-  };
-  if (!std::filesystem::is_directory(path, error)) return size_of(path);
+  std::vector<std::filesystem::path> files;
+  if (has_file(path / kManifestName)) {
+    const Manifest manifest = read_step_manifest(path);
+    for (const auto& file : manifest.files) files.push_back(path / file.name);
+  } else {
+    files = weight_files(path).paths;
+  }
   std::uint64_t bytes = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(path, error))
-    if (entry.path().extension() == ".safetensors") bytes += size_of(entry.path());
+  std::error_code error;
+  for (const auto& file : files) {
+    const auto size = std::filesystem::file_size(file, error);
+    if (!error) bytes += size;
+  }
   return bytes;
 }
 
@@ -195,7 +200,10 @@ LoadedWeights load_weights(const std::filesystem::path& path, const std::vector<
       mismatches.missing(wanted);
       continue;
     }
-    if (found->second.info->shape != wanted.shape) mismatches.differs(wanted, *found->second.info);
+    const auto& there = *found->second.info;
+    const bool same_kind =
+        at::isFloatingType(scalar_type_of(there.dtype)) == at::isFloatingType(scalar_type_of(wanted.dtype));
+    if (there.shape != wanted.shape || !same_kind) mismatches.differs(wanted, there);
     found->second.used = true;
     chosen.emplace_back(found->second, place.form);
   }

@@ -122,7 +122,7 @@ TEST(Weights, AnIndexMayNotLeadOutOfItsDirectory) {
   for (const std::string file : {"../secret.safetensors", "/etc/x.safetensors", "a/b.safetensors",
                                  "..\\\\x.safetensors", "passwd", "", "x.safetensors\\u0000.safetensors"})
     EXPECT_THAT(index(R"({"weight_map": {"embed": ")" + file + R"("}})"), HasSubstr("in the same directory")) << file;
-  EXPECT_THAT(index("{"), HasSubstr("\"weight_map\""));
+  EXPECT_THAT(index("{"), HasSubstr("index.json: not valid JSON at column 2"));
   EXPECT_THAT(index("{}"), HasSubstr("\"weight_map\""));
   EXPECT_THAT(index(R"({"weight_map": {}})"), HasSubstr("empty"));
   EXPECT_THAT(index(R"({"weight_map": {"embed": 3}})"), HasSubstr("not a string"));
@@ -155,6 +155,11 @@ TEST(Weights, DifferencesAreNamedAndNothingIsOverwritten) {
   EXPECT_THAT(message, HasSubstr("\"embed\": expected F32 [4, 3], found F32 [4, 4]"));
   EXPECT_THAT(message, HasSubstr("\"inv_freq\" is unexpected"));
   EXPECT_TRUE(loaded[1].tensor.equal(at::zeros({3})));
+
+  // Whole numbers are no weights.
+  export_to(path, {{"norm", at::zeros({3}, at::kInt)}});
+  message = message_of<CheckpointError>([&] { load_weights(path, {{"norm", at::zeros({3})}}); });
+  EXPECT_THAT(message, HasSubstr("\"norm\": expected F32 [3], found I32 [3]"));
 
   const std::vector<NamedTensor> one{{"norm", at::zeros({3})}, {"other", at::zeros({1})}};
   message = message_of<CheckpointError>(

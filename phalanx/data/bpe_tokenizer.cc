@@ -190,8 +190,12 @@ std::optional<TokenId> BpeTokenizer::id_of(std::string_view bytes) const {
   return found == state_->ids.end() ? std::nullopt : std::optional(found->second);
 }
 
+bool BpeTokenizer::is_known(std::int64_t id) const {
+  return id >= 0 && id < state_->vocab_size && !state_->bytes[static_cast<std::size_t>(id)].empty();
+}
+
 std::string_view BpeTokenizer::bytes_of(TokenId id) const {
-  if (id < 0 || id >= state_->vocab_size || state_->bytes[static_cast<std::size_t>(id)].empty()) {
+  if (!is_known(id)) {
     throw DataError(fmt::format("token {} is not in the vocabulary of {} tokens", id, state_->vocab_size));
   }
   return state_->bytes[static_cast<std::size_t>(id)];
@@ -223,6 +227,7 @@ void BpeTokenizer::encode_to(std::string_view text, std::vector<TokenId>& ids, E
 }
 
 void BpeTokenizer::decode_next(TokenId id, DecodeOptions options, DecodeState& state, std::string& text) const {
+  if (!is_known(id)) return;
   std::string_view added = bytes_of(id);
   if (options.skip_special_tokens && is_special(id)) return;
   const TokenDecoder& decoder = state_->decoder;
@@ -253,10 +258,7 @@ std::string BpeTokenizer::decode(std::span<const std::int64_t> ids, DecodeOption
   std::string text;
   DecodeState state;
   for (const std::int64_t id : ids) {
-    if (id < 0 || id >= vocab_size()) {
-      throw DataError(fmt::format("token {} is not in the vocabulary of {} tokens", id, vocab_size()));
-    }
-    decode_next(static_cast<TokenId>(id), options, state, text);
+    if (is_known(id)) decode_next(static_cast<TokenId>(id), options, state, text);
   }
   return text;
 }

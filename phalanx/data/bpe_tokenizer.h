@@ -68,6 +68,8 @@ class BpeTokenizer {
   /// The bytes a token stands for inside a text. An id outside the vocabulary is a DataError.
   std::string_view bytes_of(TokenId id) const;
   bool is_special(TokenId id) const;
+  /// Whether a token has this id.
+  bool is_known(std::int64_t id) const;
   /// The token that ends a document: <|endoftext|>, <|end_of_text|>, </s> or <eos>, whichever exists first.
   std::optional<TokenId> end_of_text() const;
   const BpeModel& model() const;
@@ -76,6 +78,7 @@ class BpeTokenizer {
   /// Appends to `ids`.
   void encode_to(std::string_view text, std::vector<TokenId>& ids, EncodeOptions options = {}) const;
 
+  /// Ids that no token has add nothing: a model may have more of them than its tokenizer, to round their number up.
   std::string decode(std::span<const TokenId> ids, DecodeOptions options = {}) const;
   std::string decode(std::span<const std::int64_t> ids, DecodeOptions options = {}) const;
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
-#include "phalanx/base/json_depth.h"
+#include "phalanx/base/json_text.h"
 #include "phalanx/data/bpe_model.h"
 #include "phalanx/data/byte_level.h"
 
@@ -153,14 +153,7 @@ void read_added_tokens(const TokenizerJson& reader, const json& entries, std::in
 
 BpeModel parse_tokenizer_json(std::string_view text, const std::string& name) {
   const TokenizerJson reader(name);
-  if (is_json_too_deep(text)) throw DataError(fmt::format("{}: {}", name, kJsonTooDeep));
-  json root;
-  try {
-    root = json::parse(text);
-  } catch (const json::exception& error) {
-    throw DataError(fmt::format("{}: not valid JSON: {}", name, std::string(error.what()).substr(0, 300)));
-  }
-  if (!root.is_object()) throw DataError(fmt::format("{}: expected an object, as tokenizer.json is", name));
+  const json root = parse_json_object<DataError>(text, name);
   try {
     if (const json* version = TokenizerJson::optional(root, "version"); version && *version != "1.0") {
       reader.unsupported("version", version->dump(), "\"1.0\"");

@@ -10,6 +10,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/json_depth.h"
+#include "phalanx/base/json_text.h"
 #include "phalanx/infer/json_lines.h"
 
 namespace phalanx::infer {
@@ -67,7 +68,7 @@ void BatchJob::open(const nlohmann::json& description) {
     replace_file(path, description.dump(1) + "\n", files_);
     return;
   }
-  const nlohmann::json found = parse_object(read_file(path), path.string());
+  const auto found = parse_json_object<DataError>(read_file(path), path.string());
   for (const auto& [key, value] : description.items()) {
     const auto was = found.value(key, nlohmann::json());
     if (was == value) continue;

@@ -140,7 +140,7 @@ TEST(Questions, AreReadAndWhatIsWrongIsNamed) {
   EXPECT_FALSE(questions[1].answer);
   for (const auto& [line, expected] : std::vector<std::pair<std::string, std::string>>{
            {"", "q holds no questions"},
-           {"[]", "q, line 1: expected a JSON object"},
+           {"[]", "q, line 1: expected a JSON object, found array"},
            {"{\"choices\": [\"a\"]}", "expected \"prompt\", a string"},
            {"{\"prompt\": \"a\", \"choices\": []}", "expected \"choices\", a list of strings"},
            {"{\"prompt\": \"a\", \"choices\": [\"\"]}", "none of them empty"},

@@ -90,7 +90,7 @@ std::vector<Completion> Generator::generate(const std::vector<Request>& requests
   std::int64_t longest = 1;
   for (std::size_t i = 0; i < requests.size(); ++i) {
     if (const auto fault = fault_of(requests[i]); !fault.empty()) {
-      throw Error(fmt::format("prompt {}: {}", i + 1, fault));
+      throw Error(fmt::format("{}: {}", place_of(requests[i], i), fault));
     }
     longest = std::max(longest, positions_of(requests[i]));
   }
@@ -159,10 +159,10 @@ void Generator::run(const RequestStream& requests, std::int64_t max_batch) {
     for (Request& request : more) {
       const std::size_t number = taken++;
       if (const auto fault = fault_of(request); !fault.empty()) {
-        throw Error(fmt::format("prompt {}: {}", number + 1, fault));
+        throw Error(fmt::format("{}: {}", place_of(request, number), fault));
       }
       if (positions_of(request) > positions) {
-        throw Error(fmt::format("prompt {}: it needs {} positions, and the cache was made for {}", number + 1,
+        throw Error(fmt::format("{}: it needs {} positions, and the cache was made for {}", place_of(request, number),
                                 positions_of(request), positions));
       }
       stats_.prompt_tokens += std::ssize(request.prompt);

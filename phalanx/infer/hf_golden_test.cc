@@ -292,7 +292,7 @@ TEST(HuggingFaceDirectory, WhatIsWrongWithItIsNamed) {
   EXPECT_THAT(error([&](const auto& folder) { std::filesystem::remove(folder / index); }),
               HasSubstr("expected model.safetensors.index.json"));
   EXPECT_THAT(error([&](const auto& folder) { write_file(folder / "config.json", "{\"model_type\": "); }),
-              HasSubstr("config.json: expected a JSON object"));
+              HasSubstr("config.json: not valid JSON at column"));
   EXPECT_THAT(with_config("intermediate_size", 41), HasSubstr("\"model.layers.0.mlp.down_proj.weight\": expected F32 "
                                                               "[32, 41], found F32 [32, 40]"));
   EXPECT_THAT(with_config("num_hidden_layers", 3), HasSubstr("\"model.layers.2.self_attn.q_proj.weight\" is missing"));

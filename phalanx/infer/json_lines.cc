@@ -3,10 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
-
-#include "phalanx/base/error.h"
-#include "phalanx/base/json_depth.h"
 
 namespace phalanx::infer {
 
@@ -19,13 +15,6 @@ void each_line(std::string_view text, const std::string& name,
     if (line.ends_with('\r')) line.remove_suffix(1);
     if (!line.empty()) use(line, fmt::format("{}, line {}", name, number));
   }
-}
-
-nlohmann::json parse_object(std::string_view line, const std::string& where) {
-  if (is_json_too_deep(line)) throw DataError(fmt::format("{}: {}", where, kJsonTooDeep));
-  nlohmann::json json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) throw DataError(where + ": expected a JSON object");
-  return json;
 }
 
 }  // namespace phalanx::infer

@@ -52,6 +52,12 @@ ModelFiles find_hugging_face_model(const std::filesystem::path& path) {
 
 ModelFiles find_model(const std::filesystem::path& path) {
   if (is_file(path / "config.json")) return find_hugging_face_model(path);
+  if (is_file(path / "model.safetensors") || is_file(path / "model.safetensors.index.json")) {
+    throw CheckpointError(fmt::format(
+        "{} has weights but no config.json that says of what model: expected a Hugging Face directory, or a "
+        "checkpoint of `phalanx train`",
+        path.string()));
+  }
   ModelFiles files{.weights = resolve_checkpoint(path)};
   const CheckpointReader reader(files.weights);
   const auto metadata = nlohmann::json::parse(reader.manifest().metadata);

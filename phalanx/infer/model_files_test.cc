@@ -309,7 +309,7 @@ TEST(ModelFiles, TheEndOfATextIsWhatTheDirectorySays) {
   for (const char* wrong : {R"({"eos_token_id": "x"})", R"({"eos_token_id": [1, -1]})", R"({"eos_token_id": 1.5})"}) {
     EXPECT_THAT(refused(wrong), HasSubstr("f.json: \"eos_token_id\" is")) << wrong;
   }
-  EXPECT_EQ(refused("["), "f.json: expected a JSON object");
+  EXPECT_THAT(refused("["), HasSubstr("f.json: not valid JSON at column 2"));
 
   // generation_config.json before config.json before the tokenizer.
   const TempDirectory scratch("model");
@@ -327,7 +327,7 @@ TEST(ModelFiles, TheEndOfATextIsWhatTheDirectorySays) {
   write_file(scratch.path() / "generation_config.json", R"({"eos_token_id": [8, 9]})");
   EXPECT_THAT(end_tokens(find_model(scratch.path()), tokenizer), ElementsAre(8, 9));
   write_file(scratch.path() / "generation_config.json", "no JSON");
-  EXPECT_THAT(error_of(scratch.path()), HasSubstr("generation_config.json: expected a JSON object"));
+  EXPECT_THAT(error_of(scratch.path()), HasSubstr("generation_config.json: not valid JSON at column"));
 }
 
 TEST(ModelFiles, HuggingFaceModelsThatCannotBeRunAreRefusedByName) {
@@ -429,7 +429,7 @@ TEST(ModelFiles, MalformedDescriptionsNameFileAndKey) {
 // Numbers that would overflow, loop for years or take all memory; brackets that would overflow the stack.
 TEST(ModelFiles, HostileDescriptionsAreRefusedAtOnce) {
   EXPECT_THAT(config_error("num_hidden_layers", std::int64_t{1} << 40),
-              HasSubstr("n_layers = 1099511627776: expected at most 2147483648"));
+              HasSubstr("n_layers = 1099511627776: expected at most 10000"));
   EXPECT_THAT(config_error("head_dim", std::int64_t{1} << 40), HasSubstr("head_dim = 1099511627776"));
   auto large = tiny_hf_config();
   large.update({{"hidden_size", 1 << 30}, {"num_attention_heads", 1 << 10}, {"num_hidden_layers", 1 << 20}});

@@ -6,6 +6,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/json_number.h"
+#include "phalanx/base/json_text.h"
 #include "phalanx/infer/json_lines.h"
 
 namespace phalanx::infer {
@@ -24,7 +25,7 @@ std::vector<std::int64_t> read_ids(const nlohmann::json& list, const std::string
 
 /// Nothing: the line has no prompt.
 std::optional<Prompt> read_line(std::string_view line, const std::string& where, const PromptFormat& format) {
-  const nlohmann::json json = parse_object(line, where);
+  const auto json = parse_json_object<DataError>(line, where);
   const auto text = json.find(format.prompt_field), ids = json.find("ids");
   if (text == json.end() && ids == json.end()) return std::nullopt;
   if (text != json.end() && ids != json.end()) {
@@ -56,6 +57,7 @@ Prompts parse_prompts(std::string_view contents, const std::string& name, const 
       read.skipped.push_back(missing);
       return;
     }
+    prompt->where = where;
     if (prompt->id.empty()) prompt->id = std::to_string(read.all.size());
     read.all.push_back(std::move(*prompt));
   });

@@ -27,6 +27,7 @@ struct Prompt {
   std::string id;                   // as JSON text: the line's own, else its number among the prompts, from 0 on
   std::optional<std::string> text;  // nothing: ids are given
   std::vector<std::int64_t> ids;
+  std::string where = {};  // "prompts.jsonl, line 3"
 };
 
 struct Prompts {

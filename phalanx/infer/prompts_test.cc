@@ -9,6 +9,7 @@ namespace phalanx::infer {
 namespace {
 
 using testing::ElementsAre;
+using testing::StartsWith;
 
 std::string fault(std::string_view contents, const PromptFormat& format = {}) {
   try {
@@ -53,9 +54,9 @@ TEST(Prompts, FieldsMayHaveOtherNamesAndLinesWithoutAreSkippedWhereWished) {
 
 TEST(Prompts, WhatIsWrongWithALineIsNamed) {
   EXPECT_EQ(fault(""), "p.jsonl holds no prompts");
-  EXPECT_EQ(fault("{\"prompt\": \"x\"}\n[1]"), "p.jsonl, line 2: expected a JSON object");
-  EXPECT_EQ(fault("{\"prompt\": \"x"), "p.jsonl, line 1: expected a JSON object");
-  EXPECT_EQ(fault("{\"prompt\": \"\xff\"}"), "p.jsonl, line 1: expected a JSON object");
+  EXPECT_EQ(fault("{\"prompt\": \"x\"}\n[1]"), "p.jsonl, line 2: expected a JSON object, found array");
+  EXPECT_THAT(fault("{\"prompt\": \"x"), StartsWith("p.jsonl, line 1: not valid JSON at column 14: "));
+  EXPECT_THAT(fault("{\"prompt\": \"\xff\"}"), StartsWith("p.jsonl, line 1: not valid JSON at column 13: "));
   // Printing so deep an id would end the program by a stack overflow.
   EXPECT_EQ(fault("{\"prompt\": \"x\", \"id\": " + std::string(200000, '[') + std::string(200000, ']') + "}"),
             "p.jsonl, line 1: its JSON nests deeper than 100 levels");

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/json_text.h"
 #include "phalanx/infer/json_lines.h"
 
 namespace phalanx::infer {
@@ -14,7 +15,7 @@ std::vector<Question> parse_questions(std::string_view contents, const std::stri
   std::vector<Question> questions;
   each_line(contents, name, [&](std::string_view line, const std::string& where) {
     const auto fail = [&](const char* reason) { throw DataError(fmt::format("{}: {}", where, reason)); };
-    const nlohmann::json json = parse_object(line, where);
+    const auto json = parse_json_object<DataError>(line, where);
     Question question{.id = std::to_string(questions.size()), .prompt = {}, .choices = {}, .answer = {}};
     if (json.contains("id")) question.id = json["id"].dump();
     if (!json.contains("prompt") || !json["prompt"].is_string()) fail("expected \"prompt\", a string");

@@ -1,6 +1,7 @@
 // What is asked of a model, and what it answers. Knows no tensor.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -16,7 +17,13 @@ struct Request {
   SamplingOptions sampling;
   std::vector<std::int64_t> stop_tokens;
   std::vector<std::string> stop_strings;  // end the text before the first of them; need a tokenizer
+  std::string where = {};                 // begins messages about it ("p.jsonl, line 3"); empty: "prompt 3"
 };
+
+/// What a message calls the request that is the number-th, from 0 on.
+inline std::string place_of(const Request& request, std::size_t number) {
+  return request.where.empty() ? "prompt " + std::to_string(number + 1) : request.where;
+}
 
 enum class FinishReason { stop_token, stop_string, max_new_tokens, max_seq_len };
 std::string_view name_of(FinishReason reason);

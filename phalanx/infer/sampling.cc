@@ -11,6 +11,8 @@
 namespace phalanx::infer {
 namespace {
 
+constexpr const char* kNoNumbers = ": are the weights damaged, or too large for 16 bits?";
+
 /// The largest logit's index, the lowest among equals. Several running maxima, so that comparisons do not wait for
 /// each other.
 std::size_t argmax(std::span<const float> logits) {
@@ -75,10 +77,11 @@ std::span<const float> Sampler::without_repetition(std::span<const float> logits
 
 std::int64_t Sampler::sample(std::span<const float> given, std::uint64_t position) {
   const std::span<const float> logits = without_repetition(given);
-  if (logits.empty() || has_nan(logits)) throw Error("cannot sample: the model's logits hold NaN");
+  if (logits.empty() || has_nan(logits))
+    throw Error(fmt::format("cannot sample: the model's logits hold NaN{}", kNoNumbers));
   const std::size_t likeliest = argmax(logits);
   const float largest = logits[likeliest];
-  if (!std::isfinite(largest)) throw Error("cannot sample: the model's logits are infinite");
+  if (!std::isfinite(largest)) throw Error(fmt::format("cannot sample: the model's logits are infinite{}", kNoNumbers));
   if (options_.greedy()) return static_cast<std::int64_t>(likeliest);
   const double u = uniform(position);
   if (options_.top_k == 0 && options_.top_p == 1.0) return draw_from_all(logits, largest, u);

@@ -1,5 +1,7 @@
 #include "phalanx/infer/sequence.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -21,6 +23,15 @@ Sequence::Sequence(Request request, std::size_t number, std::int64_t vocab, std:
 void Sequence::end(FinishReason reason) {
   completion_.reason = reason;
   done_ = true;
+}
+
+std::int64_t Sequence::choose(std::span<const float> logits) {
+  try {
+    return sampler_.sample(logits, completion_.tokens.size());
+  } catch (const Error& error) {
+    throw Error(
+        fmt::format("{}, token {}: {}", place_of(request_, number_), completion_.tokens.size() + 1, error.what()));
+  }
 }
 
 bool Sequence::take(std::int64_t token) {

@@ -23,7 +23,8 @@ class Sequence {
   std::int64_t prompt_length() const { return std::ssize(request_.prompt); }
 
   /// The next token, by the logits [vocab] behind the last one.
-  std::int64_t choose(std::span<const float> logits) { return sampler_.sample(logits, completion_.tokens.size()); }
+  /// Throws an Error that names the request where the logits are no numbers.
+  std::int64_t choose(std::span<const float> logits);
   /// Takes it. True if it belongs to the result (a stop token does not).
   bool take(std::int64_t token);
   bool is_done() const noexcept { return done_; }

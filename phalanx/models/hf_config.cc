@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
-#include "phalanx/base/json_depth.h"
 #include "phalanx/base/json_number.h"
+#include "phalanx/base/json_text.h"
 #include "phalanx/models/hf_gpt2_config.h"
 #include "phalanx/models/json_reader.h"
 #include "phalanx/models/llama_json.h"
@@ -233,21 +233,14 @@ void add_llama_keys(nlohmann::json& description, const LlamaConfig& config) {
   }
 }
 
-nlohmann::json object_in(const std::string& text, const std::string& file) {
-  if (is_json_too_deep(text)) throw CheckpointError(fmt::format("{}: {}", file, kJsonTooDeep));
-  nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) throw CheckpointError(fmt::format("{}: expected a JSON object", file));
-  return json;
-}
-
 }  // namespace
 
 LlamaConfig llama_config_from_hf(const std::string& text, const std::string& file) {
-  return ConfigFile(object_in(text, file), file).config();
+  return ConfigFile(parse_json_object<CheckpointError>(text, file), file).config();
 }
 
 std::vector<std::int64_t> hf_end_tokens(const std::string& text, const std::string& file) {
-  const nlohmann::json json = object_in(text, file);
+  const auto json = parse_json_object<CheckpointError>(text, file);
   const auto found = json.find("eos_token_id");
   if (found == json.end() || found->is_null()) return {};
   std::vector<std::int64_t> tokens;

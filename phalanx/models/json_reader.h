@@ -31,8 +31,9 @@ class JsonReader {
     } catch (const nlohmann::json::exception&) {
       // Said below.
     }
-    throw CheckpointError(fmt::format("{}: \"{}\" is {}, which is not what it should be", where_, key,
-                                      object_.at(key).dump().substr(0, 80)));
+    throw CheckpointError(fmt::format("{}: \"{}\" is {}: expected {}", where_, key,
+                                      object_.at(key).dump(-1, ' ', /*ensure_ascii=*/true).substr(0, 80),
+                                      name_of_type<T>()));
   }
   template <class T>
   T get_or(const char* key, T otherwise) const {
@@ -40,6 +41,14 @@ class JsonReader {
   }
 
  private:
+  template <class T>
+  static constexpr const char* name_of_type() {
+    if (std::is_same_v<T, bool>) return "true or false";
+    if (std::is_integral_v<T>) return "a whole number";
+    if (std::is_floating_point_v<T>) return "a number";
+    return std::is_same_v<T, std::string> ? "a string" : "a value of another type";
+  }
+
   const nlohmann::json& object_;
   std::string where_;
 };

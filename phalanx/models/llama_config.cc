@@ -67,6 +67,7 @@ std::int64_t nearest_divisor(std::int64_t number, std::int64_t wanted) {
 }
 
 constexpr std::int64_t kLargestSize = std::int64_t{1} << 31;
+constexpr std::int64_t kMostLayers = 10'000;  // each is a dozen tensors to list and to hold
 constexpr double kMostParameters = 1e15;
 constexpr std::int64_t kMostExperts = 4096;
 
@@ -150,9 +151,8 @@ void LlamaConfig::validate() const {
   };
   for (const auto& [key, value] : sizes) {
     if (value < 1) throw ConfigError(fmt::format("model: {} = {}: expected a positive number", key, value));
-    if (value > kLargestSize) {
-      throw ConfigError(fmt::format("model: {} = {}: expected at most {}", key, value, kLargestSize));
-    }
+    const std::int64_t most = std::string_view(key) == "n_layers" ? kMostLayers : kLargestSize;
+    if (value > most) throw ConfigError(fmt::format("model: {} = {}: expected at most {}", key, value, most));
   }
   validate_family();
   if (own_head_dim < 0 || own_head_dim > kLargestSize || own_head_dim % 2 != 0) {

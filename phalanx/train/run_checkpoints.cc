@@ -68,6 +68,13 @@ bool has_initial_weights(const TrainConfig& config) {
   return config.checkpoint.initial_load_in_hf || !config.checkpoint.initial_load_path.empty();
 }
 
+void check_initial_weights(const TrainConfig& config) {
+  const bool from_directory = config.model.flavor == "hf";
+  refuse_more_parameters_than_bytes(
+      initial_weights(config), model_config(config).parameter_count(),
+      from_directory ? (std::filesystem::path(config.model.hf_assets_path) / "config.json").string() : "[model]");
+}
+
 void load_initial_weights(const TrainConfig& config, const std::vector<NamedTensor>& weights, const Say& say) {
   const std::filesystem::path path = initial_weights(config);
   const models::LlamaConfig model = model_config(config);

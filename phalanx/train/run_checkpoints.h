@@ -29,6 +29,8 @@ using Say = std::function<void(const std::string&)>;  // a line for the log
 
 /// Whether a new run starts from weights of [checkpoint] initial_load_path, or of [model] hf_assets_path.
 bool has_initial_weights(const TrainConfig& config);
+/// CheckpointError where they have fewer bytes than the model has parameters. For before anything of its size is made.
+void check_initial_weights(const TrainConfig& config);
 /// Fills the weights from there, each rank its part of the files.
 void load_initial_weights(const TrainConfig& config, const std::vector<NamedTensor>& weights, const Say& say);
 

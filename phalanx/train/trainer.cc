@@ -60,6 +60,7 @@ Trainer::Trainer(TrainConfig config, TrainerContext context)
                     config_.lr_scheduler.warmup_steps, config_.training.steps));
   }
   model_config(config_);  // wrong numbers are reported before anything is read or written
+  if (!checkpoints_.continues() && has_initial_weights(config_)) check_initial_weights(config_);
   data_ = open_training_data(config_, plan_, context_.device, context_.world->rank());
   result_.unigram_entropy = data_.unigram_entropy;
   device_ = describe_device(context_.device);
