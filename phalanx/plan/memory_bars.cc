@@ -17,9 +17,10 @@ namespace phalanx::plan {
 namespace {
 
 // Sizes in pixels.
-constexpr double kWidth = 920, kMargin = 24, kHead = 66, kBar = 26, kRow = 84, kAxis = 34, kLegendRow = 24;
-constexpr double kNarrowestLetter = 13, kLegendCharacter = 7.4;
-constexpr double kFarLine = 3;  // times the longest bar
+constexpr double kNarrowest = 920, kMargin = 24, kHead = 66, kBar = 26, kRow = 84, kAxis = 34, kLegendRow = 24;
+constexpr double kNarrowestLetter = 13;
+constexpr double kCharacter = 7.4, kBoldCharacter = 9.2, kTitleCharacter = 12;  // about, and rather too wide
+constexpr double kFarLine = 3;                                                  // times the longest bar
 
 struct Part {
   char letter;
@@ -47,19 +48,30 @@ std::string fill_of(const Part& part) {
   return part.hatch.empty() ? std::string(part.colour) : fmt::format("url(#{})", part.letter);
 }
 
+std::string note_of(const Candidate& layout) {
+  const std::int64_t total = layout.memory.total();
+  return fmt::format("{} of {}{}", bytes_text(total), bytes_text(layout.available),
+                     layout.fits() ? ", fits" : fmt::format(", {} too much", bytes_text(total - layout.available)));
+}
+
 class MemoryPicture {
  public:
   MemoryPicture(const std::vector<Candidate>& layouts, const MemoryBarsOptions& options)
       : layouts_(layouts), options_(options) {
     std::int64_t longest = 1, furthest = 0;
+    const auto widen = [&](double text) { width_ = std::max(width_, 2 * kMargin + text); };
+    widen(kTitleCharacter * static_cast<double>(options.title.size()));
     for (const Candidate& layout : layouts) {
       longest = std::max(longest, layout.memory.total());
       furthest = std::max(furthest, layout.available);
+      const std::size_t bold = kind_of(layout.layout.parallel).size() + note_of(layout).size();
+      widen(kBoldCharacter * static_cast<double>(bold) +
+            kCharacter * static_cast<double>(name_of(layout.layout).size()) + 30);
     }
     const double most = static_cast<double>(longest);
     line_is_there_ = static_cast<double>(furthest) <= kFarLine * most;
     most_ = line_is_there_ ? std::max(most, static_cast<double>(furthest)) : most;
-    scale_ = (kWidth - 2 * kMargin - 2) / most_;  // the line stays inside
+    scale_ = (width_ - 2 * kMargin - 2) / most_;  // the line stays inside
   }
 
   std::string draw() {
@@ -67,7 +79,7 @@ class MemoryPicture {
     for (std::size_t row = 0; row < layouts_.size(); ++row) bar(row);
     axis();
     const double bottom = legend();
-    return svg_sheet({.width = kWidth, .height = bottom, .title = options_.title}, svg_);
+    return svg_sheet({.width = width_, .height = bottom, .title = options_.title}, svg_);
   }
 
  private:
@@ -95,16 +107,14 @@ class MemoryPicture {
 
   void bar(std::size_t row) {
     const Candidate& layout = layouts_[row];
-    const std::int64_t total = layout.memory.total();
     const double top = top_of(row), bar_top = top + 24;
     add("<g>\n<text x=\"{:.0f}\" y=\"{:.0f}\" fill=\"#1b1f24\"><tspan font-weight=\"bold\">{}</tspan>"
         "<tspan dx=\"10\" font-size=\"12\" fill=\"#57606a\">{}</tspan></text>\n",
         kMargin, top + 16, kind_of(layout.layout.parallel), escape_markup(name_of(layout.layout)));
-    add("<text x=\"{:.0f}\" y=\"{:.0f}\" text-anchor=\"end\" fill=\"#1b1f24\"{}>{} of {}{}</text>\n", kWidth - kMargin,
-        top + 16, layout.fits() ? "" : " font-weight=\"bold\"", bytes_text(total), bytes_text(layout.available),
-        layout.fits() ? ", fits" : fmt::format(", {} too much", bytes_text(total - layout.available)));
+    add("<text x=\"{:.0f}\" y=\"{:.0f}\" text-anchor=\"end\" fill=\"#1b1f24\"{}>{}</text>\n", width_ - kMargin,
+        top + 16, layout.fits() ? "" : " font-weight=\"bold\"", note_of(layout));
     add("<path d=\"M{:.0f} {:.0f}h{:.0f}v{:.0f}h-{:.0f}z\" fill=\"#eceff2\"/>\n", kMargin, bar_top,
-        kWidth - 2 * kMargin, kBar, kWidth - 2 * kMargin);
+        width_ - 2 * kMargin, kBar, width_ - 2 * kMargin);
 
     std::int64_t before = 0;
     std::string numbers;
@@ -129,7 +139,7 @@ class MemoryPicture {
         numbers);
     add("<text x=\"{:.0f}\" y=\"{:.0f}\" font-size=\"12\" text-anchor=\"end\" fill=\"#57606a\">sends {} a step</text>\n"
         "</g>\n",
-        kWidth - kMargin, bar_top + kBar + 16, bytes_text(layout.exchange.total()));
+        width_ - kMargin, bar_top + kBar + 16, bytes_text(layout.exchange.total()));
   }
 
   /// With a rim in the part's colour, that the hatching does not cut it.
@@ -147,7 +157,7 @@ class MemoryPicture {
     constexpr std::array<std::string_view, 6> kUnits = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
     const double step = round_step(std::max(70 / scale_ / unit, power == 0 ? 1.0 : 0.0));
     add("<g stroke=\"#8c959f\" fill=\"#57606a\" font-size=\"11\">\n<path d=\"M{:.2f} {:.1f}h{:.2f}\"/>\n", kMargin, top,
-        kWidth - 2 * kMargin);
+        width_ - 2 * kMargin);
     for (int tick = 0; tick * step * unit <= most_ * (1 + 1e-9); ++tick) {
       const double at = kMargin + tick * step * unit * scale_;
       add("<path d=\"M{0:.2f} {1:.1f}v5\"/><text x=\"{0:.2f}\" y=\"{2:.1f}\" text-anchor=\"{3}\" "
@@ -162,8 +172,8 @@ class MemoryPicture {
   double legend() {
     double left = kMargin, top = top_of(layouts_.size()) + kAxis;
     const auto place = [&](std::size_t characters) {
-      const double width = 24 + kLegendCharacter * static_cast<double>(characters) + 20;
-      if (left > kMargin && left + width > kWidth) {
+      const double width = 24 + kCharacter * static_cast<double>(characters) + 20;
+      if (left > kMargin && left + width > width_) {
         left = kMargin;
         top += kLegendRow;
       }
@@ -190,6 +200,7 @@ class MemoryPicture {
 
   const std::vector<Candidate>& layouts_;
   const MemoryBarsOptions& options_;
+  double width_ = kNarrowest;
   bool line_is_there_ = true;
   double most_ = 1;   // bytes that the width stands for
   double scale_ = 1;  // pixels of a byte

@@ -137,6 +137,17 @@ TEST(MemoryBars, ALineFarAwayIsToldInsteadOfDrawn) {
   EXPECT_NEAR(boxes[4].x + boxes[4].width, 895, 2);  // the longest bar takes the whole width
 }
 
+TEST(MemoryBars, LongNamesHaveRoom) {
+  Candidate one = kTwo[0];
+  EXPECT_EQ(parse_xml(memory_bars({one}, {.title = "t"})).number("width"), 920);
+  one.layout.parallel = {.pp = 4, .dp_replicate = 16, .tp = 8, .sequence_parallel = false};
+  one.layout.schedule = "InterleavedZeroBubble";
+  one.layout.recompute_every = 1;
+  const double characters = 31 + 76 + 38;  // of the kind, the layout and what is too much
+  EXPECT_GT(parse_xml(memory_bars({one}, {.title = "t"})).number("width"), 7 * characters);
+  EXPECT_GT(parse_xml(memory_bars({one}, {.title = std::string(200, 'm')})).number("width"), 2000);
+}
+
 TEST(MemoryBars, OfAnySize) {
   for (const std::int64_t bytes : {std::int64_t{1}, std::int64_t{700}, std::int64_t{5} << 20, std::int64_t{3} << 50}) {
     Candidate one = candidate({}, {bytes, 0, 0, 0, 0}, bytes);
