@@ -202,7 +202,7 @@ TEST_F(HostileInputTest, Weights) {
   std::memcpy(&header_bytes, file.data(), 8);
   const std::string after_length = file.substr(8);
   for (const Damage& damage : std::vector<Damage>{
-           {kWeights, "", "have 0 bytes: they are not of this model, or not whole"},
+           {kWeights, "", "malformed safetensors file: "},
            {kWeights, file.substr(0, file.size() - 10), "pass the end of the data"},
            {kWeights, file + "more", "the tensors end at byte"},
            {kWeights, safetensors(after_length, "", std::uint64_t{1} << 63), "more than the 100000000 allowed"},

@@ -67,22 +67,13 @@ WeightFiles weight_files(const std::filesystem::path& path) {
   return {.paths = std::move(files)};
 }
 
-/// Of the files that load_weights() would read from.
-std::uint64_t bytes_on_disk(const std::filesystem::path& path) {
+/// The files that load_weights() would read from.
+std::vector<std::filesystem::path> files_of(const std::filesystem::path& path) {
+  if (!has_file(path / kManifestName)) return weight_files(path).paths;
   std::vector<std::filesystem::path> files;
-  if (has_file(path / kManifestName)) {
-    const Manifest manifest = read_step_manifest(path);
-    for (const auto& file : manifest.files) files.push_back(path / file.name);
-  } else {
-    files = weight_files(path).paths;
-  }
-  std::uint64_t bytes = 0;
-  std::error_code error;
-  for (const auto& file : files) {
-    const auto size = std::filesystem::file_size(file, error);
-    if (!error) bytes += size;
-  }
-  return bytes;
+  const Manifest manifest = read_step_manifest(path);
+  for (const auto& file : manifest.files) files.push_back(path / file.name);
+  return files;
 }
 
 struct SourceTensor {
@@ -153,8 +144,15 @@ class FileTensor {
 
 void refuse_more_parameters_than_bytes(const std::filesystem::path& path, std::int64_t parameters,
                                        const std::string& told_by) {
-  const std::uint64_t bytes = bytes_on_disk(path);
+  const auto files = files_of(path);
+  std::uint64_t bytes = 0;
+  for (const auto& file : files) {
+    std::error_code error;
+    const auto size = std::filesystem::file_size(file, error);
+    if (!error) bytes += size;
+  }
   if (parameters >= 0 && static_cast<std::uint64_t>(parameters) <= bytes) return;
+  for (const auto& file : files) const safetensors::File is_whole(file.string());  // or says what is wrong with it
   throw CheckpointError(fmt::format(
       "{}: tells of a model of {} parameters, but the weights in {} have {} bytes: they are not of this model, or not "
       "whole",
