@@ -166,7 +166,9 @@ class Backend {
   virtual std::shared_ptr<Backend> split(const SplitRequest& request) = 0;
   /// Host memory of so many bytes (the same on all ranks, all of which call this), from which this backend moves data
   /// with fewer copies. Held by what is returned. nullptr on all ranks: it has none, ordinary memory is as good.
-  virtual std::shared_ptr<std::byte> make_symmetric(std::size_t, const SymmetricExchange&) { return nullptr; }
+  virtual std::shared_ptr<std::byte> make_symmetric(std::size_t, SymmetricOptions, const SymmetricExchange&) {
+    return nullptr;
+  }
   /// Any thread, any number of times; the first reason counts.
   virtual void abort(const std::string& reason) noexcept = 0;
   /// Throws CommError if the group was aborted, or if a rank of it is known to have ended. A rank that has ended may

@@ -244,7 +244,7 @@ class Communicator::Impl {
                                                 fmt::format("{}/{}.{}", id_, serial, color), std::move(in_first))));
   }
 
-  at::Tensor symmetric_empty(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  at::Tensor symmetric_empty(at::IntArrayRef sizes, const at::TensorOptions& options, SymmetricOptions symmetric) {
     const auto dtype = c10::typeMetaToScalarType(options.dtype());
     const std::string mine = fmt::format("{}[{}] on {}", c10::toString(dtype), fmt::join(sizes, ", "),
                                          options.device().type() == c10::DeviceType::CPU ? "the host" : "a device");
@@ -257,8 +257,8 @@ class Communicator::Impl {
                         *name_, rank(), mine, r, requests[r]));
     if (!options.device().is_cpu()) return at::empty(sizes, options);
     const auto bytes = static_cast<std::size_t>(c10::multiply_integers(sizes)) * c10::elementSize(dtype);
-    auto memory =
-        backend_->make_symmetric(bytes, [this](const std::string& value) { return byte_objects().all_gather(value); });
+    auto memory = backend_->make_symmetric(
+        bytes, symmetric, [this](const std::string& value) { return byte_objects().all_gather(value); });
     if (!memory) return at::empty(sizes, options);
     void* const data = memory.get();
     return at::from_blob(
@@ -513,8 +513,8 @@ std::shared_ptr<Communicator> Communicator::split(int color, int key, std::strin
   return impl_->split(color, key, std::move(name));
 }
 
-at::Tensor Communicator::symmetric_empty(at::IntArrayRef sizes, at::TensorOptions options) {
-  return impl_->symmetric_empty(sizes, options);
+at::Tensor Communicator::symmetric_empty(at::IntArrayRef sizes, at::TensorOptions options, SymmetricOptions symmetric) {
+  return impl_->symmetric_empty(sizes, options, symmetric);
 }
 
 void Communicator::mark_started() { impl_->family_->is_started.store(true, std::memory_order_relaxed); }

@@ -145,7 +145,7 @@ class Communicator {
   /// requests differ or there is no memory.
   ///
   ///   at::Tensor bucket = comm->symmetric_empty({elements}, at::kFloat);
-  at::Tensor symmetric_empty(at::IntArrayRef sizes, at::TensorOptions options);
+  at::Tensor symmetric_empty(at::IntArrayRef sizes, at::TensorOptions options, SymmetricOptions symmetric = {});
 
   /// The first training step is done: timeouts switch from first_timeout to timeout.
   void mark_started();

@@ -46,6 +46,7 @@ Progress DirectOperation::step() {
     is_work_done_ = work();
     if (!is_work_done_) return Progress::moved;
     board_.publish(first_round_ + 1);
+    leave_peers();
   }
   if (!await_all(first_round_ + 1)) {
     if (board_.aborted() && is_out_of_patience()) board_.throw_if_aborted();

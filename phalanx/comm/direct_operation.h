@@ -38,6 +38,8 @@ class DirectOperation : public RoundOperation {
   Progress step() override;
   /// One of each rank; asked for once, when all have published the first round.
   virtual std::vector<PeerBuffers> peers() = 0;
+  /// This rank has no more to do in the peers' buffers.
+  virtual void leave_peers() noexcept {}
   /// After a failure: a peer that will not say that it is done, since it has died or was stopped. One that was stopped
   /// may go on with its piece later.
   virtual bool has_ended(int) const noexcept { return false; }

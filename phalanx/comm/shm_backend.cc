@@ -49,9 +49,10 @@ class ShmBackend final : public Backend {
     return std::make_shared<ShmBackend>(std::move(segment), processes_, std::move(members), request.names, request.rank,
                                         is_crowded_);
   }
-  std::shared_ptr<std::byte> make_symmetric(std::size_t bytes, const SymmetricExchange& exchange) override {
+  std::shared_ptr<std::byte> make_symmetric(std::size_t bytes, SymmetricOptions options,
+                                            const SymmetricExchange& exchange) override {
     if (size() == 1 || bytes == 0) return nullptr;
-    auto window = windows_.make(bytes, rank(), size(), exchange);
+    auto window = windows_.make({bytes, rank(), size(), options}, exchange);
     std::byte* const part = window->part(rank());
     return {std::move(window), part};
   }

@@ -125,6 +125,7 @@ class ShmOperation : public DirectOperation {
     }
     return all;
   }
+  void leave_peers() noexcept final { window_->leave_peers(); }
   bool has_ended(int peer) const noexcept final { return !board_.why_dead(peer).empty(); }
 
   std::shared_ptr<ShmWindow> window_;  // nothing: through the slots

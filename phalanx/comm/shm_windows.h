@@ -14,13 +14,20 @@
 
 #include "phalanx/comm/board.h"
 #include "phalanx/comm/shared_pages.h"
+#include "phalanx/comm/types.h"
 #include "phalanx/observe/memory_counters.h"
 
 namespace phalanx {
 
 class ShmWindow {
  public:
-  ShmWindow(std::shared_ptr<SharedPages> pages, std::uint64_t number, std::size_t stride, int rank);
+  struct Form {
+    std::size_t bytes = 0;  // of a part
+    int rank = 0;
+    int size = 0;  // ranks
+    SymmetricOptions options;
+  };
+  ShmWindow(std::shared_ptr<SharedPages> pages, std::uint64_t number, std::size_t stride, const Form& form);
   ~ShmWindow();
   ShmWindow(const ShmWindow&) = delete;
   ShmWindow& operator=(const ShmWindow&) = delete;
@@ -32,21 +39,25 @@ class ShmWindow {
   std::size_t offset_of(const void* data) const noexcept {
     return static_cast<std::size_t>(static_cast<const std::byte*>(data) - part(rank_));
   }
+  /// An operation has no more to do in the peers' parts. Unless they are to stay mapped, their pages leave this
+  /// process's page tables; what they hold stays.
+  void leave_peers() const noexcept;
 
  private:
   std::shared_ptr<SharedPages> pages_;
   std::uint64_t number_;
-  std::size_t stride_;  // bytes of a part
-  int rank_;
+  std::size_t stride_;  // bytes of a part, in whole pages
+  int rank_, size_;
+  SymmetricOptions options_;
   observe::MemoryCategory category_;  // this rank's part is counted there
 };
 
 /// One rank's. Any thread.
 class ShmWindows {
  public:
-  /// Collective over the `size` ranks behind `exchange`; bytes are the same on all. The memory is zero, and the pages
+  /// Collective over the form's ranks, behind `exchange`; bytes are the same on all. The memory is zero, and the pages
   /// of this rank's part are taken. Throws CommError on every rank if one of them has no memory.
-  std::shared_ptr<ShmWindow> make(std::size_t bytes, int rank, int size, const SharedPages::Exchange& exchange);
+  std::shared_ptr<ShmWindow> make(const ShmWindow::Form& form, const SharedPages::Exchange& exchange);
   /// The window that holds these bytes in this rank's part, or nullptr.
   std::shared_ptr<ShmWindow> find(const void* data, std::size_t bytes);
 

@@ -12,6 +12,7 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <functional>
 #include <sstream>
@@ -159,7 +160,8 @@ void symmetric_suite(Communicator& comm) {
       compare(comm, count, type, "at places of their own",
               [&](std::int64_t n) { return a.narrow(0, 7 * comm.rank(), n); });
       if (count > 100'000) continue;
-      const at::Tensor b = make();
+      const at::Tensor b = comm.symmetric_empty({(count + 100) * world}, type, {.keeps_peers_mapped = false});
+      compare(comm, count, type, "left by its peers", [&](std::int64_t n) { return b.narrow(0, 5, n); });
       compare(comm, count, type, "in two",
               [&](std::int64_t n) { return (comm.rank() % 2 == 0 ? a : b).narrow(0, 3, n); });
       compare(comm, count, type, "rank 0 only",
@@ -192,14 +194,17 @@ TEST(Symmetric, IsAnyTensorElsewhere) {
   run_local_ranks(2, [](const std::shared_ptr<Communicator>& comm) { symmetric_suite(*comm); });
 }
 
-// Kibibytes that are in memory of the mapping at this address.
-std::int64_t resident_kib(std::uintptr_t begin) {
+// Kibibytes of this process's page tables in the mapping that holds this address.
+std::int64_t resident_kib(std::uintptr_t address) {
   std::ifstream maps("/proc/self/smaps");
   std::string line;
-  const std::string start = fmt::format("{:x}-", begin);
   bool is_ours = false;
   while (std::getline(maps, line)) {
-    if (line.find("memfd:phalanx") != std::string::npos) is_ours = line.starts_with(start);
+    if (line.find("memfd:phalanx") != std::string::npos) {
+      std::size_t dash = 0;
+      const std::uintptr_t begin = std::stoull(line, &dash, 16);
+      is_ours = begin <= address && address < std::stoull(line.substr(dash + 1), nullptr, 16);
+    }
     if (is_ours && line.starts_with("Rss:")) {
       std::istringstream text(line.substr(4));
       std::int64_t kib = 0;
@@ -236,6 +241,34 @@ TEST(Symmetric, NothingGoesThroughTheSlots) {
                                   comm.all_reduce(y);  // for comparison
                                   const std::int64_t slots = resident_kib(segment) - before;
                                   must_be(slots > 1024, fmt::format("{} KiB of the slots, expected more", slots));
+                                }),
+            "");
+}
+
+// Between collectives a process has the pages of its own part alone, where its peers are not to stay mapped.
+TEST(Symmetric, PeersLeaveThePageTables) {
+  EXPECT_EQ(run_symmetric_ranks(3,
+                                [](Communicator& comm) {
+                                  constexpr std::int64_t kElements = 2'000'000;
+                                  constexpr double kPartKib = kElements * 4 / 1024.0;
+                                  for (const bool stay : {true, false}) {
+                                    const at::Tensor x =
+                                        comm.symmetric_empty({kElements}, at::kFloat, {.keeps_peers_mapped = stay});
+                                    const at::Tensor y = at::empty({3 * kElements});
+                                    for (int call = 0; call < 2; ++call) {
+                                      x.fill_(comm.rank() + 10 * call);
+                                      comm.all_gather(y, x);
+                                      for (int r = 0; r < 3; ++r)
+                                        must_be(at::equal(y.narrow(0, r * kElements, kElements),
+                                                          at::full({kElements}, static_cast<float>(r + 10 * call))),
+                                                fmt::format("call {}, from rank {}", call, r));
+                                      const auto kib = static_cast<double>(
+                                          resident_kib(reinterpret_cast<std::uintptr_t>(x.const_data_ptr())));
+                                      const double expected = stay ? 3 * kPartKib : kPartKib;
+                                      must_be(std::abs(kib - expected) < 256,
+                                              fmt::format("{} KiB in memory, expected {}", kib, expected));
+                                    }
+                                  }
                                 }),
             "");
 }

@@ -24,6 +24,14 @@ enum class Verb : std::uint8_t {
   barrier
 };
 
+/// Of memory that the ranks of one machine share.
+struct SymmetricOptions {
+  // The peers' parts stay in this process's page tables from one collective to the next, and so count as its memory
+  // (RSS) beside that of the peers. False: they leave them after each, and are mapped anew, 16 pages at a fault, by the
+  // next one that reads them. For data that lie unread most of the time, as shards do.
+  bool keeps_peers_mapped = true;
+};
+
 constexpr std::size_t element_size(DataType type) {
   switch (type) {
     case DataType::f64:

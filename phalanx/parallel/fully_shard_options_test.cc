@@ -14,6 +14,7 @@
 #include "phalanx/optim/sgd.h"
 #include "phalanx/parallel/ddp_test_support.h"
 #include "phalanx/parallel/fully_shard.h"
+#include "phalanx/parallel/fully_shard_test_support.h"
 #include "phalanx/tensor/grad_ready.h"
 
 namespace phalanx {
@@ -22,24 +23,11 @@ namespace {
 using ddp_testing::message_of;
 using ddp_testing::Mlp;
 using ddp_testing::waves;
+using fully_shard_testing::kWidth;
+using fully_shard_testing::linears;
+using fully_shard_testing::sharding_mesh;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-constexpr std::int64_t kWidth = 12;
-
-DeviceMesh sharding_mesh(const std::shared_ptr<Communicator>& world, int replicas = 1) {
-  return {world, {{"dp_replicate", replicas}, {"dp_shard", world->size() / replicas}}};
-}
-
-torch::nn::Sequential linears(int count) {
-  torch::nn::Sequential net;
-  for (int i = 0; i < count; ++i) {
-    net->push_back(torch::nn::Linear(kWidth, kWidth));
-    net->push_back(torch::nn::Tanh());
-  }
-  nn::initialise(*net, 3);
-  return net;
-}
 
 enum class Compare { bits, closely, bits_of_gradients };
 
@@ -316,82 +304,6 @@ TEST(ReshardGroup, AnErrorInBackwardWakesTheNeighbours) {
   for (const int rank : {0, 2, 3}) {
     EXPECT_THAT(messages[static_cast<std::size_t>(rank)], HasSubstr("ended with an error")) << rank;
   }
-}
-
-TEST(FullyShardGradients, ThoseThatAreStillThereOutliveAHeldPass) {
-  run_local_ranks(2, [](const std::shared_ptr<Communicator>& world) {
-    for (const bool offload : {false, true}) {
-      for (const int stage : {1, 2, 3}) {
-        SCOPED_TRACE(::testing::Message() << "stage " << stage << ", offload " << offload);
-        auto net = linears(2);
-        FullyShardedDataParallel sharded(*net, sharding_mesh(world), {.stage = stage, .offload = offload});
-        const auto pass = [&](double phase) {
-          net->forward(waves({3, kWidth}, phase + world->rank())).sum().backward();
-        };
-        const auto grads = [&] {
-          std::vector<at::Tensor> all;
-          for (const auto& p : sharded.parameters()) all.push_back(p.tensor.grad().clone());
-          for (const auto& p : sharded.parameters()) p.tensor.mutable_grad().reset();
-          return all;
-        };
-        const auto rest = [&] {
-          {
-            const auto held = sharded.no_sync();
-            pass(0.4);
-          }
-          pass(0.7);
-        };
-        pass(0.1);
-        const auto first = grads();
-        rest();
-        const auto second = grads();
-        pass(0.1);
-        rest();
-        const auto sum = grads();
-        for (std::size_t i = 0; i < sum.size(); ++i) {
-          EXPECT_TRUE(at::equal(sum[i], first[i] + second[i])) << sharded.parameters()[i].name;
-        }
-      }
-    }
-  });
-}
-
-TEST(FullyShardGradients, AFailedPassLeavesNothingBehind) {
-  run_local_ranks(1, [](const std::shared_ptr<Communicator>& world) {
-    for (const auto reduce : {std::optional<at::ScalarType>(), std::optional(at::kDouble)}) {
-      auto net = linears(2);
-      FullyShardedDataParallel sharded(*net, sharding_mesh(world), {.reduce_dtype = reduce});
-      const auto pass = [&](bool fails) {
-        const at::Tensor x = waves({3, kWidth}, 0.0).requires_grad_();
-        if (fails) x.register_hook([](const at::Tensor&) { throw Error("no"); });
-        net->forward(x).sum().backward();
-      };
-      pass(false);
-      const at::Tensor expected = sharded.parameters()[0].tensor.grad().clone();
-      for (const auto& p : sharded.parameters()) p.tensor.mutable_grad().reset();
-      EXPECT_EQ(message_of([&] { pass(true); }), "no");
-      for (const auto& p : sharded.parameters()) p.tensor.mutable_grad().reset();
-      pass(false);
-      EXPECT_TRUE(at::equal(sharded.parameters()[0].tensor.grad(), expected));
-    }
-  });
-}
-
-TEST(FullyShardGradients, AFrozenUnitTakesNoMemoryForThem) {
-  run_local_ranks(2, [](const std::shared_ptr<Communicator>& world) {
-    auto net = linears(6);
-    for (auto& p : net->named_parameters()) p.value().set_requires_grad(p.key().starts_with("0."));
-    FullyShardedDataParallel sharded(*net, sharding_mesh(world));
-    for (int step = 0; step < 2; ++step) {
-      for (const auto& p : sharded.parameters()) p.tensor.mutable_grad().reset();
-      net->forward(waves({3, kWidth}, 0.0)).sum().backward();
-    }
-    const auto statistics = sharded.statistics();
-    const std::int64_t unit = statistics.gathered_bytes / 2;
-    EXPECT_EQ(statistics.gradient_bytes, unit);
-    EXPECT_EQ(statistics.reduced_bytes_kept, unit / 2);
-    EXPECT_TRUE(sharded.trained_parameters()[0].tensor.grad().defined());
-  });
 }
 
 TEST(FullyShardOptionsErrors, SayWhatIsExpected) {

@@ -159,7 +159,7 @@ TEST(LayoutSearch, GoesOnAsMemoryShrinks) {
   }
   EXPECT_THAT(std::vector(taken.begin(), taken.begin() + 4),
               ElementsAre("dp_replicate=4,batch=1", "dp_replicate=2,dp_shard=2,zero=1,batch=1",
-                          "dp_shard=4,zero=1,batch=1", "dp_shard=4,zero=2,batch=1"));
+                          "dp_shard=4,zero=1,batch=1", "dp_replicate=2,dp_shard=2,zero=2,batch=1"));
   EXPECT_THAT(taken, ::testing::Contains(HasSubstr("ac=")));
   EXPECT_THAT(taken, ::testing::Contains(HasSubstr("tp=")));
 }

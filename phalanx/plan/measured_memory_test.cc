@@ -281,10 +281,12 @@ TEST_P(MeasuredPeak, IsAsPredicted) {
     expect_category(found[category], expected[category], observe::name_of(category));
   }
   using enum MemoryCategory;
-  if (n > 1) {
+  if (n > 1 && layout.stage < 2) {
     expect_category(found[gradients], expected[gradients], "gradients");
     expect_category(found[activations], expected[activations], "activations");
-  } else {  // the backward pass makes gradients, which are known as such when they are complete
+  } else {
+    // The backward pass makes gradients. A single rank's are known as such when they are complete; and of two moments
+    // with about as much of both the other one may be the highest.
     expect_category(found[gradients] + found[activations], expected[gradients] + expected[activations],
                     "what it makes");
   }

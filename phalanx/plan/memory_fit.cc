@@ -78,8 +78,9 @@ class Remedies {
     shape.reshard_after_forward = true;
     return shape;
   }
-  /// Gradients of a pipeline's stages are whole under every stage of ZeRO, and under 2 and 3 shards lie beside them:
-  /// what the third saves of parameters may be less than what that takes, with the units that it gathers.
+  /// Gradients of a pipeline's stages are whole under every stage of ZeRO, and under 2 and 3 shards lie beside them
+  /// when a step ends: what the third saves of parameters may be less than what that takes, with the units that it
+  /// gathers.
   TrainingShape most_sharded() const {
     TrainingShape first = sharded(1), third = sharded(3);
     const bool is_less = predict_memory(first).total() < predict_memory(third).total();
@@ -99,7 +100,7 @@ class Remedies {
     if (shape_.ranks() == 1) return false;
     for (int stage = 1; stage <= 3; ++stage) {
       const TrainingShape shape = sharded(stage);
-      // Of a pipeline the lowest may take least: whole gradients lie beside the shards' from stage 2 on.
+      // Of a pipeline the lowest may take least: from stage 2 on whole gradients lie beside the shards' at the end.
       if (shape.shards == shape_.shards && stage < shape_.zero_stage && !shape_.pipeline) continue;
       if (add(shape, keys_of_sharding(shape))) return true;
     }

@@ -170,7 +170,7 @@ TEST(MemoryFit, AShardedRunIsOfferedWhatItDoesNotHaveYet) {
   EXPECT_THAT(found[0], StartsWith("parallelism.zero_stage = 3 ("));
 }
 
-// Of its stages, stage 1 takes less than stage 2, and stage 3 has to let go of what it gathers.
+// Of its stages, stage 1 takes no more than stage 2, and stage 3 has to let go of what it gathers.
 TEST(MemoryFit, APipelineIsOfferedToShardItsStages) {
   TrainingShape shape = data_parallel(1, 128);
   shape.model.n_layers = 32;
@@ -188,10 +188,12 @@ TEST(MemoryFit, APipelineIsOfferedToShardItsStages) {
   EXPECT_THAT(largest_saving(shape), StartsWith(degree + all));
   // Where two of its units are much of the model, their memory is more than what letting go of them saves.
   TrainingShape shallow = shape;
-  shallow.model.n_layers = 8;
+  shallow.model.n_layers = 2;
   shallow.pipeline->parts = models::balance_llama(shallow.model, 2, shape.seq);
   EXPECT_THAT(largest_saving(shallow), StartsWith(degree + "parallelism.zero_stage = 1 ("));
+  // With few tokens most is there when a step ends, where stage 2 has the shards' gradients beside the whole ones.
   sharded.zero_stage = 2;
+  sharded.seq = 8;
   EXPECT_THAT(within(sharded, predict_memory(sharded).total() - 1),
               ::testing::Contains(StartsWith("parallelism.zero_stage = 1 (")));
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <numeric>
 #include <utility>
 
 #include "phalanx/parallel/fsdp/flat_layout.h"
@@ -147,8 +148,7 @@ class Prediction {
       if (!direct) add_of_shards(MemoryCategory::parameters, unit.count * mine * s_.weight_bytes);
       if (direct && !resident) add_shared(MemoryCategory::parameters, unit.count * mine * s_.weight_bytes);
       if (own_grads) add_shared(MemoryCategory::gradients, unit.count * flat * s_.reduce_bytes);
-      if (!own_grads && !s_.offload) add_shared(MemoryCategory::gradients, unit.count * mine * s_.reduce_bytes);
-      if (s_.offload) add_of_shards(MemoryCategory::gradients, unit.count * mine * s_.reduce_bytes);
+      if (!own_grads || s_.offload) note_averages(unit.count, mine * s_.reduce_bytes);
       add_of_shards(MemoryCategory::optimizer, unit.count * mine * kFloatBytes * copies_of_float32());
       if (s_.reshard_group > 0 && !resident) pools.kept += unit.count * flat * s_.gather_bytes / s_.reshard_group;
       if (!resident) {
@@ -164,6 +164,20 @@ class Prediction {
       }
     }
     return pools;
+  }
+
+  // This rank's rows of units' averaged gradients: from each unit's backward pass on, until they are reset.
+  void note_averages(std::int64_t units, std::int64_t bytes) {
+    if (s_.offload && s_.on_device) {
+      memory_.on_host += units * bytes;
+    } else {
+      averages_.insert(averages_.end(), static_cast<std::size_t>(units), bytes);
+    }
+  }
+  // Those of the last units, which come first.
+  std::int64_t averages_of(std::size_t units) const {
+    const auto count = static_cast<std::ptrdiff_t>(std::min(units, averages_.size()));
+    return std::accumulate(averages_.end() - count, averages_.end(), std::int64_t{0});
   }
 
   // Nothing is kept for a backward pass.
@@ -201,11 +215,13 @@ class Prediction {
       const std::int64_t gone = std::min(of_nets, activation_sizes(s_).feed_forward) / model_.nets * (model_.nets - 1);
       for (const std::int64_t activations : activations_by_moment(s_)) {
         const bool is_block = !moments.empty();
-        moments.push_back({activations, made - (is_block && makes_gradients && !has_all ? gone : 0)});
+        const std::int64_t of_units = averages_of(moments.size());
+        moments.push_back({activations, of_units + made - (is_block && makes_gradients && !has_all ? gone : 0)});
         if (makes_gradients && !has_all) made += block * s_.weight_bytes;
       }
     }
-    moments.push_back({0, makes_gradients ? weights_ * s_.weight_bytes : new_buckets_});
+    const std::int64_t all = makes_gradients ? weights_ * s_.weight_bytes : averages_of(averages_.size());
+    moments.push_back({0, all + new_buckets_});
     if (s_.resumes) moments.push_back({moments.front().activations, new_buckets_});
     if (s_.validation_batch != 0) moments.push_back({validation_activations(), 0});
     if (s_.exports_at_end && (s_.shards > 1 || s_.cuts_model())) {
@@ -217,12 +233,12 @@ class Prediction {
     }
     const Moment highest = *std::ranges::max_element(moments, {}, &Moment::total);
     add(MemoryCategory::activations, highest.activations);
-    if (highest.gradients > 0 && !makes_gradients) {
-      memory_.buffers.emplace_back("of the gradients, buckets that are laid out anew", highest.gradients);
-    }
-    if (makes_gradients) {
+    if (makes_gradients || s_.shards > 1) {
       add(MemoryCategory::gradients, highest.gradients);
     } else {
+      if (highest.gradients > 0) {
+        memory_.buffers.emplace_back("of the gradients, buckets that are laid out anew", highest.gradients);
+      }
       add_shared(MemoryCategory::gradients, highest.gradients);
     }
   }
@@ -233,7 +249,8 @@ class Prediction {
   const std::vector<models::LlamaPart> parts_;
   const std::int64_t weights_;  // of this rank, before they are sharded
   std::int64_t new_buckets_ = 0;
-  std::int64_t export_only_ = 0;  // of the activations, on the first rank
+  std::vector<std::int64_t> averages_;  // of each unit, in the order of use
+  std::int64_t export_only_ = 0;        // of the activations, on the first rank
   TrainingMemory memory_;
 };
 

@@ -83,7 +83,7 @@ void ShardedUnits::detach() {
 at::Tensor ShardedUnits::allocate(std::int64_t bytes, observe::MemoryCategory what_for) const {
   const observe::MemoryScope scope(what_for);
   const at::Device device = units_.front()->parameter(0).tensor.device();
-  return comm_->symmetric_empty({bytes}, at::TensorOptions(at::kByte).device(device));
+  return comm_->symmetric_empty({bytes}, at::TensorOptions(at::kByte).device(device), {.keeps_peers_mapped = false});
 }
 
 // Before the first forward pass that is trained on: not in a backward pass, where other operations are under way.

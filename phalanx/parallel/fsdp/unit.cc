@@ -15,6 +15,9 @@
 namespace phalanx::fsdp {
 namespace {
 
+// Each part of it is read for a moment, and lies there unread until the next step.
+constexpr SymmetricOptions kSharded{.keeps_peers_mapped = false};
+
 std::vector<std::int64_t> with_rows(const at::Tensor& tensor, std::int64_t rows) {
   std::vector<std::int64_t> sizes = tensor.sizes().vec();
   sizes[0] = rows;
@@ -60,9 +63,8 @@ Unit::Unit(std::string name, std::vector<NamedTensor> parameters, std::shared_pt
   grads_ = LentTensor(layout_.flat_elements(), grad_options_);
   for (auto& p : parameters) parameters_.push_back({.full = std::move(p)});
   make_shard(options);
-  make_reduced();
   const observe::MemoryScope scope(observe::MemoryCategory::buffers);
-  if (keepers_) part_ = keepers_->symmetric_empty({layout_.flat_elements() / keepers_->size()}, options_);
+  if (keepers_) part_ = keepers_->symmetric_empty({layout_.flat_elements() / keepers_->size()}, options_, kSharded);
 }
 
 void Unit::check(const std::vector<NamedTensor>& parameters, const UnitOptions& options) const {
@@ -112,11 +114,11 @@ at::TensorOptions Unit::on_host(at::TensorOptions options) const {
 // The shard with this rank's rows, and the module's parameters as views of a buffer that may have no memory.
 void Unit::make_shard(const UnitOptions& options) {
   const observe::MemoryScope scope(observe::MemoryCategory::parameters);
-  if (resident_) full_.attach(comm_->symmetric_empty({layout_.flat_elements()}, options_).zero_());
+  if (resident_) full_.attach(comm_->symmetric_empty({layout_.flat_elements()}, options_, kSharded).zero_());
   if (resident_ && direct_) {
     shard_ = slice_of(full_.tensor());
   } else if (direct_) {
-    shard_ = comm_->symmetric_empty({layout_.shard_elements}, shard_options_).zero_();
+    shard_ = comm_->symmetric_empty({layout_.shard_elements}, shard_options_, kSharded).zero_();
   } else {
     shard_ = at::zeros({layout_.shard_elements}, shard_options_);
   }
@@ -144,20 +146,6 @@ void Unit::make_shard(const UnitOptions& options) {
     parameter.set_data(full_.view(parameter.sizes(), layout_.offsets[i]));
   }
   gathered_ = comm_->size() == 1 && direct_;
-}
-
-// This rank's part of the averaged gradients, and the same rows of it as its shards have.
-void Unit::make_reduced() {
-  if (!has_trained()) return;
-  const observe::MemoryScope scope(observe::MemoryCategory::gradients);
-  const bool in_grads = own_grads_ || offload_;
-  reduced_ = in_grads ? slice_of(grads_.tensor()) : comm_->symmetric_empty({layout_.shard_elements}, grad_options_);
-  published_ = offload_ ? at::empty({layout_.shard_elements}, on_host(grad_options_)) : reduced_;
-  for (auto& p : parameters_) {
-    const at::Tensor& rows = p.shard.tensor;
-    const std::int64_t begin = rows.numel() > 0 ? rows.storage_offset() - shard_.storage_offset() : 0;
-    p.published_view = published_.narrow(0, begin, rows.numel()).view(rows.sizes()).variable_data();
-  }
 }
 
 std::int64_t Unit::bytes() const noexcept {
@@ -287,14 +275,21 @@ bool Unit::has_shard_grads() const {
 }
 
 void Unit::carry_reduced() {
-  if (!has_shard_grads()) {
-    carried_.reset();
-  } else if (!carried_.defined()) {
-    carried_ = published_.clone();
+  const bool is_overwritten = own_grads_ && !offload_;
+  for (auto& p : parameters_) {
+    const at::Tensor& grad = p.shard.tensor.grad();
+    if (!grad.defined()) {
+      p.carried.reset();
+    } else if (!p.carried.defined()) {
+      p.carried = is_overwritten ? grad.clone() : grad;
+    }
   }
 }
 
 void Unit::start_reduce() {
+  const observe::MemoryScope scope(observe::MemoryCategory::gradients);
+  const bool in_grads = own_grads_ || offload_;
+  reduced_ = in_grads ? slice_of(grads_.tensor()) : at::empty({layout_.shard_elements}, grad_options_);
   if (comm_->size() > 1) {
     reduce_ = comm_->reduce_scatter(reduced_, grads_.tensor(), {.op = ReduceOp::avg, .async = true});
   }
@@ -311,14 +306,22 @@ Work Unit::average_over(Communicator& replicas) {
 }
 
 void Unit::copy_to_host() {
-  if (offload_) published_.copy_(reduced_, /*non_blocking=*/true);
+  if (!offload_) return;
+  const observe::MemoryScope scope(observe::MemoryCategory::gradients);
+  const at::Tensor on_device = std::exchange(reduced_, at::empty({layout_.shard_elements}, on_host(grad_options_)));
+  reduced_.copy_(on_device, /*non_blocking=*/true);
 }
 
 void Unit::publish_grads() {
-  if (carried_.defined()) published_.add_(carried_);
-  carried_.reset();
+  const at::Tensor reduced = std::exchange(reduced_, at::Tensor());
   for (std::size_t i = 0; i < size(); ++i) {
-    if (is_trained(i)) parameters_[i].shard.tensor.mutable_grad() = parameters_[i].published_view;
+    if (!is_trained(i)) continue;
+    Parameter& p = parameters_[i];
+    const at::Tensor& rows = p.shard.tensor;
+    const std::int64_t begin = rows.numel() > 0 ? rows.storage_offset() - shard_.storage_offset() : 0;
+    const at::Tensor grad = reduced.narrow(0, begin, rows.numel()).view(rows.sizes()).variable_data();
+    if (p.carried.defined()) grad.add_(std::exchange(p.carried, at::Tensor()));
+    rows.mutable_grad() = grad;
   }
 }
 

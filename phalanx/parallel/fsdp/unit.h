@@ -7,10 +7,11 @@
 //                    that is of another dtype or the shard is kept on the host.
 //   part     N*S/k   what a rank keeps from the forward to the backward pass where k neighbours keep the unit together
 //   grads    N * S   the gradients while a backward pass makes them; every grad buffer is a view of it
-//   reduced  S       this rank's slice of their average. Lies in `grads` where that has memory of its own from the
-//                    start, and where the result is kept on the host.
-//   published S      what the shards' gradients are views of: `reduced`, or its copy on the host
-// `full` is in the parameters' dtype, `grads` to `published` in that of the reduction, `shard` in the module's own.
+//   reduced  S       this rank's slice of their average, which the shards' gradients become views of. In `grads` where
+//                    that has memory of its own from the start; else made when the unit's gradients are complete, and
+//                    gone when the shards' gradients are reset. Where the result is kept on the host: in `grads`, then
+//                    copied there.
+// `full` is in the parameters' dtype, `grads` and `reduced` in that of the reduction, `shard` in the module's own.
 // No operation here decides when: that is ShardedUnits' business (sharded_units.h). All are called by the rank's thread
 // or, inside a backward pass, by the thread that runs it.
 #pragma once
@@ -56,7 +57,7 @@ class Unit {
   std::int64_t grad_bytes() const noexcept;     // of `grads`
   std::int64_t shard_bytes() const noexcept;    // of `shard`
   std::int64_t kept_bytes() const noexcept;     // of what holds parameters whether gathered or not
-  std::int64_t reduced_bytes() const noexcept;  // of `reduced` or its copy, where that is memory beside `grads`
+  std::int64_t reduced_bytes() const noexcept;  // of `reduced` at the end of a pass, where not in `grads`
   std::size_t size() const noexcept { return parameters_.size(); }
   const NamedTensor& parameter(std::size_t i) const { return parameters_[i].full; }
   /// The rank's rows, with their spec, which cuts what the parameter's own shard has left; .grad() is what the last
@@ -94,7 +95,7 @@ class Unit {
   void collect_grads();
   void show_grads();
   bool has_shard_grads() const;
-  /// Saves what a further pass would overwrite: the average of earlier ones that nobody has reset.
+  /// Keeps what a further pass adds to: the averages of earlier ones that nobody has reset.
   void carry_reduced();
   void start_reduce();
   /// Waits, and lets go of the full gradients.
@@ -105,20 +106,19 @@ class Unit {
   bool offloads() const noexcept { return offload_; }
   /// Copies it there, behind what the current stream has to do: synchronise before reading.
   void copy_to_host();
-  /// shard(i).tensor.grad() becomes what has been reduced, plus what was carried.
+  /// shard(i).tensor.grad() becomes what has been reduced, plus what was carried; their memory is theirs alone then.
   void publish_grads();
   void drop_full_grads();
 
  private:
   struct Parameter {
     NamedTensor full, shard;
-    at::Tensor grad_view;       // into grads_
-    at::Tensor published_view;  // into published_
-    bool is_placed = false;     // its gradient is in grad_view, and not in .grad(), which has another dtype
+    at::Tensor grad_view;    // into grads_
+    at::Tensor carried;      // the shard's gradient of earlier passes
+    bool is_placed = false;  // its gradient is in grad_view, and not in .grad(), which has another dtype
   };
   void check(const std::vector<NamedTensor>& parameters, const UnitOptions& options) const;
   void make_shard(const UnitOptions& options);
-  void make_reduced();
   at::Tensor slice_of(const at::Tensor& flat) const;
   at::TensorOptions on_host(at::TensorOptions options) const;
 
@@ -129,7 +129,7 @@ class Unit {
   at::TensorOptions shard_options_, options_, grad_options_;
   std::vector<Parameter> parameters_;
   LentTensor full_, grads_;
-  at::Tensor shard_, part_, reduced_, published_, carried_;
+  at::Tensor shard_, part_, reduced_;
   bool resident_ = false, own_grads_ = false, offload_ = false;
   bool direct_ = true;  // `full` holds what the shards hold, not something made of it
   bool keeps_grads_ = false, gathered_ = false, has_part_ = false;
