@@ -8,6 +8,19 @@ namespace phalanx::plan {
 namespace {
 
 constexpr std::int64_t kRowsAtOnce = 512;  // of the fused feed-forward and loss (kernels/)
+constexpr std::int64_t kQueryBlock = 64;   // of attention in a window (kernels/causal_attention.cc), at least
+
+// Of the masks of attention in a window, which are the same for all sequences and heads.
+std::int64_t mask_elements(std::int64_t seq, std::int64_t window) {
+  if (window == 0 || window >= seq) return 0;
+  const std::int64_t block = std::max(window, kQueryBlock);
+  std::int64_t sum = 0;
+  for (std::int64_t first = 0; first < seq; first += block) {
+    const std::int64_t rows = std::min(block, seq - first);
+    sum += rows * (first + rows - std::max<std::int64_t>(first - window + 1, 0));
+  }
+  return sum;
+}
 
 struct Sizes {
   explicit Sizes(const TrainingShape& s)
@@ -20,9 +33,15 @@ struct Sizes {
         keys(tokens * model.keys),
         heads(tokens * model.heads),
         ffn(tokens * model.routed * model.feed_forward_hidden),
-        sent(s.model.has_experts() ? tokens * (2 * model.routed * model.dim + 2 * model.nets) : 0),
+        sent(s.model.has_experts() ? tokens * (3 * model.routed * model.dim + 2 * model.nets) : 0),
+        left(s.model.has_experts() ? dim + 2 * tokens * model.routed * model.dim : 2 * dim),
+        head_norms(s.model.has_qk_norm() ? queries + keys + heads +
+                                               tokens * std::max<std::int64_t>(s.model.n_kv_heads / s.tensor_ranks, 1)
+                                         : 0),
+        masks(mask_elements(s.seq, s.model.sliding_window)),
         statistics(s.model.is_gpt2() ? 2 * tokens_between : tokens_between),
         rows_at_once(std::min(tokens, kRowsAtOnce)),
+        rows_of_net(std::min(tokens * model.routed / model.nets, kRowsAtOnce)),
         is_cut(s.tensor_ranks > 1),
         splits(is_cut && s.splits_tokens),
         copies_parts(splits && s.batch > 1) {}
@@ -30,9 +49,12 @@ struct Sizes {
   // Numbers of elements: of the hidden states inside a layer and between layers, all query heads, all key (or value)
   // heads, one number a head, and inside the feed-forward layer.
   std::int64_t tokens, tokens_between, dim, between, queries, keys, heads, ffn;
-  std::int64_t sent;        // what experts take and give, and scores
+  std::int64_t sent;        // what experts take, give, and give weighted, and scores
+  std::int64_t left;        // inputs and outputs' gradients of feed-forward nets, and of the gate before them
+  std::int64_t head_norms;  // queries and keys before their norms, and statistics of these
+  std::int64_t masks;       // of attention in a window
   std::int64_t statistics;  // of a norm
-  std::int64_t rows_at_once;
+  std::int64_t rows_at_once, rows_of_net;  // of the loss, and of a feed-forward net, which has its share of the tokens
   bool is_cut, splits;
   bool copies_parts;  // positions are split and there are several sequences: parts are put together by a copy
 };
@@ -44,30 +66,35 @@ ActivationBytes fused(const TrainingShape& shape) {
   bytes.input = kFloatBytes * n.between;
   // Attention: its input, normalised; turned queries and keys, values, the result, the softmax's log-sums.
   // Feed-forward: its input, that normalised; gate and up. An inverse RMS a token for either norm.
-  bytes.attention = kFloatBytes * (n.between + n.dim + 2 * n.queries + 2 * n.keys + n.heads + n.statistics);
+  bytes.attention =
+      kFloatBytes * (n.between + n.dim + 2 * n.queries + 2 * n.keys + n.heads + n.statistics + n.head_norms);
+  // In a window it goes block by block, each with a mask, and puts their results together by a copy.
+  if (n.masks > 0) bytes.attention += kFloatBytes * (n.queries + n.masks);
   bytes.feed_forward = kFloatBytes * (n.between + n.dim + 2 * n.ffn + n.sent + n.statistics);
   // Where it is computed again: the result and log-sums of attention, queries and values before they are turned.
   // GELU's own input, too, which comes out of a linear layer.
   bytes.kept = kFloatBytes * (2 * n.queries + n.keys + n.heads + (shape.model.is_gpt2() ? n.ffn : 0));
+  if (n.masks > 0) bytes.kept -= kFloatBytes * (n.queries + n.heads);  // attention in a window is not our own kernel
   // Inputs and outputs' gradients of the layers, and the product of gate and up with its gradients.
   bytes.attention_left = kFloatBytes * (2 * n.dim + 2 * n.queries + 2 * n.keys);
-  bytes.feed_forward_left = kFloatBytes * (2 * n.dim + 3 * n.ffn + n.sent);
-  bytes.forward = kFloatBytes * (n.dim + n.between + n.rows_at_once * n.model.feed_forward_hidden);
+  bytes.feed_forward_left = kFloatBytes * (n.left + 3 * n.ffn);
+  const std::int64_t chunk = n.rows_of_net * n.model.feed_forward_hidden;
+  bytes.forward = kFloatBytes * (n.dim + n.between + chunk);
   // In a block's backward pass, at its feed-forward layer: the gradients of its output and input, the sum of both, and
   // four chunks of the hidden layer.
-  const std::int64_t chunk = n.rows_at_once * n.model.feed_forward_hidden;
   bytes.backward = kFloatBytes * (3 * n.dim + 4 * chunk);
   bytes.input_backward = kFloatBytes * (3 * n.dim + chunk);
   if (shape.model.is_gpt2()) bytes.backward = bytes.input_backward = kFloatBytes * (n.dim + n.ffn);
-  if (shape.model.has_experts()) bytes.backward += kFloatBytes * 2 * n.dim;
   if (n.is_cut) {
     // The gradient of the output from all ranks and that of the input to all, with the copy that is summed up. Weights'
     // gradients wait until this is on its way, and so does what they need; not in a pipeline, which has its own queue.
     const std::int64_t moving = n.splits ? (n.copies_parts ? n.dim : 0) + 2 * n.between : 2 * n.dim;
     bytes.backward = kFloatBytes * (2 * n.dim + moving + (shape.pipeline ? 4 * chunk : 3 * n.ffn + chunk));
-    if (shape.model.is_gpt2()) bytes.backward = kFloatBytes * (2 * n.dim + moving + 2 * n.ffn);
+    if (shape.model.is_gpt2()) bytes.backward = kFloatBytes * (2 * n.dim + moving + n.ffn);
     bytes.input_backward = kFloatBytes * (2 * n.dim + moving + chunk);
   }
+  // Of experts one at a time, when what the last one has given is gone; the exchange around them is not overlapped.
+  if (shape.model.has_experts()) bytes.backward = kFloatBytes * (2 * n.dim + (n.splits ? n.between : 0) + 4 * chunk);
   const bool waits = !n.is_cut && shape.pipeline && n.tokens <= n.model.dim;  // the output layer's own weight gradient
   // The last norm's input and output, its gradient, a chunk of logits.
   const std::int64_t early = kFloatBytes * n.model.table();  // the output layer's gradient, made in the forward pass
@@ -105,10 +132,16 @@ ActivationBytes by_operators(const TrainingShape& shape) {
       shape.model.is_gpt2() ? 0 : (wide == kFloatBytes ? kFloatBytes : wide + kFloatBytes) * n.between;
   const std::int64_t norm = scaled + wide * n.between + narrow * n.dim;
   bytes.attention = norm + narrow * (2 * n.queries + 2 * n.keys) + kFloatBytes * n.heads + kFloatBytes * n.statistics;
+  if (n.head_norms > 0) {
+    const std::int64_t normed = n.queries + n.keys;
+    bytes.attention += narrow * normed + (wide == kFloatBytes ? kFloatBytes : wide + kFloatBytes) * normed +
+                       kFloatBytes * (n.head_norms - normed);
+  }
+  if (n.masks > 0) bytes.attention += narrow * (n.queries + n.masks);
   const std::int64_t hidden = shape.model.is_gpt2() ? 2 : 4;
   bytes.feed_forward = norm + narrow * (hidden * n.ffn + n.sent) + kFloatBytes * n.statistics;
   bytes.attention_left = narrow * (2 * n.dim + 2 * n.queries + 2 * n.keys);
-  bytes.feed_forward_left = narrow * (2 * n.dim + 3 * n.ffn + n.sent);
+  bytes.feed_forward_left = narrow * (n.left + 3 * n.ffn);
   if (!shape.autocast) bytes.kept = narrow * (n.queries + n.keys);
   bytes.forward = wide * (n.dim + n.between) + narrow * n.ffn;
   bytes.backward = wide * 3 * n.dim + narrow * 3 * n.ffn;

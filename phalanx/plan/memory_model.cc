@@ -18,7 +18,6 @@ using fsdp::FlatLayout;
 using observe::MemoryCategory;
 
 constexpr std::int64_t kPooledUnits = 2;  // gathered, and of gradients: one in use, one on its way
-constexpr std::int64_t kFirstBucket = 1 << 20;
 
 // Private memory that is not tensors', taken after the start: the smallest limits under which runs go through
 // (docs/memory.md) are met by a constant for threads' stacks and libraries' buffers, and a share of the activations for
@@ -32,13 +31,16 @@ class Prediction {
  public:
   /// `rank`: of a pipeline.
   Prediction(const TrainingShape& shape, std::size_t rank)
-      : s_(shape), model_(shape), rank_(rank), parts_(parts_of(shape, rank)), weights_(count_weights()) {}
+      : s_(shape), model_(shape), rank_(rank), parts_(parts_of(shape, rank)), weights_(count_weights()) {
+    stepped_ =
+        weights_ - (std::ranges::any_of(parts_, [&](const auto& part) { return has_copy(part); }) ? model_.table() : 0);
+  }
 
   TrainingMemory run() {
     s_.shards > 1 ? shard() : replicate();
     if (s_.copies_to_save) {
       const std::int64_t per_parameter = s_.weight_bytes + kFloatBytes * copies_of_float32();
-      buffer("copy of the state that is being saved", weights_ * per_parameter / s_.ranks());
+      buffer("copy of the state that is being saved", stepped_ * per_parameter / s_.ranks());
     }
     take_highest_moment();
     const std::int64_t activations = memory_.peak[MemoryCategory::activations];
@@ -64,6 +66,8 @@ class Prediction {
     for (const models::LlamaPart& part : parts_) sum += model_.parameters(part, s_.model.tie_embeddings);
     return sum;
   }
+  // Of tied embeddings on two stages the last one's are the weights; the first one's take their values over.
+  bool has_copy(const models::LlamaPart& part) const { return s_.model.tie_embeddings && part.embedding && !part.head; }
 
   std::int64_t copies_of_float32() const { return s_.optimizer_copies + (s_.weight_bytes < kFloatBytes ? 1 : 0); }
 
@@ -108,7 +112,7 @@ class Prediction {
       // backward pass, or, in the order that a checkpoint brings, at its beginning.
       new_buckets_ = bytes > kFirstBucket ? bytes : 0;
     }
-    add(MemoryCategory::optimizer, kFloatBytes * weights_ * copies_of_float32());
+    add(MemoryCategory::optimizer, kFloatBytes * stepped_ * copies_of_float32());
   }
 
   void shard() {
@@ -149,7 +153,9 @@ class Prediction {
       if (direct && !resident) add_shared(MemoryCategory::parameters, unit.count * mine * s_.weight_bytes);
       if (own_grads) add_shared(MemoryCategory::gradients, unit.count * flat * s_.reduce_bytes);
       if (!own_grads || s_.offload) note_averages(unit.count, mine * s_.reduce_bytes);
-      add_of_shards(MemoryCategory::optimizer, unit.count * mine * kFloatBytes * copies_of_float32());
+      if (!unit.is_root || !has_copy(part)) {
+        add_of_shards(MemoryCategory::optimizer, unit.count * mine * kFloatBytes * copies_of_float32());
+      }
       if (s_.reshard_group > 0 && !resident) pools.kept += unit.count * flat * s_.gather_bytes / s_.reshard_group;
       if (!resident) {
         pools.gathered_units += unit.count;
@@ -201,7 +207,10 @@ class Prediction {
     const bool makes_gradients = s_.ranks() == 1;
     const std::int64_t table = model_.table();
     if (s_.pipeline) {
-      for (const PipelineMoment& moment : pipeline_moments(s_, rank_, !makes_gradients)) {
+      const GradientHome home = s_.shards > 1     ? GradientHome::units
+                                : makes_gradients ? GradientHome::tensors
+                                                  : GradientHome::buckets;
+      for (const PipelineMoment& moment : pipeline_moments(s_, rank_, home)) {
         moments.push_back({moment.activations, moment.gradients});
       }
     } else {
@@ -220,9 +229,14 @@ class Prediction {
         if (makes_gradients && !has_all) made += block * s_.weight_bytes;
       }
     }
-    const std::int64_t all = makes_gradients ? weights_ * s_.weight_bytes : averages_of(averages_.size());
-    moments.push_back({0, all + new_buckets_});
-    if (s_.resumes) moments.push_back({moments.front().activations, new_buckets_});
+    const std::int64_t averages = averages_of(averages_.size());
+    if (s_.pipeline) {
+      moments.back().gradients += averages;
+    } else {
+      const std::int64_t all = makes_gradients ? weights_ * s_.weight_bytes : averages;
+      moments.push_back({0, all + new_buckets_});
+      if (s_.resumes) moments.push_back({moments.front().activations, new_buckets_});
+    }
     if (s_.validation_batch != 0) moments.push_back({validation_activations(), 0});
     if (s_.exports_at_end && (s_.shards > 1 || s_.cuts_model())) {
       // The embedding is the largest parameter; the first rank alone keeps those before it.
@@ -248,6 +262,7 @@ class Prediction {
   const std::size_t rank_;
   const std::vector<models::LlamaPart> parts_;
   const std::int64_t weights_;  // of this rank, before they are sharded
+  std::int64_t stepped_ = 0;    // of these
   std::int64_t new_buckets_ = 0;
   std::vector<std::int64_t> averages_;  // of each unit, in the order of use
   std::int64_t export_only_ = 0;        // of the activations, on the first rank

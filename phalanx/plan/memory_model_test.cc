@@ -248,6 +248,38 @@ TEST(MemoryModel, StateOfShardedStagesAddsUp) {
   }
 }
 
+// The first and the last stage have them; what the last one steps is taken over by the first.
+TEST(MemoryModel, TiedEmbeddingsOfAPipelineAreSteppedOnce) {
+  auto model = models::llama_flavor("5M");
+  model.tie_embeddings = true;
+  const std::int64_t p = model.parameter_count(), table = model.vocab_size * model.dim;
+  using enum MemoryCategory;
+  for (const char* name : {"1F1B", "ZBV"}) {  // on two ranks, and on one
+    SCOPED_TRACE(name);
+    TrainingShape shape{.model = model, .batch = 1, .seq = 8};
+    shape.pipeline = PipelineShape{schedule::make_schedule({.name = name, .ranks = 2, .micro_batches = 4}), {}};
+    shape.pipeline->parts = models::balance_llama(model, shape.pipeline->schedule.stages(), shape.seq);
+    const auto of_both = [&](MemoryCategory category) {
+      return predict_memory_of_stage_rank(shape, 0).peak[category] +
+             predict_memory_of_stage_rank(shape, 1).peak[category];
+    };
+    EXPECT_EQ(of_both(parameters), 4 * (p + table));
+    EXPECT_EQ(of_both(optimizer), 8 * p);
+    // Of so few tokens most is there when the copies' gradients are added up: each of them, and the sum.
+    const std::int64_t added_up = 3 * 4 * table;
+    EXPECT_NEAR(static_cast<double>(predict_memory_of_stage_rank(shape, 0).peak[activations]),
+                static_cast<double>(added_up), 1e5);
+    shape.replicas = 2;
+    EXPECT_NEAR(static_cast<double>(predict_memory_of_stage_rank(shape, 0).peak[activations]),
+                static_cast<double>(added_up), 1e5);
+    shape.replicas = 1;
+    shape.shards = 2;
+    EXPECT_NEAR(static_cast<double>(of_both(optimizer)), static_cast<double>(4 * p), 0.05 * static_cast<double>(4 * p));
+    EXPECT_NEAR(static_cast<double>(predict_memory_of_stage_rank(shape, 0).peak[activations]),
+                static_cast<double>(added_up), 1e5);
+  }
+}
+
 TEST(MemoryModel, BiasesAndNormsOfHeadsCount) {
   models::LlamaConfig model = models::llama_flavor("5M");
   const auto state = [](const TrainingShape& shape) { return predict_memory(shape).peak[MemoryCategory::parameters]; };

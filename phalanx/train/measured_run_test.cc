@@ -3,10 +3,13 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "phalanx/base/file.h"
 #include "phalanx/comm/shm.h"
 #include "phalanx/comm/tcp_store.h"
 #include "phalanx/comm/testing/forked_ranks.h"
@@ -102,6 +105,32 @@ TEST_F(MeasuredRunTest, ShardedStagesTakeWhatIsPredicted) {
        .keys = {kPipeline, kShards, "--parallelism.pipeline_parallel_schedule=ZBV",
                 "--parallelism.fsdp_reshard_after_forward=always"}}};
   for (const MeasuredCase& one : cases) expect_as_predicted(one);
+}
+
+// What families have beside Llama: tied embeddings, whose gradients two stages add up, norms of queries and keys,
+// experts.
+TEST_F(MeasuredRunTest, OtherFamiliesTakeWhatIsPredicted) {
+  const nlohmann::json like_llama = {
+      {"hidden_size", 256},       {"num_hidden_layers", 3}, {"num_attention_heads", 4},      {"num_key_value_heads", 2},
+      {"intermediate_size", 344}, {"vocab_size", 2048},     {"max_position_embeddings", 128}};
+  const std::map<std::string, nlohmann::json> families = {
+      {"gpt2", {{"n_embd", 256}, {"n_layer", 3}, {"n_head", 4}, {"n_positions", 128}, {"vocab_size", 2048}}},
+      {"mixtral", {{"num_local_experts", 4}}},
+      {"qwen3", {{"head_dim", 96}, {"tie_word_embeddings", true}}}};
+  for (const auto& [family, numbers] : families) {
+    nlohmann::json json = family == "gpt2" ? nlohmann::json::object() : like_llama;
+    json.update(numbers);
+    json["model_type"] = family;
+    std::filesystem::create_directory(path(family));
+    write_file(path(family) + "/config.json", json.dump());
+    const std::vector<std::string> keys = {"--model.flavor=hf", "--model.hf_assets_path=" + path(family)};
+    MeasuredCase one{.name = family + "_pp", .keys = keys};
+    one.keys.push_back(kPipeline);
+    expect_as_predicted(one);
+    one = {.name = family + "_zero3_tp", .ranks = 4, .keys = keys};
+    one.keys.insert(one.keys.end(), {kTensor, kShards, "--activation_checkpoint.mode=full"});
+    expect_as_predicted(one);
+  }
 }
 
 // What a run measures of the machine (the processor's speed, with matrices of 2.3 MiB) is not the run's memory.
