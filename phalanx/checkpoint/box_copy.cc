@@ -8,10 +8,14 @@ namespace phalanx {
 std::uint64_t copy_common(const Box& source_box, std::span<const std::byte> source, const Box& target_box,
                           std::span<std::byte> target, std::size_t element_size) {
   const auto common = intersect(source_box, target_box);
-  if (!common) return 0;
+  return common ? copy_part(*common, source_box, source, target_box, target, element_size) : 0;
+}
+
+std::uint64_t copy_part(const Box& part, const Box& source_box, std::span<const std::byte> source,
+                        const Box& target_box, std::span<std::byte> target, std::size_t element_size) {
   // Both lists run through the same elements in the same order, in runs as long as each side allows.
-  const auto from = flat_ranges(relative_to(*common, source_box), source_box.shape);
-  const auto to = flat_ranges(relative_to(*common, target_box), target_box.shape);
+  const auto from = flat_ranges(relative_to(part, source_box), source_box.shape);
+  const auto to = flat_ranges(relative_to(part, target_box), target_box.shape);
   std::size_t f = 0, t = 0;
   std::int64_t f_done = 0, t_done = 0;
   while (f < from.size()) {
@@ -22,7 +26,7 @@ std::uint64_t copy_common(const Box& source_box, std::span<const std::byte> sour
     if ((f_done += length) == from[f].length) ++f, f_done = 0;
     if ((t_done += length) == to[t].length) ++t, t_done = 0;
   }
-  return static_cast<std::uint64_t>(common->numel()) * element_size;
+  return static_cast<std::uint64_t>(part.numel()) * element_size;
 }
 
 std::int64_t row_count(const Box& box) { return box.shape.empty() ? 1 : box.shape[0]; }

@@ -19,6 +19,10 @@ namespace phalanx {
 std::uint64_t copy_common(const Box& source_box, std::span<const std::byte> source, const Box& target_box,
                           std::span<std::byte> target, std::size_t element_size);
 
+/// The same of a part that both boxes have.
+std::uint64_t copy_part(const Box& part, const Box& source_box, std::span<const std::byte> source,
+                        const Box& target_box, std::span<std::byte> target, std::size_t element_size);
+
 /// The box's elements from row `begin` to row `end` of it; a box without dimensions has one row, itself.
 Box rows_of_box(const Box& box, std::int64_t begin, std::int64_t end);
 std::int64_t row_count(const Box& box);

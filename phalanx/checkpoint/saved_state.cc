@@ -8,6 +8,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
+#include "phalanx/checkpoint/block_hash.h"
 #include "phalanx/checkpoint/box_copy.h"
 #include "phalanx/checkpoint/mismatch.h"
 #include "phalanx/checkpoint/shard_plan.h"
@@ -114,8 +115,14 @@ std::uint64_t SavedState::read(const SavedTensor& tensor, const Box& wanted, std
   for (const auto& saved : tensor.boxes) {
     const auto common = intersect(saved.box, wanted);
     if (!common) continue;
-    const auto bytes = files_[saved.file].bytes_around(*saved.info, relative_to(*common, saved.box));
-    copied += copy_common(saved.box, bytes, wanted, target, safetensors::element_size(tensor.dtype));
+    VerifiedFile& file = files_[saved.file];
+    const auto size = safetensors::element_size(tensor.dtype);
+    file.will_need(*saved.info, relative_to(*common, saved.box));
+    // A block that has just been hashed is still in the processor's cache when it is copied.
+    for_each_piece(*common, static_cast<std::int64_t>(kHashBlockBytes / size), [&](const Box& piece) {
+      const auto bytes = file.bytes_around(*saved.info, relative_to(piece, saved.box));
+      copied += copy_part(piece, saved.box, bytes, wanted, target, size);
+    });
   }
   return copied;
 }

@@ -39,14 +39,19 @@ std::span<const std::byte> VerifiedFile::bytes(const safetensors::TensorInfo& in
 std::span<const std::byte> VerifiedFile::bytes_around(const safetensors::TensorInfo& info, const Box& part) {
   const auto begin = header_.data_begin + info.begin;
   const auto size = static_cast<std::int64_t>(safetensors::element_size(info.dtype));
-  const auto ranges = flat_ranges(part, info.shape);
-  if (ranges.size() == 1)  // whole rows
-    mapped_.will_need(mapped_.bytes().subspan(begin + static_cast<std::uint64_t>(ranges[0].begin * size),
-                                              static_cast<std::uint64_t>(ranges[0].length * size)));
-  for (const auto& range : ranges)
+  for (const auto& range : flat_ranges(part, info.shape))
     verify(begin + static_cast<std::uint64_t>(range.begin * size),
            begin + static_cast<std::uint64_t>((range.begin + range.length) * size));
   return mapped_.bytes().subspan(begin, info.size());
+}
+
+void VerifiedFile::will_need(const safetensors::TensorInfo& info, const Box& part) const {
+  const auto ranges = flat_ranges(part, info.shape);
+  if (ranges.size() != 1) return;
+  const auto size = static_cast<std::int64_t>(safetensors::element_size(info.dtype));
+  mapped_.will_need(
+      mapped_.bytes().subspan(header_.data_begin + info.begin + static_cast<std::uint64_t>(ranges[0].begin * size),
+                              static_cast<std::uint64_t>(ranges[0].length * size)));
 }
 
 void VerifiedFile::verify(std::uint64_t begin, std::uint64_t end) {

@@ -36,6 +36,8 @@ class VerifiedFile {
   std::span<const std::byte> bytes(const safetensors::TensorInfo& info);
   /// All bytes of the tensor, of which only those of `part` (a box in the tensor as it lies here) have been verified.
   std::span<const std::byte> bytes_around(const safetensors::TensorInfo& info, const Box& part);
+  /// Asks the system for that part where it is whole rows, without waiting: bytes_around() finds it in memory.
+  void will_need(const safetensors::TensorInfo& info, const Box& part) const;
   std::uint64_t verified_bytes() const { return verified_bytes_; }
 
  private:
