@@ -70,7 +70,7 @@ TEST_F(PlanCommandTest, SaysTheScenarioWithBytes) {
             0)
       << error_;
   EXPECT_THAT(out_, AllOf(HasSubstr("16 x RTX4090-24G (24.0 GiB) on 2 machines of 8"), HasSubstr("scenario 3: tensor"),
-                          HasSubstr("tensor_parallel_degree = 8\n")));
+                          HasSubstr("tensor_parallel_degree = 4\n")));
 }
 
 TEST_F(PlanCommandTest, TrainTakesWhatIsRecommended) {

@@ -150,11 +150,17 @@ TEST_F(RunMemoryTest, ARunTellsWhatItTook) {
   ASSERT_EQ(memory["measured"].size(), 2U);
   for (const auto& rank : memory["measured"]) {
     // Threads of one process are given equal parts.
-    for (const char* category : {"parameters", "gradients", "optimizer", "buffers"}) {
-      const auto predicted = memory["predicted"][category].get<double>();
-      EXPECT_NEAR(rank[category].get<double>(), predicted, 0.05 * predicted + 20'000) << category;
-    }
-    EXPECT_GT(rank["activations"].get<double>(), 0.5 * memory["predicted"]["activations"].get<double>());
+    const auto expect_near = [&](const std::vector<const char*>& categories) {
+      double found = 0, predicted = 0;
+      for (const char* category : categories) {
+        found += rank[category].get<double>();
+        predicted += memory["predicted"][category].get<double>();
+      }
+      EXPECT_NEAR(found, predicted, 0.05 * predicted + 20'000) << categories[0] << ", " << rank.dump();
+    };
+    for (const char* category : {"parameters", "optimizer", "buffers"}) expect_near({category});
+    // Shards of gradients come as activations go: of two moments with about as much of both either may be the highest.
+    expect_near({"gradients", "activations"});
     EXPECT_GT(rank["pss"].get<std::int64_t>(), rank["total"].get<std::int64_t>());
   }
   EXPECT_EQ(record["pss_mib"].size(), 2U);
