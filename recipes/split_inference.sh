@@ -12,7 +12,7 @@ source recipes/small_model.sh
 
 read_arguments "$@"
 make_small_model
-grep -v '^$' docs/tensor_parallel.md | cut -c 1-50 | head -n 8 > "$folder/prompts.txt"
+awk 'NF && n < 8 { print substr($0, 1, 50); n++ }' docs/tensor_parallel.md > "$folder/prompts.txt"
 answers() {  # <file> <options>
   local file=$1; shift
   "$phalanx" generate "$@" --checkpoint "$folder/run/hf" --prompts-file "$folder/prompts.txt" --max-new-tokens 40 \

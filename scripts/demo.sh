@@ -48,7 +48,7 @@ say "Generate"
   --max-new-tokens 80 --temperature 0.7 --seed 1
 
 say "Result"
-number_of() { sed -n "s/.*\"$1\": \([0-9.eE+-]*\).*/\1/p" "$out/run/run.json" | head -n 1; }
+number_of() { sed -n "/\"$1\": /{s/.*\"$1\": \([0-9.eE+-]*\).*/\1/p;q}" "$out/run/run.json"; }
 loss=$(number_of validation_loss)
 entropy=$(number_of unigram_entropy)
 [ -n "$loss" ] && [ -n "$entropy" ] || fail "no validation loss in $out/run/run.json"
