@@ -13,7 +13,7 @@ constexpr std::size_t kLongestReason = 200;
 
 /// Where in `text`: "line 3, column 14", counted from 1, or "column 14" if there is one line.
 std::string place_of(std::string_view text, std::size_t byte) {
-  const std::string_view before = text.substr(0, byte > 0 ? byte - 1 : 0);  // the parser tells of the byte after
+  const std::string_view before = text.substr(0, byte > 0 ? byte - 1 : 0);  // the parser counts from 1
   const std::size_t last_break = before.rfind('\n');
   const std::size_t column = last_break == std::string_view::npos ? before.size() : before.size() - last_break - 1;
   if (text.substr(0, text.find_last_not_of("\r\n") + 1).find('\n') == std::string_view::npos) {
@@ -42,21 +42,16 @@ std::string reason_in(std::string_view message) {
 
 }  // namespace
 
-std::optional<std::string> json_fault(std::string_view text, nlohmann::json& json) {
+std::optional<std::string> json_object_fault(std::string_view text, nlohmann::json& json) {
   if (is_json_too_deep(text)) return kJsonTooDeep;
+  nlohmann::json value;
   try {
-    json = nlohmann::json::parse(text);
-    return std::nullopt;
+    value = nlohmann::json::parse(text);
   } catch (const nlohmann::json::parse_error& error) {
     return fmt::format("not valid JSON at {}: {}", place_of(text, error.byte), reason_in(error.what()));
   } catch (const nlohmann::json::exception& error) {  // a number that no double holds
     return fmt::format("not valid JSON: {}", reason_in(error.what()));
   }
-}
-
-std::optional<std::string> json_object_fault(std::string_view text, nlohmann::json& json) {
-  nlohmann::json value;
-  if (auto fault = json_fault(text, value)) return fault;
   if (!value.is_object()) return fmt::format("expected a JSON object, found {}", value.type_name());
   json = std::move(value);
   return std::nullopt;

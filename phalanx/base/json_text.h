@@ -1,4 +1,4 @@
-// JSON from elsewhere: one value, or an error that says where the text stops being JSON.
+// JSON objects from elsewhere, or an error that says where the text stops being JSON.
 //
 //   const nlohmann::json config = parse_json_object<CheckpointError>(text, "model/config.json");
 //   // model/config.json: not valid JSON at line 3, column 14: syntax error while parsing value - ...
@@ -15,11 +15,8 @@
 
 namespace phalanx {
 
-/// Puts the value of `text` into `json`; otherwise says what is wrong with it ("not valid JSON at line 3, column 14:
-/// ..."; in a text of one line "at column 14"), and leaves `json` alone.
-std::optional<std::string> json_fault(std::string_view text, nlohmann::json& json);
-
-/// As json_fault(), and what is no object is at fault, too.
+/// Puts the object that `text` is into `json`; otherwise says what is wrong with it ("not valid JSON at line 3, column
+/// 14: ..."; in a text of one line "at column 14"), and leaves `json` alone.
 std::optional<std::string> json_object_fault(std::string_view text, nlohmann::json& json);
 
 /// The object that `text` is. Throws ErrorType, whose message begins with `where`.

@@ -5,7 +5,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
+
+#include "phalanx/base/utf8.h"
 
 namespace phalanx {
 
@@ -13,22 +14,10 @@ namespace {
 
 /// Bytes of the character that `text` begins with; 0: they are no UTF-8, or none that XML may hold.
 std::size_t length_of_character(std::string_view text) {
-  const auto first = static_cast<unsigned char>(text[0]);
-  if (first < 0x20) return first == '\n' || first == '\t' ? 1 : 0;
-  if (first < 0x80) return 1;
-  const std::size_t length = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
-  if (first < 0xC2 || first > 0xF4 || text.size() < length) return 0;
-  std::uint32_t code_point = first & (0x7FU >> length);
-  for (std::size_t i = 1; i < length; ++i) {
-    const auto byte = static_cast<unsigned char>(text[i]);
-    if ((byte & 0xC0U) != 0x80U) return 0;
-    code_point = code_point << 6U | (byte & 0x3FU);
-  }
-  constexpr std::uint32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
-  const bool is_surrogate = code_point >= 0xD800 && code_point <= 0xDFFF;
-  if (code_point < kLeast[length] || code_point > 0x10FFFF || is_surrogate || (code_point & 0xFFFEU) == 0xFFFE)
-    return 0;
-  return length;
+  const Utf8Char c = first_char(text);
+  const bool is_control = c.code_point < 0x20 && c.code_point != '\n' && c.code_point != '\t';
+  const bool is_no_character = c.code_point == 0xFFFE || c.code_point == 0xFFFF;
+  return is_control || is_no_character ? 0 : static_cast<std::size_t>(c.length);
 }
 
 }  // namespace

@@ -8,8 +8,8 @@
 #include <span>
 
 #include "phalanx/base/error.h"
-#include "phalanx/base/json_depth.h"
 #include "phalanx/base/json_number.h"
+#include "phalanx/base/json_text.h"
 #include "phalanx/checkpoint/block_hash.h"
 
 namespace phalanx {
@@ -103,9 +103,9 @@ Manifest parse_manifest(const std::string& file, std::string_view text) {
   const auto line_end = std::min(text.find('\n'), text.size() - 1);
   if (text.empty() || text.substr(0, line_end + 1) != checksum_line(text.substr(line_end + 1)))
     throw CheckpointError(fmt::format("{}: damaged: its checksum does not match its contents", file));
+  const auto json = parse_json_object<CheckpointError>(text, file);
   try {
-    if (is_json_too_deep(text)) throw CheckpointError(kJsonTooDeep);
-    return manifest_from_json(nlohmann::json::parse(text));
+    return manifest_from_json(json);
   } catch (const nlohmann::json::exception& error) {
     throw CheckpointError(fmt::format("{}: malformed manifest: {}", file, error.what()));
   } catch (const CheckpointError& error) {

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
-#include "phalanx/base/json_depth.h"
+#include "phalanx/base/json_text.h"
 
 namespace phalanx {
 namespace {
@@ -79,9 +79,7 @@ SavedOffsets parse_saved_offsets(const std::string& file, const safetensors::Hea
     for (const auto& tensor : header.tensors) result[tensor.name].assign(tensor.shape.size(), 0);
     return result;
   }
-  if (is_json_too_deep(found->second)) fail(fmt::format("{}: {}", kShardingInfoKey, kJsonTooDeep));
-  const auto info = nlohmann::json::parse(found->second, nullptr, /*allow_exceptions=*/false);
-  if (!info.is_object()) fail(fmt::format("{} is not a JSON object", kShardingInfoKey));
+  const auto info = parse_json_object<CheckpointError>(found->second, fmt::format("{}: {}", file, kShardingInfoKey));
   for (const auto& tensor : header.tensors) {
     auto& offsets = result[tensor.name];
     try {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "phalanx/base/utf8.h"
 #include "phalanx/data/unicode.h"
 
 namespace phalanx::data {

@@ -6,8 +6,8 @@
 #include <limits>
 #include <utility>
 
+#include "phalanx/base/utf8.h"
 #include "phalanx/data/byte_level.h"
-#include "phalanx/data/unicode.h"
 
 namespace phalanx::data {
 namespace {

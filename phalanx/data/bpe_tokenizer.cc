@@ -10,13 +10,13 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
+#include "phalanx/base/utf8.h"
 #include "phalanx/data/added_tokens.h"
 #include "phalanx/data/bpe_encoder.h"
 #include "phalanx/data/bpe_model.h"
 #include "phalanx/data/normalizer.h"
 #include "phalanx/data/pre_tokenizer.h"
 #include "phalanx/data/token_decoder.h"
-#include "phalanx/data/unicode.h"
 
 namespace phalanx::data {
 namespace {

@@ -6,7 +6,7 @@
 #include <charconv>
 #include <system_error>
 
-#include "phalanx/data/unicode.h"
+#include "phalanx/base/utf8.h"
 
 namespace phalanx::data {
 namespace {

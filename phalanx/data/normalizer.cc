@@ -10,6 +10,7 @@
 #include <new>
 #include <utility>
 
+#include "phalanx/base/utf8.h"
 #include "phalanx/data/unicode.h"
 
 namespace phalanx::data {

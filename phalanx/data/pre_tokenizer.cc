@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "phalanx/base/utf8.h"
 #include "phalanx/data/unicode.h"
 
 namespace phalanx::data {

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
-#include "phalanx/data/unicode.h"
+#include "phalanx/base/utf8.h"
 
 namespace phalanx::data {
 namespace {

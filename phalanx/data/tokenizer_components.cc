@@ -4,11 +4,11 @@
 #include <string_view>
 #include <utility>
 
+#include "phalanx/base/utf8.h"
 #include "phalanx/data/normalizer.h"
 #include "phalanx/data/pre_tokenizer.h"
 #include "phalanx/data/token_decoder.h"
 #include "phalanx/data/tokenizer_json.h"
-#include "phalanx/data/unicode.h"
 
 namespace phalanx::data {
 namespace {

@@ -15,6 +15,7 @@
 #include "phalanx/nn/module.h"
 #include "phalanx/optim/sgd.h"
 #include "phalanx/parallel/ddp_test_support.h"
+#include "phalanx/parallel/fully_shard_test_support.h"
 #include "phalanx/tensor/grad_ready.h"
 
 namespace phalanx {
@@ -23,21 +24,12 @@ namespace {
 using ddp_testing::message_of;
 using ddp_testing::Mlp;
 using ddp_testing::waves;
+using fully_shard_testing::linears;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 DeviceMesh mesh_of(const std::shared_ptr<Communicator>& world) { return {world, {{"dp_shard", world->size()}}}; }
-
-torch::nn::Sequential blocks(int count, std::int64_t width) {
-  torch::nn::Sequential net;
-  for (int i = 0; i < count; ++i) {
-    net->push_back(torch::nn::Linear(width, width));
-    net->push_back(torch::nn::Tanh());
-  }
-  nn::initialise(*net, 3);
-  return net;
-}
 
 std::vector<NamedTensor> whole(const std::vector<NamedTensor>& tensors, Communicator& comm) {
   const at::NoGradGuard no_grad;
@@ -86,7 +78,7 @@ void expect_trains_as_ddp(const std::shared_ptr<Communicator>& world, Module& on
 TEST(FullyShard, ASequentialTrainsAsUnderDataParallelism) {
   for (const int ranks : {1, 2, 3}) {
     run_local_ranks(ranks, [](const std::shared_ptr<Communicator>& world) {
-      auto a = blocks(3, 10), b = blocks(3, 10);
+      auto a = linears(3, 10), b = linears(3, 10);
       expect_trains_as_ddp(world, *a, *b, 10, 3, [](auto& net, const at::Tensor& x) { return net.forward(x); });
     });
   }
@@ -187,7 +179,7 @@ TEST(FullyShard, AtMostTwoUnitsAreGathered) {
 
 TEST(FullyShard, SmallNeighboursAreJoined) {
   run_local_ranks(2, [](const std::shared_ptr<Communicator>& world) {
-    auto net = blocks(5, 10);
+    auto net = linears(5, 10);
     const FullyShardedDataParallel sharded(*net, mesh_of(world), {.smallest_unit = 200});
     const auto units = sharded.units();
     ASSERT_EQ(units.size(), 2U);  // 110 each: two, then three
@@ -220,7 +212,7 @@ TEST(FullyShard, APlainModuleIsOneUnitAndIsRun) {
 TEST(FullyShard, GradientsThatAreStillThereAreAddedTo) {
   run_local_ranks(2, [](const std::shared_ptr<Communicator>& world) {
     for (const int stage : {1, 2, 3}) {
-      auto net = blocks(2, 6);
+      auto net = linears(2, 6);
       FullyShardedDataParallel sharded(*net, mesh_of(world), {.stage = stage});
       const auto pass = [&] { net->forward(waves({3, 6}, world->rank())).sum().backward(); };
       pass();
@@ -236,7 +228,7 @@ TEST(FullyShard, GradientsThatAreStillThereAreAddedTo) {
 
 TEST(FullyShard, FrozenParametersAreSharedButNotTrained) {
   run_local_ranks(2, [](const std::shared_ptr<Communicator>& world) {
-    auto a = blocks(3, 10), b = blocks(3, 10);
+    auto a = linears(3, 10), b = linears(3, 10);
     for (auto& net : {a, b}) {
       for (auto& p : net->named_parameters()) p.value().set_requires_grad(p.key().ends_with("bias"));
     }
@@ -327,14 +319,14 @@ TEST(FullyShard, WhatCannotBeShardedIsRefused) {
     EXPECT_THAT(refusal(mixed), AllOf(HasSubstr("'a' (Float on cpu)"), HasSubstr("'b' (Double on cpu)")));
     EXPECT_THAT(refusal(integers), HasSubstr("'i' has dtype Long"));
     EXPECT_THAT(refusal(empty), HasSubstr("no parameters"));
-    auto net = blocks(1, 4);
+    auto net = linears(1, 4);
     EXPECT_THAT(message_of([&] {
                   FullyShardedDataParallel(*net, DeviceMesh(world, {{"dp", 2}}));
                 }),
                 HasSubstr("has no axis 'dp_shard'"));
     EXPECT_THAT(message_of([&] { FullyShardedDataParallel(*net, mesh_of(world), {.stage = 4}); }),
                 HasSubstr("stage is 4: expected 1, 2 or 3"));
-    auto other = blocks(1, world->rank() == 0 ? 4 : 5);
+    auto other = linears(1, world->rank() == 0 ? 4 : 5);
     EXPECT_THAT(refusal(*other), HasSubstr("the ranks hold different models"));
   });
 }
@@ -342,7 +334,7 @@ TEST(FullyShard, WhatCannotBeShardedIsRefused) {
 TEST(FullyShard, AnUnusedParameterIsNamedOnEveryRank) {
   std::vector<std::string> messages(2);
   run_local_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
-    auto net = blocks(3, 6);
+    auto net = linears(3, 6);
     FullyShardedDataParallel sharded(*net, mesh_of(world));
     // The last block is not run on rank 1.
     at::Tensor x = waves({2, 6}, 1.0);
@@ -359,7 +351,7 @@ TEST(FullyShard, AnUnusedParameterIsNamedOnEveryRank) {
 TEST(FullyShard, AnExceptionInBackwardEndsTheOtherRanksToo) {
   std::vector<std::string> messages(2);
   run_local_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
-    auto net = blocks(3, 6);
+    auto net = linears(3, 6);
     FullyShardedDataParallel sharded(*net, mesh_of(world));
     at::Tensor x = waves({2, 6}, 1.0).requires_grad_();
     if (world->rank() == 1) {

@@ -19,11 +19,11 @@ inline DeviceMesh sharding_mesh(const std::shared_ptr<Communicator>& world, int 
   return {world, {{"dp_replicate", replicas}, {"dp_shard", world->size() / replicas}}};
 }
 
-/// `count` units of kWidth x kWidth and a bias.
-inline torch::nn::Sequential linears(int count) {
+/// `count` units of width x width and a bias.
+inline torch::nn::Sequential linears(int count, std::int64_t width = kWidth) {
   torch::nn::Sequential net;
   for (int i = 0; i < count; ++i) {
-    net->push_back(torch::nn::Linear(kWidth, kWidth));
+    net->push_back(torch::nn::Linear(width, width));
     net->push_back(torch::nn::Tanh());
   }
   nn::initialise(*net, 3);

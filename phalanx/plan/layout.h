@@ -38,8 +38,8 @@ TrainingShape laid_out(const TrainingShape& base, const Layout& layout);
 /// As `phalanx verify --layout` and `phalanx bench train --layouts` take it; "one rank" where there is nothing to say.
 std::string name_of(const Layout& layout);
 
-/// What people call it: "one rank", "data parallelism", "ZeRO-1", "tensor parallelism", "pipeline", the last two
-/// together.
+/// What people call it: "one rank", "data parallelism", "ZeRO-1", "tensor parallelism", "pipeline", "pipeline with
+/// sharded stages", the last two also "and tensor parallelism".
 std::string kind_of(const ParallelPlan& plan);
 
 struct Setting {

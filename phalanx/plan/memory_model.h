@@ -28,8 +28,8 @@
 namespace phalanx::plan {
 
 inline constexpr std::int64_t kFloatBytes = 4;  // of a float32
-inline constexpr std::int64_t kFirstBucket = 1
-                                             << 20;  // of DistributedDataParallel; gradients that fit stay as they are
+// Of DistributedDataParallel; gradients that fit stay as they are.
+inline constexpr std::int64_t kFirstBucket = 1 << 20;
 
 /// The stages of a pipeline.
 struct PipelineShape {
