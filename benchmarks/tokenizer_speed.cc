@@ -3,9 +3,9 @@
 //
 //   tokenizer_speed TEXT --train 4096 tokenizer.json    train on TEXT, save, print the seconds
 //   tokenizer_speed TEXT --encode tokenizer.json IDS    encode (as one document) and decode; ids to IDS as raw int32
-//   tokenizer_speed STRINGS --strings tokenizer.json OUT  no timing: of a JSON list of strings, the ids with and
-//   without
-//                                                       special tokens and the text decoded, for compare_tokenizers.py
+//   tokenizer_speed STRINGS --strings tokenizer.json OUT  no timing: for compare_tokenizers.py, of a JSON list of
+//                                                         strings the ids, with and without special tokens, and the
+//                                                         text decoded
 #include <fmt/format.h>
 
 #include <cstdio>

@@ -1,7 +1,6 @@
 // Ranks that do a piece of work each and all see the same outcome. Used by one thread at a time, as its communicator.
 //
-//   const auto sizes = ranks.together([&] { return std::to_string(write_mine()); });   // of all ranks, or throws on
-//   all
+//   const auto sizes = ranks.together([&] { return std::to_string(write_mine()); });   // of all, or throws on all
 #pragma once
 
 #include <functional>

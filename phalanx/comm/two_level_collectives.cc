@@ -1,6 +1,5 @@
 // What moves data without reducing them. With M machines:
-//   broadcast    from machine to machine in a line, beginning with the root's; one rank of each passes every piece on
-//   to
+//   broadcast    from machine to machine in a line, beginning with the root's; one rank of each passes every piece to
 //                the next machine and to its own
 //   all_gather   a rank sends its part to one rank of every other machine, which passes it on inside; the work is dealt
 //                out among the ranks of a machine

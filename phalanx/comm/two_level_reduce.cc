@@ -6,8 +6,7 @@
 //   up        the lane gets from machine m - 1 what the ranks before this machine add up to,
 //   add       adds the inputs of its machine in their order, and sends that to machine m + 1.
 //             16-bit floats go up as float32. The last machine has the result, divides it for avg, and rounds it.
-//   down      all_reduce: results go back down from machine to machine; reduce and reduce_scatter: from the last
-//   machine
+//   down      all_reduce: results go back down from machine to machine; reduce and reduce_scatter: from the last one
 //             straight to the machine that wants the chunk
 //   deal      the results of all lanes go to whoever wants them (inside)
 // Chunk t is dealt after chunk t + lag has been brought, where lag is the way up and down in chunks: so all machines

@@ -5,8 +5,7 @@
 // given out token by token and is the same as when decoded whole.
 //
 //   TokenDecoder decoder({ReplaceStep{{"▁"}, " "}, ByteFallbackDecode{}, FuseDecode{}, StripDecode{" ", 1}});
-//   decoder.text_of("▁Hello", /*first=*/false);   // " Hello"; at the start of a text strip_start() takes the space
-//   away
+//   decoder.text_of("▁Hello", /*first=*/false);   // " Hello"; strip_start() takes a text's first space away
 #pragma once
 
 #include <string>

@@ -6,8 +6,7 @@
 //
 //   KeptOutputs kept([](KeptOp op, int nth) { return op == KeptOp::attention; });
 //   { const KeptOutputs::Scope scope(&kept, KeptOutputs::Run::first); layer(x); }
-//   { const KeptOutputs::Scope scope(&kept, KeptOutputs::Run::second); layer(x); }   // the same operations in this
-//   order
+//   { const KeptOutputs::Scope scope(&kept, KeptOutputs::Run::second); layer(x); }  // the same, in this order
 //
 // Contract: both runs are on one input, each by one thread; nobody writes to a kept output in place. Which thread is in
 // which run is known to that thread alone, for as long as the scope lives. Not where autocast is on, and attention only

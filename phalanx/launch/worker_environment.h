@@ -7,9 +7,8 @@
 //   by hand           RANK WORLD_SIZE MASTER_ADDR MASTER_PORT, and LOCAL_RANK LOCAL_WORLD_SIZE (without these two the
 //                     ranks count themselves, machine by machine)
 //   Open MPI          OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
-//   Slurm             SLURM_PROCID SLURM_LOCALID SLURM_STEP_ID SLURM_STEP_NUM_TASKS: a task that srun started. The
-//   batch
-//                     script itself has no step, and is a single process
+//   Slurm             SLURM_PROCID SLURM_LOCALID SLURM_STEP_ID SLURM_STEP_NUM_TASKS: a task of srun. The batch script
+//                     itself has no step, and is a single process
 //   PMI               PMI_RANK PMI_SIZE (MPICH, Intel MPI, Cray), where Slurm does not say the same
 //   none of these     a single process, rank 0 of 1
 //

@@ -2,8 +2,7 @@
 //
 // What lives where (S = layout.shard_elements, N ranks along the sharding axis)
 //   full     N * S   the parameters; every parameter of the module is a view of it. Its memory is there while gathered.
-//   shard    S       this rank's slice, always there; what the optimizer steps. A resident unit's lies in `full`,
-//   unless
+//   shard    S       this rank's slice, always there; what the optimizer steps. A resident unit's lies in `full` unless
 //                    that is of another dtype or the shard is kept on the host.
 //   part     N*S/k   what a rank keeps from the forward to the backward pass where k neighbours keep the unit together
 //   grads    N * S   the gradients while a backward pass makes them; every grad buffer is a view of it
