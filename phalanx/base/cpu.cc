@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <sstream>
 #include <string>
@@ -122,6 +123,22 @@ int cores_in_affinity_mask(int online) {
   return online;
 }
 
+/// Of a list like "0-3,8,10-11".
+int cores_in_list(const std::string& list) {
+  int cores = 0;
+  std::istringstream ranges(list);
+  for (std::string range; std::getline(ranges, range, ',');) {
+    int first = 0;
+    int last = 0;
+    char dash = 0;
+    std::istringstream text(range);
+    if (!(text >> first)) continue;
+    if (!(text >> dash >> last)) last = first;
+    cores += std::max(0, last - first + 1);
+  }
+  return cores;
+}
+
 }  // namespace
 
 CpuLimits cpu_limits(const stdfs::path& root) {
@@ -139,5 +156,30 @@ CpuLimits cpu_limits(const stdfs::path& root) {
 }
 
 int usable_cores() { return cpu_limits().usable; }
+
+LastCache last_cache(const stdfs::path& root) {
+  LastCache last;
+  int last_level = 0;
+  for (int index = 0;; ++index) {
+    const stdfs::path folder = root / "sys/devices/system/cpu/cpu0/cache" / ("index" + std::to_string(index));
+    int level = 0;
+    if (!(std::istringstream(contents_or_empty(folder / "level")) >> level)) return last;
+    std::string size;
+    std::istringstream(contents_or_empty(folder / "size")) >> size;
+    if (level <= last_level) continue;
+    last_level = level;
+    last = {.bytes = parse_cache_bytes(size),
+            .cores = std::max(1, cores_in_list(contents_or_empty(folder / "shared_cpu_list")))};
+  }
+}
+
+std::uint64_t parse_cache_bytes(const std::string& text) {
+  std::uint64_t value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc{}) return 0;
+  const std::string unit(rest, end);
+  return value << (unit == "K" ? 10 : unit == "M" ? 20 : unit == "G" ? 30 : 0);
+}
 
 }  // namespace phalanx

@@ -1,11 +1,14 @@
 // How many processor cores this process may use: not what the machine has, but what is left after the affinity mask
-// (taskset, Slurm, a batch system) and the container's quota (cgroup version 1 or 2, also those of parents).
+// (taskset, Slurm, a batch system) and the container's quota (cgroup version 1 or 2, also those of parents). And how
+// much their last cache holds.
 //
 //   const int threads = std::max(1, usable_cores() / local_ranks);
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <string>
 
 namespace phalanx {
 
@@ -20,5 +23,17 @@ struct CpuLimits {
 CpuLimits cpu_limits(const std::filesystem::path& root = "/");
 
 int usable_cores();
+
+/// The first core's last cache, and how many cores share it.
+struct LastCache {
+  std::uint64_t bytes = 0;  // 0: the kernel does not say
+  int cores = 1;
+};
+
+/// `root` replaces "/" in /sys/devices/system/cpu, for tests.
+LastCache last_cache(const std::filesystem::path& root = "/");
+
+/// Of the kernel's words: "48K", "2048K", "32M"; 0 where it is no such word.
+std::uint64_t parse_cache_bytes(const std::string& text);
 
 }  // namespace phalanx

@@ -103,6 +103,8 @@ void DirectOperation::plan_copies() {
   const int rank = board_.rank();
   const auto own = static_cast<std::size_t>(rank);
   auto* const output = static_cast<std::byte*>(d.output);
+  streamed_left_ = streamed_part(static_cast<std::size_t>(d.output_count) * width(),
+                                 static_cast<std::size_t>(d.input_count + d.output_count) * width(), size);
   const auto peer = [&](int r) -> const PeerBuffers& { return peers_[static_cast<std::size_t>(r)]; };
   // Starts with the next rank, so that all do not read the same one at once; ends with this one.
   const auto for_each = [&](auto body) {
@@ -159,11 +161,11 @@ void DirectOperation::plan_copy(std::byte* to, const std::byte* from, std::size_
 void DirectOperation::copy_piece() {
   Copy& copy = copies_[next_copy_];
   const std::size_t bytes = std::min(copy.bytes, kPiece);
-  // Whoever reads a large result next finds little of it in the caches either way.
-  if (static_cast<std::size_t>(description_.output_count) * width() >= kStreamBytes)
+  if (streamed_left_ > 0)
     stream_copy(copy.to, copy.from, bytes);
   else
     std::memcpy(copy.to, copy.from, bytes);
+  streamed_left_ -= std::min(streamed_left_, bytes);
   copy = {copy.to + bytes, copy.from + bytes, copy.bytes - bytes};
   if (copy.bytes == 0) ++next_copy_;
 }

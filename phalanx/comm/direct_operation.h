@@ -68,6 +68,7 @@ class DirectOperation : public RoundOperation {
   std::optional<std::chrono::steady_clock::time_point> impatient_since_;
   std::string error_;  // thrown only when no peer reads our description any more
   std::vector<Copy> copies_;
+  std::size_t streamed_left_ = 0;  // bytes
   std::size_t next_copy_ = 0;
   // Elements `range_` of sources_ are reduced into target_, and copied to `also_`.
   Range range_;

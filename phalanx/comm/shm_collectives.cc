@@ -19,7 +19,8 @@ constexpr std::size_t kOneShotBytes = 16U << 10;
 constexpr std::size_t kLargeBytes = 8U << 20;
 constexpr std::size_t kLargeChunk = 256U << 10;
 // What lies in symmetric memory and is at least so long is not copied to slots: two short waits instead of two copies.
-constexpr std::size_t kDirectBytes = 64U << 10;
+// On two quiet cores it is as fast from 8 KiB up (docs/benchmarks.md); where ranks wait for a core a wait costs more.
+constexpr std::size_t kDirectBytes = 16U << 10;
 constexpr std::size_t kReduceTile = 16U << 10;  // bytes; reduced, then copied to the slot while in the first cache
 
 void copy_bytes(void* to, const void* from, std::size_t bytes) {

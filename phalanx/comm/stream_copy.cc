@@ -10,6 +10,18 @@
 
 namespace phalanx {
 
+std::size_t streamed_part(std::size_t result, std::size_t touched, int ranks, const LastCache& cache) {
+  if (result >= kStreamBytes) return result;
+  const auto sharers = static_cast<std::size_t>(std::min(ranks, cache.cores));
+  const std::size_t room = cache.bytes / 4 * 3 / sharers;
+  return room == 0 || touched <= room ? 0 : std::min(result, touched - room);
+}
+
+std::size_t streamed_part(std::size_t result, std::size_t touched, int ranks) {
+  static const LastCache cache = last_cache();
+  return streamed_part(result, touched, ranks, cache);
+}
+
 #ifdef __x86_64__
 namespace {
 

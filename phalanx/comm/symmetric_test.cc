@@ -151,8 +151,8 @@ void compare(Communicator& comm, std::int64_t count, c10::ScalarType type, const
 void symmetric_suite(Communicator& comm) {
   const int world = comm.size();
   for (const c10::ScalarType type : {c10::ScalarType::Float, c10::ScalarType::BFloat16}) {
-    // Below and above the size from which it matters, and more than a step's work.
-    for (const std::int64_t count : {5, 40'001, 400'003}) {
+    // Below and above the size from which it matters, and more than a step's work or than the caches hold.
+    for (const std::int64_t count : {5, 40'001, 700'003}) {
       if (count > 100'000 && (type != c10::ScalarType::Float || world > 2)) continue;
       const auto make = [&] { return comm.symmetric_empty({(count + 100) * world}, type); };
       const at::Tensor a = make();

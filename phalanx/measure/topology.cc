@@ -13,6 +13,8 @@
 #include <sstream>
 #include <utility>
 
+#include "phalanx/base/cpu.h"
+
 namespace phalanx::measure {
 namespace {
 
@@ -32,16 +34,6 @@ std::optional<std::int64_t> number_of(const std::string& text) {
   const auto [rest, error] = std::from_chars(text.data(), end, value);
   if (error != std::errc{} || rest != end || text.empty()) return std::nullopt;
   return value;
-}
-
-/// "48K", "2048K", "32M" of cache/index*/size.
-std::uint64_t size_of(const std::string& text) {
-  std::uint64_t value = 0;
-  const char* const end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc{}) return 0;
-  const std::string unit(rest, end);
-  return value << (unit == "K" ? 10 : unit == "M" ? 20 : unit == "G" ? 30 : 0);
 }
 
 /// Entries named prefix0, prefix1, ... with their numbers, in order.
@@ -79,7 +71,7 @@ void read_cpus(const stdfs::path& root, Topology& machine) {
     for (const auto& [index, cache_path] : numbered(path / "cache", "index")) {
       Cache cache{.level = static_cast<int>(number_of(line_of(cache_path / "level")).value_or(0)),
                   .type = line_of(cache_path / "type"),
-                  .bytes = size_of(line_of(cache_path / "size")),
+                  .bytes = parse_cache_bytes(line_of(cache_path / "size")),
                   .cpus = parse_cpu_list(line_of(cache_path / "shared_cpu_list"))};
       if (cache.cpus.empty()) cache.cpus = {id};
       // Every CPU of it tells of a cache: the first one's word counts.
