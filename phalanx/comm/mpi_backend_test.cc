@@ -30,6 +30,7 @@
 #include "phalanx/comm/mpi.h"
 #include "phalanx/comm/peer_processes.h"
 #include "phalanx/comm/tcp_store.h"
+#include "phalanx/comm/testing/nccl_levels_rank.h"
 #include "phalanx/comm/two_level.h"
 
 #ifdef PHALANX_HAVE_MPI
@@ -308,11 +309,43 @@ void body_two_levels(MpiRank& self) {
   }
 }
 
+// NCCL, that is its double, on two machines of two ranks, MPI between them.
+void body_nccl_levels(MpiRank& self) {
+  const auto make = [&](const CommunicatorOptions& options) {
+    return make_levels_rank(self.make({.communicator = options}), *self.store,
+                            {.communicator = options, .machines = {0, 0, 1, 1}});
+  };
+  const auto rank = make({});
+  expect(rank->comm->backend_name() == "nccl+mpi", rank->comm->backend_name());
+  run_backend_suite(*rank->comm, [](const SuiteCase& test) { return !test.needs_rank_order; });
+  const TransportBytes before = *transport_bytes(*rank->comm->backend());
+  rank->comm->all_gather(at::full({4000}, 0.0F), at::full({1000}, 1.0F));
+  const TransportBytes after = *transport_bytes(*rank->comm->backend());
+  expect(after.between - before.between == 4000, fmt::format("{} bytes between", after.between - before.between));
+  const auto row = rank->comm->split(self.rank % 2, self.rank);
+  expect(row->backend_name() == "mpi", row->backend_name());
+  const auto machine = rank->comm->split(self.rank / 2, self.rank);
+  expect(machine->backend_name() == "nccl", machine->backend_name());
+  end_levels_rank(*rank);
+  self.meet();
+  for (const SuiteCase& test : backend_failure_suite()) {
+    const std::string name = test.name;
+    if (name != "verb" && name != "type") continue;
+    try {
+      const auto other = make(failure_options(test));
+      test.run(*other->comm);
+      self.meet();
+    } catch (const std::exception& e) {
+      throw std::runtime_error(fmt::format("{}: {}", test.name, e.what()));
+    }
+  }
+}
+
 const std::map<std::string, void (*)(MpiRank&)> kBodies{
     {"suite", body_suite},           {"death", body_death},
     {"stopped", body_stopped},       {"others", body_others},
     {"heartbeat", body_heartbeat},   {"stopped_amidst_data", body_stopped_amidst_data},
-    {"two_levels", body_two_levels},
+    {"two_levels", body_two_levels}, {"nccl_levels", body_nccl_levels},
 #ifdef PHALANX_HAVE_MPI
     {"own_mpi", body_own_mpi},       {"own_mpi_without_threads", body_own_mpi_without_threads},
 #endif
@@ -436,6 +469,12 @@ TEST(MpiBackend, CarriesTwoLevels) {
   PHALANX_NEEDS_MPIRUN();
   const MpiJob job = run_under_mpirun(3, "two_levels");
   EXPECT_EQ(job.passed(), 3) << job.output;
+}
+
+TEST(MpiBackend, CarriesWhatNcclDoesNot) {
+  PHALANX_NEEDS_MPIRUN();
+  const MpiJob job = run_under_mpirun(4, "nccl_levels");
+  EXPECT_EQ(job.passed(), 4) << job.output;
 }
 
 TEST(MpiBackend, ADeadRankIsNamedWithinASecondAndEndsTheJob) {

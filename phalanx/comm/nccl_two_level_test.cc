@@ -24,8 +24,8 @@
 #include "phalanx/comm/testing/fake_nccl.h"
 #include "phalanx/comm/testing/fake_streams.h"
 #include "phalanx/comm/testing/forked_ranks.h"
+#include "phalanx/comm/testing/nccl_levels_rank.h"
 #include "phalanx/comm/two_level.h"
-#include "phalanx/comm/two_level_layout.h"
 
 namespace phalanx {
 namespace {
@@ -36,40 +36,18 @@ void require_that(bool condition, const std::string& what) {
   if (!condition) throw std::runtime_error(what);
 }
 
-/// One rank: its device, its library, its communicator. They end in the opposite order.
-struct LevelsRank {
-  std::shared_ptr<FakeStreams> streams = std::make_shared<FakeStreams>();
-  std::shared_ptr<FakeNccl> nccl;
-  std::shared_ptr<Communicator> comm;
-};
-
-std::shared_ptr<LevelsRank> make_levels_rank(const HostPort& server, int rank, const std::vector<int>& machines,
-                                             const CommunicatorOptions& options = {}) {
-  const int world = static_cast<int>(machines.size());
+std::shared_ptr<LevelsRank> make_gloo_levels_rank(const HostPort& server, int rank, const std::vector<int>& machines,
+                                                  const CommunicatorOptions& options = {}) {
   auto store = std::make_shared<TcpStore>(server);
-  const MachineLayout layout(machines);
-  const int machine = layout.machine_of(rank);
-  auto made = std::make_shared<LevelsRank>();
-  // What NCCL connects is the ranks of a machine.
-  made->nccl = std::make_shared<FakeNccl>(make_shm_backend(*store, layout.place_of(rank),
-                                                           static_cast<int>(layout.members(machine).size()),
-                                                           fmt::format("transport/{}", machine), 60s));
-  made->comm = make_nccl_two_level_communicator(make_gloo_communicator(store, rank, world, {.communicator = options}),
-                                                -1, made->nccl->table(), made->streams,
-                                                {.communicator = options, .machines = machines});
-  return made;
-}
-
-void end_levels_rank(LevelsRank& rank) {
-  rank.comm.reset();
-  require_that(rank.nccl->misuses() == 0, "NCCL was called in a way that it does not allow");
+  auto flat = make_gloo_communicator(store, rank, static_cast<int>(machines.size()), {.communicator = options});
+  return make_levels_rank(std::move(flat), *store, {.communicator = options, .machines = machines});
 }
 
 std::string run_levels(const std::vector<int>& machines, const std::function<void(LevelsRank&)>& body,
                        const CommunicatorOptions& options = {}) {
   TcpStoreServer server;
   return run_forked_ranks(static_cast<int>(machines.size()), [&](int r) {
-    const auto rank = make_levels_rank(server.address(), r, machines, options);
+    const auto rank = make_gloo_levels_rank(server.address(), r, machines, options);
     body(*rank);
     end_levels_rank(*rank);
   });
@@ -251,7 +229,7 @@ TEST(NcclLevelsGloo, MachinesOfOtherFormsAreAnError) {
     TcpStoreServer server;
     return run_forked_ranks(static_cast<int>(machines.size()), [&](int r) {
       try {
-        make_levels_rank(server.address(), r, machines);
+        make_gloo_levels_rank(server.address(), r, machines);
       } catch (const ConfigError& error) {
         return require_that(std::string(error.what()).find(part) != std::string::npos, error.what());
       }
@@ -304,7 +282,7 @@ TEST(NcclLevelsGloo, SurvivorsNameTheRankThatWasKilled) {
   const auto run = [] {
     TcpStoreServer server;
     FaultWorld world(4, [&](FaultRank& self) {
-      const auto rank = make_levels_rank(server.address(), self.rank(), {0, 0, 1, 1});
+      const auto rank = make_gloo_levels_rank(server.address(), self.rank(), {0, 0, 1, 1});
       at::Tensor x = at::full({100'000}, 1.0F);
       rank->comm->all_reduce(x);
       self.arrive();

@@ -1,0 +1,33 @@
+// One rank of NCCL inside "machines" and another backend between them, over doubles of NCCL and of streams.
+//
+//   auto rank = make_levels_rank(make_gloo_communicator(store, r, 4), store, {.machines = {0, 0, 1, 1}});
+//   rank->comm->all_reduce(x);
+//   end_levels_rank(*rank);
+#pragma once
+
+#include <memory>
+
+#include "phalanx/comm/communicator.h"
+#include "phalanx/comm/nccl_two_level.h"
+#include "phalanx/comm/store.h"
+#include "phalanx/comm/testing/fake_nccl.h"
+#include "phalanx/comm/testing/fake_streams.h"
+
+namespace phalanx {
+
+/// Its device, its library, its communicator. They end in the opposite order.
+struct LevelsRank {
+  std::shared_ptr<FakeStreams> streams = std::make_shared<FakeStreams>();
+  std::shared_ptr<FakeNccl> nccl;
+  std::shared_ptr<Communicator> comm;
+};
+
+/// Collective over the ranks of `flat`. What the double of NCCL connects, over shared memory, is the ranks of a
+/// machine; which these are options.machines says. `store` is the one that all ranks have.
+std::shared_ptr<LevelsRank> make_levels_rank(std::shared_ptr<Communicator> flat, Store& store,
+                                             const NcclTwoLevelOptions& options);
+
+/// Throws std::runtime_error if NCCL was called in a way that it does not allow.
+void end_levels_rank(LevelsRank& rank);
+
+}  // namespace phalanx
