@@ -16,10 +16,12 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/comm/data_type.h"
+#include "phalanx/comm/gloo.h"
 #include "phalanx/comm/local.h"
 #include "phalanx/comm/shm.h"
 #include "phalanx/comm/tcp_store.h"
 #include "phalanx/comm/testing/forked_ranks.h"
+#include "phalanx/comm/two_level.h"
 #include "phalanx/observe/flight_recorder.h"
 #include "phalanx/tensor/testing/random_specs.h"
 
@@ -396,17 +398,25 @@ std::vector<at::Tensor> gather_results(Communicator& world, const at::Tensor& re
 }
 
 // The same over communicators whose ranks are processes.
-TEST(RedistributeBetweenProcesses, AnyPlacementToAnyOtherIsWhatOneProcessHas) {
+struct ProcessBackend {
+  const char* name;
+  std::uint64_t cases;
+  std::shared_ptr<Communicator> (*make)(const std::shared_ptr<Store>& store, int rank, int size);
+};
+
+class RedistributeBetweenProcesses : public testing::TestWithParam<ProcessBackend> {};
+
+TEST_P(RedistributeBetweenProcesses, AnyPlacementToAnyOtherIsWhatOneProcessHas) {
   for (const std::vector<MeshAxis>& axes :
        {std::vector<MeshAxis>{{"a", 3}}, {{"a", 2}, {"b", 2}}, {{"a", 2}, {"b", 1}, {"c", 2}}}) {
     const MeshShape shape(axes);
     TcpStoreServer server;
     EXPECT_EQ(run_forked_ranks(shape.size(),
                                [&](int rank) {
-                                 TcpStore store(server.address());
-                                 const auto world = make_shm_communicator(store, rank, shape.size());
+                                 const auto store = std::make_shared<TcpStore>(server.address());
+                                 const auto world = GetParam().make(store, rank, shape.size());
                                  const DeviceMesh mesh(world, axes);
-                                 for (std::uint64_t seed = 0; seed < 60; ++seed) {
+                                 for (std::uint64_t seed = 0; seed < GetParam().cases; ++seed) {
                                    const RedistributeModel model(seed, mesh.shape());
                                    const at::Tensor mine =
                                        redistribute(model.input_of(rank), model.from(), model.to(), mesh);
@@ -421,6 +431,26 @@ TEST(RedistributeBetweenProcesses, AnyPlacementToAnyOtherIsWhatOneProcessHas) {
               "");
   }
 }
+
+std::shared_ptr<Communicator> shm_world(const std::shared_ptr<Store>& store, int rank, int size) {
+  return make_shm_communicator(*store, rank, size);
+}
+std::shared_ptr<Communicator> gloo_world(const std::shared_ptr<Store>& store, int rank, int size) {
+  return make_gloo_communicator(store, rank, size);
+}
+// The even ranks are one machine, the odd ones another.
+std::shared_ptr<Communicator> two_level_world(const std::shared_ptr<Store>& store, int rank, int size) {
+  TwoLevelOptions options;
+  for (int r = 0; r < size; ++r) options.machines.push_back(r % 2);
+  options.smallest_bytes = 1;
+  options.by_estimate = false;
+  return make_two_level_communicator(make_gloo_communicator(store, rank, size), options);
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, RedistributeBetweenProcesses,
+                         testing::Values(ProcessBackend{"shm", 60, &shm_world}, ProcessBackend{"gloo", 25, &gloo_world},
+                                         ProcessBackend{"two_levels", 25, &two_level_world}),
+                         [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace phalanx
