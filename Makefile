@@ -8,7 +8,7 @@ PYTHON = $(firstword $(wildcard .venv/bin/python) python3)
 CONFIGURE_FLAGS = $(if $(wildcard .deps/lib/cmake),-DCMAKE_PREFIX_PATH=$(CURDIR)/.deps)
 
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap configure build all test test-all fuzz soak timeline mutations layouts demo format check cuda-check clean
+.PHONY: help bootstrap configure build all test test-all fuzz slurm soak timeline mutations layouts demo format check cuda-check clean
 
 help:
 	@echo 'make demo      set up, build, train a small Llama on 2 ranks, resume it, generate text'
@@ -18,6 +18,7 @@ help:
 	@echo 'make test-all  the soak, the timeline, every layout, every mutation, and the tests again under AddressSanitizer (into $(SANITIZED))'
 	@echo 'make fuzz      hostile input for every parser, under sanitizers; needs clang (make fuzz FUZZ_SECONDS=600)'
 	@echo 'make soak      200 random kills, stops and restarts of communicating ranks; about 2 minutes (make soak FAULTS=40)'
+	@echo 'make slurm     ranks and job scripts under a Slurm of two nodes that it starts and stops; needs root; about a minute'
 	@echo 'make layouts   every layout of up to 8 ranks and every pipeline schedule beside one rank; some minutes'
 	@echo 'make mutations everything that the check of layouts must find, spoilt and found; about 10 minutes'
 	@echo 'make timeline  pipelines of 2 ranks that compute, against the simulator: needs two cores with nothing else to do'
@@ -41,12 +42,18 @@ all: configure
 test: all
 	@scripts/bootstrap.sh --tests
 	ctest --test-dir $(BUILD) --output-on-failure --no-tests=error
+	@scripts/say_skipped.sh $(BUILD)
 
 # Status 77: no clang with libFuzzer here, which is said.
 FUZZ_SECONDS ?= 20
 fuzz:
 	@scripts/bootstrap.sh --tests
 	@scripts/fuzz.sh --seconds $(FUZZ_SECONDS) --jobs $(JOBS) || [ $$? -eq 77 ]
+
+# Status 77: no Slurm can run here, and why.
+slurm: build
+	@scripts/bootstrap.sh --slurm
+	@scripts/local_slurm.sh scripts/slurm_tests.sh $(BUILD) || [ $$? -eq 77 ]
 
 FAULTS ?= 200
 soak: all
@@ -61,7 +68,7 @@ layouts: all
 timeline: build
 	$(PYTHON) scripts/pipeline_timeline.py --program $(BUILD)/bin/phalanx --check
 
-test-all: test soak timeline layouts mutations
+test-all: test slurm soak timeline layouts mutations
 	cmake --preset asan -B $(SANITIZED) $(CONFIGURE_FLAGS)
 	cmake --build $(SANITIZED) --parallel $(JOBS)
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 ctest --test-dir $(SANITIZED) --output-on-failure --no-tests=error

@@ -7,6 +7,7 @@
 #   scripts/bootstrap.sh --tests    also safetensors and numpy in .venv, where that is used: a test reads checkpoints by
 #                                   Python; and clang with its runtime libraries, for `make fuzz`. Either says that it is
 #                                   skipped where these cannot be had
+#   scripts/bootstrap.sh --slurm    also Slurm's daemons and munge, for `make slurm`
 #
 #   PHALANX_TORCH_DIR   use the libtorch in this folder (holding include/ and lib/)
 #   PHALANX_PYTHON      use this Python for the search, and to make .venv
@@ -21,11 +22,13 @@ readonly torch_pin="torch==2.13.0"
 required=(g++ cmake ninja-build make pkg-config libspdlog-dev libfmt-dev nlohmann-json3-dev libcli11-dev
   libtomlplusplus-dev libpcre2-dev protobuf-compiler libprotobuf-dev libgtest-dev libgmock-dev libbenchmark-dev
   libxxhash-dev libgloo-dev libssl-dev zlib1g-dev libutf8proc-dev)
-optional=(ccache mold libopenmpi-dev openmpi-bin)  # faster builds, and the mpi backend, where the distribution has them
+optional=(ccache mold libopenmpi-dev openmpi-bin iproute2)  # faster builds, the mpi backend, tests over namespaces
 if [[ "${1:-}" == --checks ]]; then
   required+=(clang-format clang-tidy)
+elif [[ "${1:-}" == --slurm ]]; then
+  required+=(slurmctld slurmd slurm-client munge)
 elif [[ $# -gt 0 && "$1" != --tests ]]; then
-  echo "usage: scripts/bootstrap.sh [--checks | --tests]" >&2
+  echo "usage: scripts/bootstrap.sh [--checks | --tests | --slurm]" >&2
   exit 2
 fi
 

@@ -4,7 +4,8 @@
 #   scripts/cuda_check.sh             headers, and the link if the wheels are cached: what continuous integration runs
 #   scripts/cuda_check.sh --headers   headers only: compiles what depends on CUDA against torch's own CUDA headers
 #   scripts/cuda_check.sh --full      also downloads the wheels (750 MB, once), builds and links everything against
-#                                     torch's CUDA build, and starts the program, which must say that there is no GPU
+#                                     torch's CUDA build, starts the program, which must say that there is no GPU, and
+#                                     runs the tests of the nccl backend that need none
 #
 #   PHALANX_WHEEL_CACHE   where the wheels are, or go (default .deps/wheels)
 #   PHALANX_CUDA_INCLUDE  the folder with cuda_runtime_api.h (default: of the nvcc on the path, else from PyPI)
@@ -153,3 +154,8 @@ if [[ ! -e /proc/driver/nvidia/version ]]; then
   grep -qE 'GPU .*none' "$work/doctor.log" || fail "phalanx doctor does not say that there is no GPU"
 fi
 say "the program starts"
+
+# The nccl backend's logic over doubles of NCCL and of streams, which need no GPU; cases that do say that they skip.
+GTEST_FILTER='Nccl*:*NcclSuite*:Cuda*' "$work/build/bin/comm_test" --gtest_brief=1 >"$work/comm_test.log" 2>&1 ||
+  fail "comm_test of the CUDA flavour failed: $(tail -n 20 "$work/comm_test.log")"
+say "the nccl backend passes over its doubles: $(grep -c Skipped "$work/comm_test.log") cases want a GPU"

@@ -223,6 +223,10 @@ TEST(OpenMpi, MpirunStartsEveryRank) {
   expect_sum_of_ranks(by_mpi.output(), 4);
   EXPECT_THAT(by_mpi.output(),
               AllOf(HasSubstr("backend: mpi, 4 ranks on this machine"), HasSubstr("local 3 of 4, mpi")));
+  CollectedProcess by_two({mpirun, "--oversubscribe", "-np", "4", worker(), "--backend", "shm+mpi"}, environment);
+  EXPECT_EQ(by_two.wait(), 0) << by_two.output();
+  expect_sum_of_ranks(by_two.output(), 4);
+  EXPECT_THAT(by_two.output(), HasSubstr("backend: shm, 4 ranks on this machine")) << "one machine, by proof";
 }
 
 TEST(Torchrun, StartsEveryRank) {

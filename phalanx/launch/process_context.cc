@@ -49,10 +49,13 @@ c10::Device choose_device(const InitOptions& options, int local_rank) {
 }
 
 void check_backend_name(const InitOptions& options, int world_size) {
-  const std::vector<std::string> known{"auto", "shm", "gloo", "mpi", "nccl", "nccl+gloo", "nccl+mpi", "local"};
+  const std::vector<std::string> known{"auto",    "shm",  "gloo",      "mpi",      "shm+gloo",
+                                       "shm+mpi", "nccl", "nccl+gloo", "nccl+mpi", "local"};
   if (std::find(known.begin(), known.end(), options.backend) == known.end())
-    throw ConfigError(fmt::format("backend '{}'{}: expected auto, shm, gloo, mpi, nccl, nccl+gloo, nccl+mpi or local",
-                                  options.backend, did_you_mean(options.backend, known)));
+    throw ConfigError(
+        fmt::format("backend '{}'{}: expected auto, shm, gloo, mpi, shm+gloo, shm+mpi, nccl, nccl+gloo, nccl+mpi "
+                    "or local",
+                    options.backend, did_you_mean(options.backend, known)));
   if (options.backend == "local" && world_size > 1)
     throw ConfigError(
         fmt::format("backend local joins threads of one process, and there are {} processes: choose auto, "
@@ -109,7 +112,7 @@ ProcessContext init_from_environment(InitOptions options) {
   // What a world for CUDA tensors does on the host goes where "auto" would.
   const std::string asked = options.backend;
   if (asked == "nccl") options.backend = "auto";
-  if (asked.starts_with("nccl+")) options.backend = asked.substr(asked.find('+') + 1);  // between machines
+  if (asked.find('+') != std::string::npos) options.backend = asked.substr(asked.find('+') + 1);  // between machines
   log::set_process_rank(environment.rank, environment.world_size);
   ProcessContext context;
   context.rank = environment.rank;
@@ -174,9 +177,10 @@ ProcessContext init_from_environment(InitOptions options) {
                                            {.host = data_address(meeting.server, one_machine),
                                             .store_rank = store_rank,
                                             .communicator = options.communicator});
-  // Worth asking where some seem to share a machine; whether they do is for the proof to say.
+  // Worth asking where it is asked for, or some seem to share a machine; whether they do is for the proof to say.
   const std::set<std::string> different(places.begin(), places.end());
-  if (options.backend == "auto" && context.world->backend_name() == "gloo" && different.size() < places.size())
+  if (asked.starts_with("shm+") ||
+      (options.backend == "auto" && context.world->backend_name() == "gloo" && different.size() < places.size()))
     context.world = make_two_level_communicator(std::move(context.world), {.communicator = options.communicator});
   put_on_device(context, asked, options.communicator);
   log::info(security_line(meeting, context.world->backend_name()));

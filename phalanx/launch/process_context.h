@@ -5,8 +5,9 @@
 //   ConfigError; ranks that do not come, come twice, or disagree on the world size are a CommError that names them and
 //   the address, on every rank. Who may join: rank_meeting.h.
 // - backend "auto": shm where all ranks share a machine, gloo where none do, and shm+gloo otherwise (two_level.h);
-//   which do is proved (machine_proof.h). "shm", "gloo" and "mpi" insist, on one level. A single process uses the local
-//   backend. Rank 0 logs the launcher, who may join, device, backend and rendezvous.
+//   which do is proved (machine_proof.h). "shm", "gloo" and "mpi" insist, on one level; "shm+gloo" and "shm+mpi" say
+//   what goes between machines, and are shm where there is one. A single process uses the local backend. Rank 0 logs
+//   the launcher, who may join, device, backend and rendezvous.
 // - device "auto": cuda:LOCAL_RANK where libtorch has CUDA and this machine a GPU, else cpu.
 // - On a GPU, "auto" is nccl (with a warning, host memory, where a rank cannot load NCCL) beside what the ranks would
 //   use without; "nccl" insists; "nccl+gloo" and "nccl+mpi" use it inside a machine only (nccl_two_level.h); any other
@@ -29,8 +30,8 @@
 namespace phalanx {
 
 struct InitOptions {
-  std::string backend = "auto";      // auto, shm, gloo, mpi, nccl, nccl+gloo, nccl+mpi, local (a single process)
-  std::string device = "auto";       // auto, cpu, cuda
+  std::string backend = "auto";  // or shm, gloo, mpi, shm+gloo, shm+mpi, nccl, nccl+gloo, nccl+mpi, local (one process)
+  std::string device = "auto";   // auto, cpu, cuda
   std::string method = "env://";     // or tcp://HOST:PORT, file:///PATH; see init_method.h
   int rank = -1;                     // of tcp:// and file://, where neither the method nor the environment says
   int world_size = -1;               // likewise

@@ -40,15 +40,17 @@ TEST_P(UnderPhalanxLaunch, RanksMeetAndSum) {
               AllOf(HasSubstr("sum 6"), HasSubstr("backend: " + expected + ", 3 ranks on this machine")));
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, UnderPhalanxLaunch, testing::Values("auto", "shm", "gloo"),
-                         [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Backends, UnderPhalanxLaunch, testing::Values("auto", "shm", "shm+gloo", "gloo"),
+                         [](const auto& info) {
+                           return info.param == std::string("shm+gloo") ? "shm_gloo" : info.param;
+                         });
 
 TEST(ProcessContextTest, AWrongBackendIsTold) {
   CollectedProcess process({built_program("launch_test_program"), "supervise", "2", built_program("launch_test_worker"),
                             "--backend", "gluu"});
   EXPECT_EQ(process.wait(), 2);
-  EXPECT_THAT(process.output(), HasSubstr("backend 'gluu' (did you mean 'gloo'?): expected auto, shm, gloo, mpi, nccl, "
-                                          "nccl+gloo, nccl+mpi or local\n"));
+  EXPECT_THAT(process.output(), HasSubstr("backend 'gluu' (did you mean 'gloo'?): expected auto, shm, gloo, mpi, "
+                                          "shm+gloo, shm+mpi, nccl, nccl+gloo, nccl+mpi or local\n"));
   EXPECT_EQ(times_in(process.output(), "gluu"), 1) << process.output();
 }
 
@@ -121,7 +123,7 @@ TEST(ProcessContextTest, RanksOfTwoMachinesMeetOnTwoLevels) {
   const TwoMachines machines;
   if (!machines.good())
     GTEST_SKIP() << "network namespaces cannot be made here (ip netns and veth are needed, as root)";
-  for (const std::string backend : {"auto", "gloo"}) {
+  for (const std::string backend : {"auto", "shm+gloo", "gloo"}) {
     std::vector<std::unique_ptr<CollectedProcess>> ranks;
     for (int rank = 0; rank < 3; ++rank) {
       auto environment = clean_environment();
@@ -135,7 +137,7 @@ TEST(ProcessContextTest, RanksOfTwoMachinesMeetOnTwoLevels) {
                                    built_program("launch_test_worker"), "--backend", backend},
           environment));
     }
-    const std::string expected = backend == "auto" ? "shm+gloo" : "gloo";
+    const std::string expected = backend == "gloo" ? "gloo" : "shm+gloo";
     for (int rank = 0; rank < 3; ++rank) {
       EXPECT_EQ(ranks[static_cast<std::size_t>(rank)]->wait(), 0) << ranks[static_cast<std::size_t>(rank)]->output();
       EXPECT_THAT(ranks[static_cast<std::size_t>(rank)]->output(),
@@ -143,7 +145,7 @@ TEST(ProcessContextTest, RanksOfTwoMachinesMeetOnTwoLevels) {
                                         rank == 2 ? 1 : 2, expected)));
     }
     EXPECT_THAT(ranks[0]->output(), HasSubstr("gloo's data sockets take whoever reaches them"));
-    EXPECT_EQ(ranks[0]->output().find("shared memory is this user's only") != std::string::npos, backend == "auto");
+    EXPECT_EQ(ranks[0]->output().find("shared memory is this user's only") != std::string::npos, backend != "gloo");
   }
 }
 

@@ -289,11 +289,12 @@ const std::vector<Key>& known_keys() {
        "backend",
        at<&C::comm, &C::Comm::backend>,
        "Transport between ranks. auto: shm where all ranks share memory, shm and gloo where some do, else gloo; nccl "
-       "besides on GPUs. mpi: Open MPI, under mpirun or srun. With shm, gloo or mpi, GPUs exchange data through host "
+       "besides on GPUs. mpi: Open MPI, under mpirun or srun; shm+mpi: between machines only. With shm, gloo or mpi, "
+       "GPUs exchange data through host "
        "memory; with nccl+gloo or nccl+mpi only what goes from one machine to another.",
        -kAny,
        kAny,
-       {"auto", "shm", "gloo", "mpi", "nccl", "nccl+gloo", "nccl+mpi"}},
+       {"auto", "shm", "gloo", "mpi", "shm+gloo", "shm+mpi", "nccl", "nccl+gloo", "nccl+mpi"}},
       {"comm", "trace_buf_size", at<&C::comm, &C::Comm::trace_buf_size>,
        "Operations of each group of ranks that the flight recorder keeps, to be written on an error, a time-out or "
        "SIGUSR1. 0: nothing is written.",
