@@ -37,8 +37,8 @@ using observe::MemoryCategory;
 using observe::MemoryCounts;
 
 // On a device the host's limits hardly matter: everything large is there.
-std::vector<MemoryLimit> limits_here(c10::Device device) {
-  if (device.is_cpu()) return memory_limits();
+std::vector<MemoryLimit> limits_here(c10::Device device, const std::filesystem::path& root) {
+  if (device.is_cpu()) return memory_limits(root);
   at::globalContext().lazyInitDevice(device.type());
   const auto [free, total] = c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index());
   return {{fmt::format("memory of {}", device.str()), MemoryLimit::Counts::everything, MemoryLimit::SharedBy::device,
@@ -144,10 +144,11 @@ bool is_memory_failure(const std::exception& error) {
 }
 
 RunMemory::RunMemory(const TrainConfig& config, const RunPlan& plan, std::shared_ptr<Communicator> world,
-                     c10::Device device, bool resumes)
+                     c10::Device device, bool resumes, std::filesystem::path root)
     : checks_(config.memory.check),
       world_(std::move(world)),
       device_(device),
+      root_(std::move(root)),
       shape_(training_shape(config, plan, *world_, device, resumes)),
       predicted_(plan::predict_memory(shape_)),
       ranks_(exchange_limits()) {
@@ -161,7 +162,7 @@ RunMemory::RunMemory(const TrainConfig& config, const RunPlan& plan, std::shared
 std::vector<RunMemory::RankLimits> RunMemory::exchange_limits() const {
   const std::string process = PeerProcesses::identity();
   json mine = {{"process", process}, {"limits", json::array()}};
-  for (const MemoryLimit& limit : limits_here(device_)) {
+  for (const MemoryLimit& limit : limits_here(device_, root_)) {
     mine["limits"].push_back(to_json(limit));
     mine["limits"].back()["from"] =
         limit.domain.empty() ? fmt::format("process {} {}", process, limit.name) : limit.domain;
@@ -239,7 +240,7 @@ void RunMemory::explain_failures(const std::function<void()>& body) const {
   }
   // What the limits say now, with whatever is left of the run's tensors.
   std::string limits;
-  for (const MemoryLimit& limit : limits_here(device_)) limits += fmt::format("\n  limit: {}", limit.text());
+  for (const MemoryLimit& limit : limits_here(device_, root_)) limits += fmt::format("\n  limit: {}", limit.text());
   const auto worst = worst_shortage(predicted_);
   const std::string missing =
       worst ? fmt::format("\n  {} were missing from the beginning: rank {} {}", plan::bytes_text(worst->second.missing),

@@ -14,6 +14,7 @@
 
 #include <cstddef>
 #include <exception>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
@@ -43,8 +44,9 @@ bool is_memory_failure(const std::exception& error);
 
 class RunMemory {
  public:
+  /// `root` replaces "/" where the limits are read, for tests (base/memory_limits.h).
   RunMemory(const TrainConfig& config, const RunPlan& plan, std::shared_ptr<Communicator> world, c10::Device device,
-            bool resumes);
+            bool resumes, std::filesystem::path root = "/");
 
   const plan::TrainingMemory& predicted() const noexcept { return predicted_; }
   /// What limits any rank, as it was at the beginning.
@@ -75,6 +77,7 @@ class RunMemory {
   bool checks_;
   std::shared_ptr<Communicator> world_;
   c10::Device device_;
+  std::filesystem::path root_;
   plan::TrainingShape shape_;
   plan::TrainingMemory predicted_;
   std::vector<RankLimits> ranks_;

@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <map>
 #include <new>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -13,7 +15,9 @@
 #include <system_error>
 #include <vector>
 
+#include "phalanx/base/file.h"
 #include "phalanx/base/memory_limits.h"
+#include "phalanx/base/temp_directory.h"
 #include "phalanx/comm/local.h"
 #include "phalanx/train/trainer_test_support.h"
 
@@ -57,6 +61,43 @@ TEST_F(RunMemoryTest, WhatCannotFitIsRefusedOnEveryRankInTheSameWords) {
 
   const auto unchecked = config("huge", {"--model.flavor=llama3_70b", "--model.n_layers=1500", "--memory.no-check"});
   with_memory(unchecked, 1, [](const RunMemory& memory, Communicator&) { EXPECT_NO_THROW(memory.check()); });
+}
+
+// The limits of containers and batch systems, from files like the kernel's.
+TEST_F(RunMemoryTest, WhatACgroupOrTheMachineHasNoRoomForIsRefused) {
+  struct Case {
+    const char* limit;
+    std::map<std::string, std::string> files;
+  };
+  const Case cases[] = {
+      {"cgroup /job (v2): 40.0 MiB, of which 8.00 MiB are in use",
+       {{"proc/self/cgroup", "0::/job\n"},
+        {"proc/self/mountinfo", "30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"},
+        {"sys/fs/cgroup/job/memory.max", "41943040\n"},
+        {"sys/fs/cgroup/job/memory.current", "8388608\n"}}},
+      {"cgroup /job (v1): 40.0 MiB, of which 8.00 MiB are in use",
+       {{"proc/self/cgroup", "9:memory:/job\n"},
+        {"proc/self/mountinfo", "35 24 0:31 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"},
+        {"sys/fs/cgroup/memory/job/memory.limit_in_bytes", "41943040\n"},
+        {"sys/fs/cgroup/memory/job/memory.usage_in_bytes", "8388608\n"}}},
+      {"memory of this machine: 128 MiB, of which 96.0 MiB are in use",
+       {{"proc/meminfo", "MemTotal:  131072 kB\nMemFree:  1 kB\nMemAvailable:  32768 kB\n"}}},
+  };
+  // 16 bytes for each of 4.2 million parameters, twice where two ranks share the limit.
+  const auto run = config("run", {"--model.dim=256", "--model.n_layers=4"});
+  for (const Case& one : cases) {
+    const TempDirectory root;
+    for (const auto& [path, text] : one.files) {
+      std::filesystem::create_directories((root.path() / path).parent_path());
+      write_file(root.path() / path, text);
+    }
+    run_local_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
+      const RunMemory memory(run, plan_run(run, world->size()), world, at::kCPU, /*resumes=*/false, root.path());
+      const std::string message = message_of([&] { memory.check(); });
+      EXPECT_THAT(message, AllOf(StartsWith("not enough memory: rank "), HasSubstr(" are missing\n  limit: "),
+                                 HasSubstr(one.limit), HasSubstr("\n  predicted: ")));
+    });
+  }
 }
 
 TEST_F(RunMemoryTest, ARunThatFitsIsNot) {
