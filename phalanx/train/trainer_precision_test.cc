@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "phalanx/base/error.h"
+#include "phalanx/train/precision.h"
 #include "phalanx/train/trainer_test_support.h"
 
 namespace phalanx::train {
@@ -35,6 +36,22 @@ TEST_F(TrainerPrecisionTest, TrainsInSixteenBits) {
   }
   EXPECT_EQ(values_of("float16", "loss_scale"), std::vector<double>(14, 65536));
   EXPECT_TRUE(lines_with("bfloat16", "loss_scale").empty());
+}
+
+TEST_F(TrainerPrecisionTest, WhatIsNotKeptUnderAutocastIsSaid) {
+  const std::vector<std::string> by_op{"--activation_checkpoint.mode=selective",
+                                       "--activation_checkpoint.selective_ac_option=op"};
+  const auto warning_of = [&](std::vector<std::string> more, int ranks) {
+    more.insert(more.end(), by_op.begin(), by_op.end());
+    const TrainConfig one = config("unused", more);
+    return recompute_warning(one, plan_run(one, ranks));
+  };
+  EXPECT_EQ(warning_of({}, 2), "");
+  EXPECT_THAT(warning_of({"--training.mixed_precision_param=bfloat16"}, 2),
+              AllOf(HasSubstr("\"op\" keeps nothing"), HasSubstr("mixed_precision_param = \"bfloat16\"")));
+  EXPECT_EQ(warning_of({"--training.mixed_precision_param=bfloat16", "--parallelism.data_parallel_shard_degree=2"}, 2),
+            "")
+      << "sharded weights are gathered in 16 bits, without autocast";
 }
 
 TEST_F(TrainerPrecisionTest, AnOverflowSkipsTheStepOnAllRanksAndHalvesTheScale) {
