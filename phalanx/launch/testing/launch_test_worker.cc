@@ -1,13 +1,19 @@
 // A rank that meets the others, sums over them, and says how it was done: run by the tests under every launcher.
 //
 //   launch_test_worker [--backend B] [--method M --rank R --world-size W] [--timeout-ms T] [--spawn N]
+//                      [--killed-once RANK] [--until-world N]
+//
+// --killed-once: in the first attempt this rank is killed between two sums, while the others go on adding up.
+// --until-world: with fewer ranks than that the sums go on, until the launcher ends them.
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
+#include <signal.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <string>
 
+#include "phalanx/base/env.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/quick_exit.h"
 #include "phalanx/launch/process_context.h"
@@ -18,7 +24,7 @@ int main(int argc, char** argv) {
   phalanx::skip_earlier_static_destructors();
   try {
     phalanx::InitOptions options;
-    int spawned = 0;
+    int spawned = 0, killed = -1, until_world = 0;
     for (int i = 1; i + 1 < argc; i += 2) {
       const std::string name = argv[i], value = argv[i + 1];
       if (name == "--backend") options.backend = value;
@@ -26,6 +32,8 @@ int main(int argc, char** argv) {
       if (name == "--rank") options.rank = std::atoi(value.c_str());
       if (name == "--world-size") options.world_size = std::atoi(value.c_str());
       if (name == "--spawn") spawned = std::atoi(value.c_str());
+      if (name == "--killed-once") killed = std::atoi(value.c_str());
+      if (name == "--until-world") until_world = std::atoi(value.c_str());
       if (name == "--timeout-ms")
         options.communicator.first_timeout = std::chrono::milliseconds(std::atoi(value.c_str()));
     }
@@ -33,8 +41,16 @@ int main(int argc, char** argv) {
       if (const auto status = phalanx::spawn_local_ranks(spawned, argc, argv)) return *status;
     }
     auto context = phalanx::init_from_environment(options);
-    at::Tensor x = at::full({1000}, context.rank + 1.0, at::kFloat);
-    context.world->all_reduce(x);
+    at::Tensor x;
+    const bool is_first_attempt = phalanx::env_string("TORCHELASTIC_RESTART_COUNT").value_or("0") == "0";
+    for (int sums = 1;; ++sums) {
+      x = at::full({1000}, context.rank + 1.0, at::kFloat);
+      context.world->all_reduce(x);
+      if (sums == 1 && context.rank == 0) fmt::print(stderr, "{} ranks add up\n", context.world_size);
+      const bool is_killed = is_first_attempt && killed >= 0;
+      if (is_killed && context.rank == killed && sums == 10) raise(SIGKILL);
+      if (!is_killed && context.world_size >= until_world) break;
+    }
     fmt::print("rank {} of {}, local {} of {}, {} on {}, sum {}\n", context.rank, context.world_size,
                context.local_rank, context.local_world_size, context.world->backend_name(), context.device.str(),
                x.const_data_ptr<float>()[999]);
