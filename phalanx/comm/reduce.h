@@ -7,7 +7,7 @@
 // - On bool, sum and max are logical or, product and min are logical and.
 // - `out` may be one of the inputs; partial overlaps are not allowed.
 // - The result of an element depends only on that element's inputs, never on where a range starts or ends, nor on the
-//   instruction set chosen (baseline, AVX2, AVX-512; once per process).
+//   instruction set chosen (baseline, AVX2, AVX-512; once per process). Which of two NaNs goes on is left open.
 #pragma once
 
 #include <cstddef>

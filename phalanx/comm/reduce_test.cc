@@ -3,11 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <random>
 #include <vector>
 
 namespace phalanx {
@@ -104,6 +107,52 @@ TEST(Reduce, IntegersKeepTheirSignAndWrap) {
 TEST(Reduce, BoolIsOrAndAnd) {
   expect_reduced<std::uint8_t>(DataType::boolean, ReduceOp::sum, {{0, 0, 1, 1}, {0, 1, 0, 1}}, {0, 1, 1, 1});
   expect_reduced<std::uint8_t>(DataType::boolean, ReduceOp::product, {{0, 0, 1, 1}, {0, 1, 0, 1}}, {0, 0, 0, 1});
+}
+
+// A rank reduces whatever slice, chunk or tile it is given: the bits of an element may not depend on where that begins.
+TEST(Reduce, AnElementGetsTheSameBitsAtAnyOffsetAndLength) {
+  constexpr std::size_t kElements = 5'000, kMostInputs = 8, kCases = 60;
+  constexpr DataType kTypes[] = {DataType::f32, DataType::f64, DataType::f16, DataType::bf16,
+                                 DataType::i32, DataType::i64, DataType::u8,  DataType::boolean};
+  constexpr ReduceOp kOps[] = {ReduceOp::sum, ReduceOp::avg, ReduceOp::min, ReduceOp::max, ReduceOp::product};
+  std::mt19937_64 random(20'231);
+  for (const DataType dtype : kTypes) {
+    const std::size_t width = element_size(dtype);
+    for (const ReduceOp op : kOps) {
+      if (!reducible(dtype, op)) continue;
+      // Any bits are numbers but for bool. Not those of NaN: which of two NaNs goes on is the instruction's choice. The
+      // highest byte of a float's exponent without its lowest bit is never that of NaN.
+      const bool is_float =
+          dtype == DataType::f32 || dtype == DataType::f64 || dtype == DataType::f16 || dtype == DataType::bf16;
+      std::vector<std::vector<std::byte>> inputs(kMostInputs, std::vector<std::byte>(kElements * width));
+      for (auto& input : inputs)
+        for (std::size_t at = 0; at < input.size(); ++at) {
+          const bool is_highest = is_float && at % width == width - 1;
+          input[at] = static_cast<std::byte>(random() & (dtype == DataType::boolean ? 1U : is_highest ? 0xBBU : 0xFFU));
+        }
+      for (const ReduceKernel kernel : kernels_for(dtype, op)) {
+        for (std::size_t one = 0; one < kCases; ++one) {
+          const int n = 1 + static_cast<int>(random() % kMostInputs);
+          std::vector<const void*> pointers;
+          for (int k = 0; k < n; ++k) pointers.push_back(inputs[static_cast<std::size_t>(k)].data());
+          std::vector<std::byte> whole(kElements * width);
+          kernel(whole.data(), pointers.data(), n, kElements);
+          const std::size_t begin = random() % kElements;
+          const std::size_t count = random() % (one % 2 == 0 ? 70 : kElements - begin + 1);
+          const std::size_t length = std::min(count, kElements - begin);
+          // Where a part begins in memory is another matter than where it begins in the whole: any element's place.
+          std::vector<std::byte> out((length + 64) * width, std::byte{0xEE});
+          std::byte* const to = out.data() + random() % 32 * width;
+          for (const void*& pointer : pointers) pointer = static_cast<const std::byte*>(pointer) + begin * width;
+          kernel(to, pointers.data(), n, length);
+          ASSERT_EQ(std::memcmp(to, whole.data() + begin * width, length * width), 0)
+              << name_of(dtype) << " " << name_of(op) << " of " << n << ", elements " << begin << " to "
+              << begin + length;
+          ASSERT_EQ(to[length * width], std::byte{0xEE}) << "written beyond its end";
+        }
+      }
+    }
+  }
 }
 
 }  // namespace

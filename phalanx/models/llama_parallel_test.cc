@@ -174,7 +174,7 @@ void expect_one_rank(const MixOutcome& mix, const MixOutcome& one, bool rotary) 
     EXPECT_LT(relative_norm(mix.weights.at(name), one.weights.at(name)), name.ends_with(".bias") ? 1e-3 : 1e-4);
   }
   for (std::size_t s = 0; s < one.losses.size(); ++s) {
-    EXPECT_NEAR(mix.losses[s], one.losses[s], 2e-5 * one.losses[s]) << s;
+    EXPECT_NEAR(mix.losses[s], one.losses[s], 1e-5 * one.losses[s]) << s;
     EXPECT_NEAR(mix.norms[s], one.norms[s], 1e-3 * one.norms[s]) << s;
   }
 }

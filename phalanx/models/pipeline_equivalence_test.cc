@@ -137,7 +137,7 @@ Trained on_a_pipeline(const PipelinedLlama& what) {
 void expect_close_to(const Trained& found, const Trained& expected, double tolerance) {
   ASSERT_EQ(found.losses.size(), expected.losses.size());
   for (std::size_t i = 0; i < expected.losses.size(); ++i) {
-    EXPECT_NEAR(found.losses[i], expected.losses[i], 2e-5 * expected.losses[i]) << "step " << i;
+    EXPECT_NEAR(found.losses[i], expected.losses[i], 1e-5 * expected.losses[i]) << "step " << i;
   }
   ASSERT_EQ(found.gradients.size(), expected.gradients.size());
   for (const auto& [name, gradient] : expected.gradients) {

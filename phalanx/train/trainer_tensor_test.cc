@@ -19,7 +19,7 @@ namespace {
 using ::testing::HasSubstr;
 
 // Losses of two layouts differ by rounding in another order: the design's bound for ten steps and a bit.
-constexpr double kLossTolerance = 2e-5;
+constexpr double kLossTolerance = 1e-5;
 
 class TrainerTensorTest : public TrainerTest {
  protected:
