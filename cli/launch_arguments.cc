@@ -8,18 +8,17 @@
 #include <cmath>
 #include <csignal>
 #include <cstring>
-#include <filesystem>
 #include <map>
 #include <optional>
 #include <set>
 #include <utility>
 
 #include "phalanx/base/cpu.h"
-#include "phalanx/base/env.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/log.h"
 #include "phalanx/base/nearest.h"
 #include "phalanx/comm/job_secret.h"
+#include "phalanx/launch/visible_gpus.h"
 
 namespace phalanx::cli {
 
@@ -119,22 +118,6 @@ const std::map<std::string, std::string>& refused_flags() {
       {"--event-log-handler", "its handlers are Python classes, and no event log is written"},
       {"--logs-specs", "its log classes are Python; --log-dir, --redirects and --tee say where output goes"}};
   return flags;
-}
-
-int count_gpus() {
-  int devices = 0;
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator("/dev", error)) {
-    const std::string name = entry.path().filename().string();
-    if (name.size() > 6 && name.starts_with("nvidia") &&
-        std::all_of(name.begin() + 6, name.end(), [](unsigned char c) { return c >= '0' && c <= '9'; }))
-      ++devices;
-  }
-  if (const auto visible = env_string("CUDA_VISIBLE_DEVICES"))
-    devices = *visible == "-1"
-                  ? 0
-                  : std::min<int>(devices, 1 + static_cast<int>(std::count(visible->begin(), visible->end(), ',')));
-  return devices;
 }
 
 std::optional<int> number_of(std::string_view text, int min, int max) {
@@ -469,15 +452,21 @@ void read_program(const Arguments& arguments, std::size_t first, SupervisorOptio
 
 }  // namespace
 
-int parse_rank_count(const std::string& flag, const std::string& value) {
+int parse_rank_count(const std::string& flag, const std::string& value, const EnvironmentMap& environment,
+                     const std::filesystem::path& root) {
   if (value == "auto") {
-    const int gpus = count_gpus();
+    const int gpus = count_visible_gpus(environment, root);
     return gpus > 0 ? gpus : usable_cores();
   }
   if (value == "cpu") return usable_cores();
   if (value == "gpu") {
-    const int gpus = count_gpus();
-    if (gpus == 0) throw UsageError(fmt::format("{} gpu: this machine has no GPU that is visible", flag));
+    const int gpus = count_visible_gpus(environment, root);
+    if (gpus == 0) {
+      const auto chosen = environment.find("CUDA_VISIBLE_DEVICES");
+      throw UsageError(fmt::format(
+          "{} gpu: this machine has no GPU that is visible{}", flag,
+          chosen == environment.end() ? "" : fmt::format(" (CUDA_VISIBLE_DEVICES is '{}')", chosen->second)));
+    }
     return gpus;
   }
   const auto number = number_of(value, 1, 4096);
@@ -497,7 +486,7 @@ LaunchArguments parse_launch_arguments(const Arguments& arguments, const Environ
   SupervisorOptions& options = result.options;
   options.environment = environment;
   if (const auto* given = flags.find("--nproc-per-node"))
-    options.ranks = parse_rank_count(given->written, given->value);
+    options.ranks = parse_rank_count(given->written, given->value, environment);
   options.max_restarts = flags.integer("--max-restarts", 0, 1'000'000, 0);
   options.role = flags.text("--role", "default");
   options.nodes.local_address = flags.text("--local-addr");

@@ -2,6 +2,7 @@
 // where a flag is not given.
 #pragma once
 
+#include <filesystem>
 #include <string>
 
 #include "cli/command.h"
@@ -20,7 +21,10 @@ struct LaunchArguments {
 LaunchArguments parse_launch_arguments(const Arguments& arguments,
                                        const EnvironmentMap& environment = current_environment());
 
-/// "auto" (a rank per GPU, or per core where there is none), "gpu", "cpu", or a number. `flag` is named in errors.
-int parse_rank_count(const std::string& flag, const std::string& value);
+/// "auto" (a rank per GPU that is visible, or per core where there is none), "gpu", "cpu", or a number. `flag` is named
+/// in errors; below `root` the GPUs are looked for (visible_gpus.h).
+int parse_rank_count(const std::string& flag, const std::string& value,
+                     const EnvironmentMap& environment = current_environment(),
+                     const std::filesystem::path& root = "/");
 
 }  // namespace phalanx::cli

@@ -4,9 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <filesystem>
+#include <fstream>
 
 #include "phalanx/base/cpu.h"
 #include "phalanx/base/error.h"
+#include "phalanx/base/temp_directory.h"
 
 namespace phalanx::cli {
 namespace {
@@ -48,6 +51,67 @@ TEST(LaunchCommandTest, TakesTorchrunsSpellings) {
   EXPECT_EQ(launch_options({}).ranks, 1);
   EXPECT_EQ(launch_options({"-n", "cpu"}).ranks, usable_cores());
   EXPECT_TRUE(parse_launch_arguments({"--help"}).help);
+}
+
+// A machine of so many GPUs, as /dev and the driver's folder in /proc show them.
+class GpuMachine {
+ public:
+  explicit GpuMachine(int gpus) : root_("gpus") {
+    std::filesystem::create_directories(root_.path() / "dev");
+    for (const char* other : {"nvidiactl", "nvidia-uvm", "nvidia", "null"}) write(std::string("dev/") + other, "");
+    for (int i = 0; i < gpus; ++i) {
+      const std::string number = std::to_string(i);
+      write("dev/nvidia" + number, "");
+      write("proc/driver/nvidia/gpus/0000:0" + number + ":00.0/information",
+            "Model: X\nGPU UUID: \t GPU-" + number + "a1b\nBus: 1\n");
+    }
+  }
+  int count(const std::string& value, const EnvironmentMap& environment = {}) const {
+    return parse_rank_count("-n", value, environment, root_.path());
+  }
+  int visible(const std::string& list) const { return count("gpu", {{"CUDA_VISIBLE_DEVICES", list}}); }
+  const std::filesystem::path& root() const { return root_.path(); }
+
+ private:
+  void write(const std::string& path, const std::string& text) const {
+    std::filesystem::create_directories((root_.path() / path).parent_path());
+    std::ofstream(root_.path() / path) << text;
+  }
+  TempDirectory root_;
+};
+
+TEST(LaunchCommandTest, RanksAreCountedByGpusAndCores) {
+  const GpuMachine four(4), none(0);
+  EXPECT_EQ(four.count("gpu"), 4);
+  EXPECT_EQ(four.count("auto"), 4);
+  EXPECT_EQ(four.count("cpu"), usable_cores());
+  EXPECT_EQ(four.count("2"), 2);
+  EXPECT_EQ(none.count("auto"), usable_cores());
+  EXPECT_EQ(four.count("auto", {{"CUDA_VISIBLE_DEVICES", ""}}), usable_cores()) << "an empty list hides all GPUs";
+  EXPECT_THROW(none.count("gpu"), UsageError);
+  const auto error = [&](const std::string& list) {
+    try {
+      four.visible(list);
+    } catch (const UsageError& e) {
+      return std::string(e.what());
+    }
+    return std::string("no error");
+  };
+  for (const char* hidden : {"", "-1", "-1,0", "4", "x", "0,0", "GPU-9", "GPU-"})
+    EXPECT_EQ(error(hidden), std::string("-n gpu: this machine has no GPU that is visible (CUDA_VISIBLE_DEVICES is '") +
+                                 hidden + "')");
+  EXPECT_EQ(four.visible("2"), 1);
+  EXPECT_EQ(four.visible("3, 1 ,0"), 3);
+  EXPECT_EQ(four.visible("0,-1"), 1);
+  EXPECT_EQ(four.visible("0,-1,1,2"), 1) << "what follows an entry that is no GPU is not visible";
+  EXPECT_EQ(four.visible("1,9,2"), 1);
+  EXPECT_EQ(four.visible("0,,1"), 1);
+  EXPECT_EQ(four.visible("GPU-2a1b,GPU-0"), 2);
+  EXPECT_EQ(four.visible("GPU-2,GPU-7,GPU-0"), 1);
+  EXPECT_EQ(four.visible("MIG-11,MIG-22,MIG-33"), 1);
+  // A container may have the devices and not the driver's folder: UUIDs are believed then.
+  std::filesystem::remove_all(four.root() / "proc");
+  EXPECT_EQ(four.visible("GPU-x,GPU-y"), 2);
 }
 
 TEST(LaunchCommandTest, FlagsMayComeFromTheEnvironment) {

@@ -171,12 +171,15 @@ void FaultWorld::go(int number) {
   futex_wake_all(&page_->go, true);
 }
 
+void FaultWorld::note_fault() {
+  if (page_->fault_us.load() != 0) return;
+  const LoadedTime now = LoadedTime::now();
+  page_->crowded_us.store(now.crowded ? now.crowded->count() : -1);
+  page_->fault_us.store(to_us(now.at));
+}
+
 void FaultWorld::strike(int rank, int signal) {
-  if (page_->fault_us.load() == 0) {
-    const LoadedTime now = LoadedTime::now();
-    page_->crowded_us.store(now.crowded ? now.crowded->count() : -1);
-    page_->fault_us.store(to_us(now.at));
-  }
+  note_fault();
   if (signal == SIGKILL) killed_[static_cast<std::size_t>(rank)] = true;
   send(rank, signal);
 }

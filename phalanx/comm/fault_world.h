@@ -79,6 +79,8 @@ class FaultWorld {
   void go(int number);
   /// Sends the signal, and notes the time just before, unless a fault has been noted.
   void strike(int rank, int signal);
+  /// Notes the time of a fault that the test brings about itself, just before it does.
+  void note_fault();
   /// Sends it without noting a time.
   void send(int rank, int signal);
   /// Waits for all ranks, at most a minute. One line per rank that ended in another way than 0, or, for a rank that was
