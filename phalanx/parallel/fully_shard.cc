@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -128,7 +129,9 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, co
   const bool has_keepers = group > 1 && group < comm->size();
   const auto keepers = has_keepers ? comm->split(comm->rank() / group, comm->rank(), "keepers") : nullptr;
   std::vector<std::unique_ptr<fsdp::Unit>> units;
+  int levels = 1;
   for (const auto& plan : plans) {
+    levels = std::max(levels, plan.levels);
     const bool resident = alone || plan.is_root || options.stage < 3 || !options.reshard_after_forward || group == 1;
     units.push_back(
         std::make_unique<fsdp::Unit>(plan.name, plan.parameters, comm,
@@ -154,7 +157,7 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, co
       if (units.back()->is_trained(i)) trained_.push_back(shards_.back());
     }
   }
-  units_ = fsdp::ShardedUnits::make(std::move(units), comm, replicas, keepers, options.prefetch);
+  units_ = fsdp::ShardedUnits::make(std::move(units), comm, replicas, keepers, options.prefetch, levels);
   attach_hooks(*units_, plans, options.param_dtype);
   if (!options.output_dtype) return;
   const auto convert = [dtype = options.output_dtype](const at::Tensor& output) { return in_dtype(output, dtype); };

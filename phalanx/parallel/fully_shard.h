@@ -11,7 +11,8 @@
 // What it does
 // - Parameters are grouped into units (a block each). A unit is gathered right before it is used, in the forward pass
 //   and again in the backward pass, while the one before it computes, and let go after it; its gradients are averaged
-//   as soon as they are complete, and each rank keeps its rows of them. At most two units are gathered at a time.
+//   as soon as they are complete, and each rank keeps its rows of them. At most two units are gathered at a time
+//   (one more for each level of units inside units).
 // - stage 3 shards parameters, gradients and optimizer state; 2 keeps parameters whole; 1 keeps gradients whole too.
 //   Communication per step in parameters: 3 for stage 3 (2 without reshard_after_forward), 2 for the others, as DDP.
 // - On a mesh that also has "dp_replicate", shards are replicated along it and averaged there (HSDP), while the
@@ -29,9 +30,10 @@
 // - The values are those of DistributedDataParallel to the bit, on backends whose sums are in rank order.
 //
 // Units: what nn::Module::shard_units() of the module says (models do); else the children of every
-// torch::nn::Sequential and of numbered lists of nn::Modules in it. Parameters in no unit, or in several, are one more,
-// which stays gathered; a module that has such is run by nn::call(), or, if it is a plain torch::nn::Module, by run().
-// A module that is all of that kind costs a warning that states its bytes.
+// torch::nn::Sequential and of numbered lists of nn::Modules in it. A parameter is in the innermost unit around it, so
+// {{block}, {block.attention}} is attention, and the rest of the block. Parameters in no unit, or in several, are one
+// more, which stays gathered; a module that has such is run by nn::call(), or, if it is a plain torch::nn::Module, by
+// run(). A module that is all of that kind costs a warning that states its bytes.
 //
 // Contract
 // - The constructor is collective over the mesh. All ranks have the same module, mesh and options; values are taken

@@ -24,62 +24,20 @@ namespace {
 using ddp_testing::message_of;
 using ddp_testing::Mlp;
 using ddp_testing::waves;
+using fully_shard_testing::expect_trains_as_ddp;
 using fully_shard_testing::linears;
+using fully_shard_testing::whole;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 DeviceMesh mesh_of(const std::shared_ptr<Communicator>& world) { return {world, {{"dp_shard", world->size()}}}; }
 
-std::vector<NamedTensor> whole(const std::vector<NamedTensor>& tensors, Communicator& comm) {
-  const at::NoGradGuard no_grad;
-  std::vector<NamedTensor> result;
-  for (const auto& [name, tensor, shard] : tensors) {
-    const at::Tensor sum = at::zeros(shard->spec.shape(), tensor.options());
-    const Box box = shard->box();
-    sum.narrow(0, box.offsets[0], box.shape[0]).copy_(tensor);
-    comm.all_reduce(sum);
-    result.push_back({name, sum});
-  }
-  return result;
-}
-
-void expect_equal(const std::vector<NamedTensor>& sharded, const std::vector<NamedTensor>& plain) {
-  ASSERT_EQ(sharded.size(), plain.size());
-  for (const auto& expected : plain) {
-    const auto found = std::ranges::find(sharded, expected.name, &NamedTensor::name);
-    ASSERT_NE(found, sharded.end()) << expected.name;
-    EXPECT_TRUE(at::equal(found->tensor, expected.tensor)) << expected.name;
-  }
-}
-
-/// Four steps of `one` under DDP and of `other` sharded, which begin alike: the same bits. Inputs are [5, width].
-template <class Module, class Run>
-void expect_trains_as_ddp(const std::shared_ptr<Communicator>& world, Module& one, Module& other, std::int64_t width,
-                          std::size_t units, const Run& run) {
-  DistributedDataParallel ddp(one, world);
-  FullyShardedDataParallel sharded(other, mesh_of(world));
-  EXPECT_EQ(sharded.units().size(), units);
-  Sgd first(ddp.parameters(), {.momentum = 0.9}), second(sharded.parameters(), {.momentum = 0.9});
-  for (int step = 0; step < 4; ++step) {
-    const at::Tensor x = waves({5, width}, world->rank() + 0.3 * step);
-    const at::Tensor loss_a = run(one, x).square().mean(), loss_b = run(other, x).square().mean();
-    EXPECT_TRUE(at::equal(loss_a, loss_b));
-    loss_a.backward();
-    loss_b.backward();
-    first.step(0.1);
-    second.step(0.1);
-    first.zero_grad();
-    second.zero_grad();
-  }
-  expect_equal(whole(sharded.parameters(), *world), ddp.parameters());
-}
-
 TEST(FullyShard, ASequentialTrainsAsUnderDataParallelism) {
   for (const int ranks : {1, 2, 3}) {
     run_local_ranks(ranks, [](const std::shared_ptr<Communicator>& world) {
       auto a = linears(3, 10), b = linears(3, 10);
-      expect_trains_as_ddp(world, *a, *b, 10, 3, [](auto& net, const at::Tensor& x) { return net.forward(x); });
+      expect_trains_as_ddp(world, *a, *b, 10, 3, [](auto& net, const at::Tensor& x, auto*) { return net.forward(x); });
     });
   }
 }
@@ -117,7 +75,7 @@ TEST(FullyShard, FusedLayersTrainAsUnderDataParallelism) {
   for (const int ranks : {1, 2, 3}) {
     run_local_ranks(ranks, [](const std::shared_ptr<Communicator>& world) {
       FusedBlocks a, b;
-      expect_trains_as_ddp(world, a, b, 10, 2, [](auto& net, const at::Tensor& x) { return nn::call(net, x); });
+      expect_trains_as_ddp(world, a, b, 10, 2, [](auto& net, const at::Tensor& x, auto*) { return nn::call(net, x); });
     });
   }
 }
@@ -186,26 +144,6 @@ TEST(FullyShard, SmallNeighboursAreJoined) {
     EXPECT_THAT(units[0], ElementsAre("0.weight", "0.bias", "2.weight", "2.bias"));
     EXPECT_EQ(units[1].size(), 6U);
     net->forward(waves({2, 10}, 1.0)).sum().backward();
-  });
-}
-
-TEST(FullyShard, APlainModuleIsOneUnitAndIsRun) {
-  run_local_ranks(2, [](const std::shared_ptr<Communicator>& world) {
-    Mlp a, b;
-    DistributedDataParallel ddp(a, world);
-    FullyShardedDataParallel sharded(b, mesh_of(world));
-    EXPECT_EQ(sharded.units().size(), 1U);
-    Sgd first(ddp.parameters()), second(sharded.parameters());
-    for (int step = 0; step < 3; ++step) {
-      const at::Tensor x = waves({6, 8}, world->rank() + step);
-      a.forward(x).square().mean().backward();
-      sharded.run(b, x).square().mean().backward();
-      first.step(0.1);
-      second.step(0.1);
-      first.zero_grad();
-      second.zero_grad();
-    }
-    expect_equal(whole(sharded.parameters(), *world), ddp.parameters());
   });
 }
 

@@ -1,15 +1,21 @@
-// A mesh and a net for tests of FullyShardedDataParallel.
+// A mesh, a net and the comparison with DistributedDataParallel for tests of FullyShardedDataParallel.
 #pragma once
 
+#include <ATen/ops/zeros.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "phalanx/mesh/device_mesh.h"
 #include "phalanx/nn/init.h"
+#include "phalanx/optim/sgd.h"
+#include "phalanx/parallel/ddp_test_support.h"
+#include "phalanx/parallel/fully_shard.h"
 
 namespace phalanx::fully_shard_testing {
 
@@ -28,6 +34,57 @@ inline torch::nn::Sequential linears(int count, std::int64_t width = kWidth) {
   }
   nn::initialise(*net, 3);
   return net;
+}
+
+/// The whole tensors that `tensors` are this rank's rows of. Collective.
+inline std::vector<NamedTensor> whole(const std::vector<NamedTensor>& tensors, Communicator& comm) {
+  const at::NoGradGuard no_grad;
+  std::vector<NamedTensor> result;
+  for (const auto& [name, tensor, shard] : tensors) {
+    const at::Tensor sum = at::zeros(shard->spec.shape(), tensor.options());
+    const Box box = shard->box();
+    sum.narrow(0, box.offsets[0], box.shape[0]).copy_(tensor);
+    comm.all_reduce(sum);
+    result.push_back({name, sum});
+  }
+  return result;
+}
+
+inline void expect_equal(const std::vector<NamedTensor>& sharded, const std::vector<NamedTensor>& plain) {
+  ASSERT_EQ(sharded.size(), plain.size());
+  for (const auto& expected : plain) {
+    const auto found = std::ranges::find(sharded, expected.name, &NamedTensor::name);
+    ASSERT_NE(found, sharded.end()) << expected.name;
+    EXPECT_TRUE(at::equal(found->tensor, expected.tensor)) << expected.name;
+  }
+}
+
+inline constexpr int kSteps = 4;
+
+/// kSteps of `one` under DDP and of `other` sharded, which begin alike: the same bits. Inputs are [5, width].
+/// run(module, x, sharded or nullptr) returns the output. Returns what sharding it took.
+template <class Module, class Other, class Run>
+FullyShardStatistics expect_trains_as_ddp(const std::shared_ptr<Communicator>& world, Module& one, Other& other,
+                                          std::int64_t width, std::size_t units, const Run& run,
+                                          const FullyShardOptions& options = {}) {
+  DistributedDataParallel ddp(one, world);
+  FullyShardedDataParallel sharded(other, sharding_mesh(world), options);
+  EXPECT_EQ(sharded.units().size(), units);
+  Sgd first(ddp.parameters(), {.momentum = 0.9}), second(sharded.parameters(), {.momentum = 0.9});
+  for (int step = 0; step < kSteps; ++step) {
+    const at::Tensor x = ddp_testing::waves({5, width}, world->rank() + 0.3 * step);
+    FullyShardedDataParallel* none = nullptr;
+    const at::Tensor loss_a = run(one, x, none).square().mean(), loss_b = run(other, x, &sharded).square().mean();
+    EXPECT_TRUE(at::equal(loss_a, loss_b));
+    loss_a.backward();
+    loss_b.backward();
+    first.step(0.1);
+    second.step(0.1);
+    first.zero_grad();
+    second.zero_grad();
+  }
+  expect_equal(whole(sharded.parameters(), *world), ddp.parameters());
+  return sharded.statistics();
 }
 
 }  // namespace phalanx::fully_shard_testing

@@ -92,19 +92,65 @@ std::vector<Group> groups_of(torch::nn::Module& module) {
   return groups;
 }
 
-std::int64_t elements_of(const Group& group) {
-  std::int64_t count = 0;
+constexpr std::size_t kRoot = static_cast<std::size_t>(-1);
+using UnitOfModule = std::unordered_map<const torch::nn::Module*, std::size_t>;
+
+// Members that lie in another member of their group are used whenever that one is.
+bool is_inside(const torch::nn::Module* module, const Member& member) {
+  if (module == member.module) return false;
+  const auto all = member.module->modules(/*include_self=*/false);
+  return std::ranges::any_of(all, [&](const auto& inner) { return inner.get() == module; });
+}
+
+void drop_covered_members(Group& group) {
+  Group kept;
   for (const Member& member : group) {
-    for (const auto& parameter : member.module->parameters()) count += parameter.numel();
+    if (std::ranges::none_of(group, [&](const Member& other) { return is_inside(member.module, other); })) {
+      kept.push_back(member);
+    }
   }
-  return count;
+  group = std::move(kept);
+}
+
+// A module that several groups name belongs to the root.
+UnitOfModule units_of_modules(const std::vector<Group>& groups) {
+  UnitOfModule unit_of;
+  for (std::size_t unit = 0; unit < groups.size(); ++unit) {
+    for (const Member& member : groups[unit]) {
+      const auto [found, is_new] = unit_of.emplace(member.module, unit);
+      if (!is_new && found->second != unit) found->second = kRoot;
+    }
+  }
+  return unit_of;
+}
+
+/// Visits every parameter in `module` with the innermost unit around it, and how many units lie around each other
+/// there. One that stands in several places is visited in each.
+using Visit = std::function<void(const at::Tensor& parameter, std::size_t unit, int levels)>;
+void visit_parameters(const torch::nn::Module& module, const UnitOfModule& unit_of, const Visit& visit,
+                      std::size_t unit = kRoot, int levels = 0) {
+  if (const auto named = unit_of.find(&module); named != unit_of.end() && named->second != unit) {
+    unit = named->second;
+    ++levels;
+  }
+  for (const auto& parameter : module.parameters(/*recurse=*/false)) visit(parameter, unit, levels);
+  for (const auto& child : module.children()) visit_parameters(*child, unit_of, visit, unit, levels);
 }
 
 std::vector<Group> joined(const std::vector<Group>& groups, std::int64_t smallest) {
   std::vector<Group> result;
+  const UnitOfModule unit_of = units_of_modules(groups);
   std::int64_t last = 0;
-  for (const Group& group : groups) {
-    const std::int64_t count = elements_of(group);
+  for (std::size_t unit = 0; unit < groups.size(); ++unit) {
+    const Group& group = groups[unit];
+    std::int64_t count = 0;
+    for (const Member& member : group) {
+      const std::size_t own = unit_of.at(member.module);
+      const auto add = [&](const at::Tensor& parameter, std::size_t of, int) {
+        count += of == own ? parameter.numel() : 0;
+      };
+      visit_parameters(*member.module, unit_of, add);
+    }
     if (count == 0) continue;
     if (result.empty() || last >= smallest) {
       result.emplace_back();
@@ -118,19 +164,18 @@ std::vector<Group> joined(const std::vector<Group>& groups, std::int64_t smalles
     result.pop_back();
     result.back().insert(result.back().end(), tail.begin(), tail.end());
   }
+  for (Group& group : result) drop_covered_members(group);
   return result;
 }
 
 }  // namespace
 
 std::vector<UnitPlan> find_units(torch::nn::Module& module, std::int64_t smallest) {
-  // A parameter that several units use belongs to the root.
-  constexpr std::size_t kRoot = static_cast<std::size_t>(-1);
-  std::unordered_map<const void*, std::size_t> unit_of;
   std::map<const void*, std::string> names;
   for (const auto& m : module.named_modules("", /*include_self=*/false)) names[m.value().get()] = m.key();
+  const std::vector<Group> groups = joined(groups_of(module), smallest);
   std::vector<UnitPlan> plans;
-  for (const Group& group : joined(groups_of(module), smallest)) {
+  for (const Group& group : groups) {
     UnitPlan plan;
     for (const Member& member : group) {
       if (!names.contains(member.module)) {
@@ -139,19 +184,21 @@ std::vector<UnitPlan> find_units(torch::nn::Module& module, std::int64_t smalles
       }
       plan.name += (plan.name.empty() ? "" : ", ") + names[member.module];
       plan.uses.push_back(member.attach);
-      for (const auto& tensor : member.module->parameters()) {
-        const auto [found, is_new] = unit_of.emplace(tensor.unsafeGetTensorImpl(), plans.size());
-        if (!is_new && found->second != plans.size()) found->second = kRoot;
-      }
     }
     plans.push_back(std::move(plan));
   }
+  // A parameter that several units use belongs to the root.
+  std::unordered_map<const void*, std::size_t> unit_of;
+  visit_parameters(module, units_of_modules(groups), [&](const at::Tensor& parameter, std::size_t unit, int levels) {
+    const auto [found, is_new] = unit_of.emplace(parameter.unsafeGetTensorImpl(), unit);
+    if (!is_new && found->second != unit) found->second = kRoot;
+    if (unit != kRoot) plans[unit].levels = std::max(plans[unit].levels, levels);
+  });
   UnitPlan rest{.name = "(root)", .is_root = true};
   if (auto* root = dynamic_cast<nn::Module*>(&module)) rest.uses.push_back(member_of(*root).attach);
   for (const auto& named : nn::named_parameters(module)) {
-    const auto found = unit_of.find(named.tensor.unsafeGetTensorImpl());
-    const bool in_unit = found != unit_of.end() && found->second != kRoot;
-    (in_unit ? plans[found->second] : rest).parameters.push_back(named);
+    const std::size_t unit = unit_of.at(named.tensor.unsafeGetTensorImpl());
+    (unit == kRoot ? rest : plans[unit]).parameters.push_back(named);
   }
   plans.insert(plans.begin(), std::move(rest));
   std::erase_if(plans, [](const UnitPlan& plan) { return plan.parameters.empty(); });

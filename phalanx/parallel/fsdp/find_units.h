@@ -28,9 +28,11 @@ struct UnitPlan {
   /// Attaches to the modules of the unit in the order of use. Empty: whoever runs the whole module has to call.
   std::vector<Attach> uses;
   bool is_root = false;  // used by several units, or by none: stays gathered
+  int levels = 1;        // units around each other here, this one and those it lies in
 };
 
-/// Every parameter is in exactly one unit; units without parameters are left out. Units are in the order of use as far
+/// Every parameter is in exactly one unit: the innermost that is named around it, the rest of a unit with others inside
+/// being that unit's. Units without parameters are left out. They are in the order of use as far
 /// as the module says; neighbours are joined until each has `smallest` elements.
 std::vector<UnitPlan> find_units(torch::nn::Module& module, std::int64_t smallest);
 

@@ -17,8 +17,9 @@
 namespace phalanx::fsdp {
 namespace {
 
-constexpr int kGatheredUnits = 2;     // the one in use, and the one that is on its way
-constexpr int kUnitsOfGradients = 2;  // one that is being made, and one that is being averaged
+// Beside the unit in use, and those that are used around it: of parameters one that is on its way, of gradients one
+// that is being averaged.
+constexpr int kUnitsOnTheirWay = 1;
 
 double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -29,28 +30,40 @@ void wait_for_device(at::Device device) {
   if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
 }
 
+std::size_t place_of(std::size_t unit, const std::vector<std::size_t>& order) {
+  return static_cast<std::size_t>(std::ranges::find(order, unit) - order.begin());
+}
+
+void append_once(std::vector<std::size_t>& order, std::size_t unit) {
+  if (std::ranges::find(order, unit) == order.end()) order.push_back(unit);
+}
+
 }  // namespace
 
 std::shared_ptr<ShardedUnits> ShardedUnits::make(std::vector<std::unique_ptr<Unit>> units,
                                                  std::shared_ptr<Communicator> comm,
                                                  std::shared_ptr<Communicator> replicas,
-                                                 std::shared_ptr<Communicator> keepers, bool prefetch) {
+                                                 std::shared_ptr<Communicator> keepers, bool prefetch, int levels) {
   const std::shared_ptr<ShardedUnits> made(
-      new ShardedUnits(std::move(units), std::move(comm), std::move(replicas), std::move(keepers), prefetch));
+      new ShardedUnits(std::move(units), std::move(comm), std::move(replicas), std::move(keepers), prefetch, levels));
   made->subscribe();
   return made;
 }
 
 ShardedUnits::ShardedUnits(std::vector<std::unique_ptr<Unit>> units, std::shared_ptr<Communicator> comm,
-                           std::shared_ptr<Communicator> replicas, std::shared_ptr<Communicator> keepers, bool prefetch)
+                           std::shared_ptr<Communicator> replicas, std::shared_ptr<Communicator> keepers, bool prefetch,
+                           int levels)
     : units_(std::move(units)),
       states_(units_.size()),
       comm_(std::move(comm)),
       replicas_(std::move(replicas)),
       keepers_(std::move(keepers)),
-      prefetches_(prefetch) {
+      prefetches_(prefetch),
+      levels_(levels) {
   order_.resize(units_.size());
   std::iota(order_.begin(), order_.end(), 0);
+  ends_ = order_;
+  for (State& state : states_) state.inner.resize(units_.size());
   std::int64_t largest = 0;
   int pooled = 0;
   for (const auto& unit : units_) {
@@ -58,8 +71,8 @@ ShardedUnits::ShardedUnits(std::vector<std::unique_ptr<Unit>> units, std::shared
     largest = std::max(largest, unit->bytes());
     ++pooled;
   }
-  parameter_pool_ =
-      MemoryPool(std::min(pooled, kGatheredUnits), largest, [&](std::int64_t bytes) { return allocate(bytes); });
+  parameter_pool_ = MemoryPool(std::min(pooled, levels_ + kUnitsOnTheirWay), largest,
+                               [&](std::int64_t bytes) { return allocate(bytes); });
   statistics_.gathered_bytes = parameter_pool_.bytes();
 }
 
@@ -104,7 +117,8 @@ void ShardedUnits::make_pools() {
     largest = std::max(largest, unit->grad_bytes());
     ++pooled;
   }
-  grad_pool_.emplace(std::min(pooled, kUnitsOfGradients), largest, [&](std::int64_t bytes) { return allocate(bytes); });
+  grad_pool_.emplace(std::min(pooled, levels_ + kUnitsOnTheirWay), largest,
+                     [&](std::int64_t bytes) { return allocate(bytes); });
   statistics_.gradient_bytes += grad_pool_->bytes();
 }
 
@@ -142,7 +156,7 @@ at::Tensor ShardedUnits::parameter_memory() {
     let_go(u);
     return *parameter_pool_.take();
   }
-  // Units used inside units: one more for each level.
+  // Units used inside units although their modules are not inside each other: one more for each level.
   std::int64_t bytes = 0;
   for (const auto& unit : units_) bytes = std::max(bytes, unit->resident() ? 0 : unit->bytes());
   statistics_.gathered_bytes += bytes;
@@ -170,17 +184,14 @@ void ShardedUnits::let_go(std::size_t unit) {
   if (!u.resident() && u.has_memory()) parameter_pool_.give(u.detach());
 }
 
-std::size_t ShardedUnits::place_of(std::size_t unit) const {
-  return static_cast<std::size_t>(std::ranges::find(order_, unit) - order_.begin());
-}
-
-// Only into memory that is free: never more than the one in use and one ahead.
+// Only into memory that is free: never more than those in use and one ahead.
 void ShardedUnits::prefetch(std::size_t unit, int direction) {
   if (!prefetches_) return;
-  const std::size_t place = place_of(unit);
-  const bool at_end = direction > 0 ? place + 1 == order_.size() : place == 0;
+  const auto& order = direction > 0 ? order_ : ends_;
+  const std::size_t place = place_of(unit, order);
+  const bool at_end = direction > 0 ? place + 1 == order.size() : place == 0;
   if (at_end) return;
-  gather_ahead_if_room(order_[direction > 0 ? place + 1 : place - 1]);
+  gather_ahead_if_room(order[direction > 0 ? place + 1 : place - 1]);
 }
 
 void ShardedUnits::gather_ahead_if_room(std::size_t unit) {
@@ -194,10 +205,6 @@ void ShardedUnits::gather_ahead_if_room(std::size_t unit) {
   u.start_gather();
   ++statistics_.gathers;
   ++statistics_.gathers_ahead;
-}
-
-void ShardedUnits::note_use(std::size_t unit) {
-  if (std::ranges::find(seen_, unit) == seen_.end()) seen_.push_back(unit);
 }
 
 void ShardedUnits::before_use(std::size_t unit) {
@@ -214,10 +221,13 @@ void ShardedUnits::before_use(std::size_t unit) {
         units_[u]->forget_values();
       }
       seen_.clear();
+      seen_ends_.clear();
     }
-    note_use(unit);
+    append_once(seen_, unit);
   }
-  for (State& outer : states_) outer.has_inner |= outer.in_use;
+  for (State& outer : states_) {
+    if (outer.in_use) outer.inner[unit] = true;
+  }
   state.in_use = true;
   state.was_used = true;
   gather(unit);
@@ -244,7 +254,10 @@ at::Tensor ShardedUnits::after_use(std::size_t unit, at::Tensor output) {
     });
   }
   const bool recomputing = pass_ != nullptr;
-  if (recomputing || (recorded && !in_step() && unit == order_.back())) return output;
+  if (recomputing) return output;
+  append_once(seen_ends_, unit);
+  const bool is_last = unit == order_.back() || state.inner[order_.back()];
+  if (recorded && !in_step() && is_last) return output;
   if (recorded) {
     const at::NoGradGuard no_grad;
     units_[unit]->keep_part();
@@ -263,15 +276,20 @@ void ShardedUnits::begin_pass() {
 void ShardedUnits::expect_gradients() {
   for (std::size_t u = 0; u < units_.size(); ++u) {
     State& state = states_[u];
-    state = State{
-        .in_use = state.in_use, .has_inner = state.has_inner, .ready = std::vector<bool>(units_[u]->size(), false)};
+    state = State{.in_use = state.in_use, .ready = std::vector<bool>(units_[u]->size(), false), .inner = state.inner};
     for (std::size_t i = 0; i < units_[u]->size(); ++i) state.pending += units_[u]->is_trained(i) ? 1 : 0;
     units_[u]->carry_reduced();
     units_[u]->offer_grad_buffers();
   }
-  // The order of the pass that has just gone forward is the best guess for the next one.
-  for (const std::size_t u : order_) note_use(u);
+  take_order();
+}
+
+// The order of the pass that has just gone forward is the best guess for the next one.
+void ShardedUnits::take_order() {
+  for (const std::size_t u : order_) append_once(seen_, u);
+  for (const std::size_t u : ends_) append_once(seen_ends_, u);
   order_ = std::exchange(seen_, {});
+  ends_ = std::exchange(seen_ends_, {});
 }
 
 void ShardedUnits::ask_for_end() {
@@ -310,15 +328,15 @@ void ShardedUnits::before_backward(std::size_t unit) {
   // The gradient of this unit's output is complete, so whatever came after it in the forward pass is through. (Not when
   // its parameters' last gradient came: where some are frozen, its input's gradient may still have needed them.)
   // But not what was used inside this unit. In a step gradients may come much later.
-  const bool behind_is_through = !states_[unit].has_inner;
-  for (std::size_t place = place_of(unit) + 1; behind_is_through && place < order_.size(); ++place) {
+  State& state = states_[unit];
+  for (std::size_t place = place_of(unit, order_) + 1; place < order_.size(); ++place) {
     const std::size_t later = order_[place];
+    if (state.inner[later]) continue;
     if (states_[later].in_backward && (in_step() || states_[later].pending == 0)) {
       states_[later].in_backward = false;
       let_go(later);
     }
   }
-  State& state = states_[unit];
   if (state.is_through && !in_step()) return;  // used twice: the second hook of a unit whose gradients are all there
   state.in_backward = true;
   gather(unit);

@@ -41,10 +41,10 @@ namespace phalanx::fsdp {
 class ShardedUnits : public StageSharding, public std::enable_shared_from_this<ShardedUnits> {
  public:
   /// `replicas` is null without a replicating axis, `keepers` (unit.h) without such. Without `prefetch` a unit is
-  /// gathered when it is used. Collective.
+  /// gathered when it is used. `levels` of units inside units: that many are in use at a time. Collective.
   static std::shared_ptr<ShardedUnits> make(std::vector<std::unique_ptr<Unit>> units,
                                             std::shared_ptr<Communicator> comm, std::shared_ptr<Communicator> replicas,
-                                            std::shared_ptr<Communicator> keepers, bool prefetch);
+                                            std::shared_ptr<Communicator> keepers, bool prefetch, int levels);
   void detach();
 
   void before_use(std::size_t unit);
@@ -80,13 +80,14 @@ class ShardedUnits : public StageSharding, public std::enable_shared_from_this<S
     bool in_backward = false;  // between before_backward and its last gradient
     bool is_through = false;   // in this backward pass
     bool was_used = false;     // in this step of a pipeline
-    bool has_inner = false;    // another unit was used inside its use
     std::size_t pending = 0;   // trained parameters without a gradient in this pass
     std::vector<bool> ready;
+    std::vector<bool> inner;  // the units that were used inside its use
   };
 
   ShardedUnits(std::vector<std::unique_ptr<Unit>> units, std::shared_ptr<Communicator> comm,
-               std::shared_ptr<Communicator> replicas, std::shared_ptr<Communicator> keepers, bool prefetch);
+               std::shared_ptr<Communicator> replicas, std::shared_ptr<Communicator> keepers, bool prefetch,
+               int levels);
   void subscribe();
   at::Tensor allocate(std::int64_t bytes, observe::MemoryCategory what_for = observe::MemoryCategory::buffers) const;
   void make_pools();
@@ -99,11 +100,10 @@ class ShardedUnits : public StageSharding, public std::enable_shared_from_this<S
   at::Tensor parameter_memory();
   at::Tensor grad_memory();
   void give_grads_memory(std::size_t unit);
-  std::size_t place_of(std::size_t unit) const;
-  void note_use(std::size_t unit);
 
   bool in_step() const noexcept { return step_ != nullptr; }
   void expect_gradients();
+  void take_order();
   void keep_all_grads();
   void publish();
   void begin_pass();
@@ -123,12 +123,14 @@ class ShardedUnits : public StageSharding, public std::enable_shared_from_this<S
   std::vector<State> states_;
   std::shared_ptr<Communicator> comm_, replicas_, keepers_;
   bool prefetches_ = true;
+  int levels_ = 1;
   std::vector<GradReadySubscription> subscriptions_;
   MemoryPool parameter_pool_;
   std::optional<MemoryPool> grad_pool_;  // made by the first training pass
 
   std::vector<std::size_t> order_;  // of use
-  std::vector<std::size_t> seen_;   // in the forward pass under way
+  std::vector<std::size_t> ends_;   // the same in the order of the ends: the backward pass comes the other way
+  std::vector<std::size_t> seen_, seen_ends_;  // in the forward pass under way
   int holds_ = 0;
   bool keeps_all_grads_ = false;
   std::shared_ptr<Pass> pass_;

@@ -72,8 +72,7 @@ void ShardedUnits::end_step() {
     publish();
     forget_values();
   }
-  for (const std::size_t u : order_) note_use(u);
-  order_ = std::exchange(seen_, {});
+  take_order();
   step_.reset();
 }
 
