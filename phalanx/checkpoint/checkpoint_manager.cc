@@ -98,8 +98,10 @@ std::optional<SavedCheckpoint> CheckpointManager::finish() {
   return under_way_.get();
 }
 
-bool CheckpointManager::is_saving() const {
-  return under_way_.valid() && under_way_.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
+bool CheckpointManager::is_saving() const { return under_way_.valid() && !has_ended(); }
+
+bool CheckpointManager::has_ended() const {
+  return under_way_.valid() && under_way_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
 }
 
 LoadedCheckpoint CheckpointManager::read(const std::filesystem::path& step_directory, TrainState& state) const {

@@ -77,9 +77,9 @@ class CheckpointManager {
 
   /// As save(), but returns when the state has been copied, which may then be changed; a thread of this object's own
   /// writes the copy, and talks to the other ranks over a communicator of its own (made by the first call).
-  /// A failure of it is thrown, on all ranks, by the next call of any method here but folder() and is_saving(), which
-  /// then does nothing else: whoever wants it at once asks finish(). The copy takes as much host memory as this rank
-  /// writes, kept for the next save.
+  /// A failure of it is thrown, on all ranks, by the next call of any method here but folder(), is_saving() and
+  /// has_ended(), which then does nothing else: whoever wants it at once asks finish(). The copy takes as much host
+  /// memory as this rank writes, kept for the next save.
   StartedSave save_async(const TrainState& state, std::int64_t step, const std::string& metadata = "{}");
   /// For who saves asynchronously: makes the memory for the copies at start-up, rather than within the first
   /// save_async(), which would take several times as long as later ones.
@@ -87,6 +87,8 @@ class CheckpointManager {
   /// Waits for the save under way: what became of it, or its failure. Nothing if there is none.
   std::optional<SavedCheckpoint> finish();
   bool is_saving() const;  // this rank's part; never blocks
+  /// This rank's part has ended, and finish() will tell without waiting for it; never blocks.
+  bool has_ended() const;
 
   const std::filesystem::path& folder() const { return folder_; }
 

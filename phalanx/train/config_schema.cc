@@ -241,8 +241,8 @@ const std::vector<Key>& known_keys() {
       {"checkpoint",
        "async_mode",
        at<&C::checkpoint, &C::Checkpoint::async_mode>,
-       "async: training goes on while a copy of the state is written; a failure ends the run at the next save, at the "
-       "latest at its end. disabled: steps wait until it is on the disk.",
+       "async: training goes on while a copy of the state is written; a failure ends the run in the step in "
+       "which it is known. disabled: steps wait until it is on the disk.",
        -kAny,
        kAny,
        {"disabled", "async"}},

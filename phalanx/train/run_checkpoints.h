@@ -1,7 +1,8 @@
 // The checkpoints of a run: what it starts from, what it continues from, what it saves.
 //
 // Contract
-// - All of it is collective, but for continues() and saved_step(). What goes wrong is the same error on every rank.
+// - All of it is collective, but for continues(), saved_step() and has_ended_save(). What goes wrong is the same error
+// on every rank.
 // - Where [checkpoint] enable is off, load() finds nothing, and save() and finish() do nothing.
 //
 //   RunCheckpoints checkpoints(config, world, say);
@@ -45,7 +46,10 @@ class RunCheckpoints {
   std::optional<std::int64_t> load(TrainState& state);
   /// `metadata`: a JSON object, kept with it. A step that has just been saved is not saved again.
   void save(const TrainState& state, std::int64_t step, const std::string& metadata);
-  /// The run is not over before its last checkpoint is on the disk.
+  /// This rank's part of an asynchronous save has ended, well or not: finish() will not wait for it.
+  bool has_ended_save() const { return manager_ && manager_->has_ended(); }
+  /// Waits for the asynchronous save under way, if there is one, and says or throws what became of it. The run is not
+  /// over before its last checkpoint is on the disk.
   void finish();
 
   bool enabled() const noexcept { return config_.enable; }

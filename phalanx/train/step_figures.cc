@@ -10,8 +10,15 @@
 namespace phalanx::train {
 
 StepTotals share_figures(const StepFigures& mine, Communicator& world) {
-  const double fields[] = {mine.loss,        mine.wants_stop ? 1.0 : 0.0, mine.data_seconds,    mine.memory_gib,
-                           mine.cpu_seconds, mine.comm_seconds,           mine.exposed_seconds, mine.wall_seconds};
+  const double fields[] = {mine.loss,
+                           mine.wants_stop ? 1.0 : 0.0,
+                           mine.data_seconds,
+                           mine.memory_gib,
+                           mine.cpu_seconds,
+                           mine.comm_seconds,
+                           mine.exposed_seconds,
+                           mine.wall_seconds,
+                           mine.save_ended ? 1.0 : 0.0};
   constexpr std::int64_t kFields = std::ssize(fields);
   const int size = world.size();
   // On the host, also where the device is a GPU: so whatever went wrong between the ranks in this step is thrown here,
@@ -30,6 +37,7 @@ StepTotals share_figures(const StepFigures& mine, Communicator& world) {
     totals.comm_seconds.push_back(values[5]);
     totals.exposed_seconds.push_back(values[6]);
     totals.wall_seconds.push_back(values[7]);
+    totals.save_ended = totals.save_ended && values[8] != 0;
   }
   return totals;
 }

@@ -14,6 +14,7 @@ namespace phalanx::train {
 struct StepFigures {
   double loss = 0;
   bool wants_stop = false;
+  bool save_ended = false;  // its part of an asynchronous checkpoint is written, or has failed
   double data_seconds = 0;
   double memory_gib = 0;
   double cpu_seconds = 0;  // processor time, from the same point of the step before
@@ -28,6 +29,7 @@ struct StepTotals {
   double loss = 0;                                                                           // mean over ranks
   double max_loss = 0;                                                                       // over ranks
   bool stop = false;                                                                         // some rank wants to
+  bool save_ended = true;                                                                    // on all ranks
   double data_seconds = 0;                                                                   // of the slowest rank
   std::vector<double> memory_gib, cpu_seconds, comm_seconds, exposed_seconds, wall_seconds;  // by rank
 };

@@ -148,6 +148,7 @@ Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
   const double cpu_now = process_cpu_seconds();
   const StepFigures mine{.loss = pass.loss_sum.item<double>() / static_cast<double>(plan_.accumulation_steps),
                          .wants_stop = context_.stop_requested && context_.stop_requested(),
+                         .save_ended = checkpoints_.has_ended_save(),
                          .data_seconds = pass.data_seconds,
                          .memory_gib = static_cast<double>(peak_device_bytes(context_.device)) / kGiB,
                          .cpu_seconds = cpu_now - last_cpu_seconds_,
@@ -334,6 +335,7 @@ void Trainer::run_steps() {
     interval_exposed_ += mean_of(outcome.totals.exposed_seconds);
     interval_tokens_ += plan_.global_batch_size * config_.training.seq_len;
     if (files_) log_step(outcome, lr);
+    if (outcome.totals.save_ended) checkpoints_.finish();  // one that failed ends the run here
     if (first) {
       context_.world->mark_started();
       first = false;

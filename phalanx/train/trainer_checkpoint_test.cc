@@ -257,6 +257,31 @@ TEST_F(TrainerCheckpointTest, ACheckpointFolderStandsForItsNewestStepAsInitialWe
               HasSubstr("did you mean " + path("first") + "/checkpoint?"));
 }
 
+// The folder is lost after training has begun: the save in the background fails, long before the next one.
+TEST_F(TrainerCheckpointTest, AnAsynchronousSaveThatFailsEndsTheRunInTheNextSteps) {
+  for (const int ranks : {1, 2}) {
+    const std::string name = "lost" + std::to_string(ranks);
+    const auto lost = config(name, {"--training.steps=4000", "--checkpoint.interval=60",
+                                    "--checkpoint.async_mode=async", "--validation.no-enable"});
+    auto asked = std::make_shared<std::atomic<int>>(0);
+    std::string message = "no error";
+    try {
+      train(lost, ranks, [&, asked](int) {
+        if (asked->fetch_add(1) == 10 * ranks) {
+          std::filesystem::remove_all(path(name) + "/checkpoint");
+          write_file(path(name) + "/checkpoint", "no folder");
+        }
+        return false;
+      });
+    } catch (const CheckpointError& error) {
+      message = error.what();
+    }
+    EXPECT_THAT(message, AllOf(HasSubstr("cannot save checkpoint "), HasSubstr("step-60")));
+    EXPECT_GE(losses(name).size(), 60U);
+    EXPECT_LT(losses(name).size(), 120U) << "the next save would have told it, too";
+  }
+}
+
 TEST_F(TrainerCheckpointTest, ACheckpointFolderThatCannotBeWrittenToIsToldBeforeTheFirstStep) {
   std::ofstream(path("file")) << "x";
   EXPECT_THAT(refusal<Error>(config("run", {"--checkpoint.folder=" + path("file") + "/checkpoint"})),
