@@ -59,6 +59,7 @@ class GlooBackend final : public Backend {
   std::string announced_trouble() const { return peers_.announced_trouble(); }
   std::string trouble() const { return peers_.trouble(); }
   std::string who_left() const { return peers_.who_left(); }
+  std::string why_cut_off() const { return peers_.why_cut_off(); }
   std::vector<int> behind(std::uint64_t collective) const { return peers_.behind(collective); }
   /// To be called about every 100 ms by whoever waits: tells the others for what, and throws if that is in vain.
   void look_after_wait(std::chrono::milliseconds age) { peers_.look_after_wait(waits_text(), age); }

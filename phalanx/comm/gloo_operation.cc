@@ -41,6 +41,7 @@ void GlooFailure::throw_when_known(const GlooBackend& backend) const {
   if (std::chrono::steady_clock::now() - since_ < kBlamePatience) return;
   std::string trouble = backend.trouble();
   if (trouble.empty()) trouble = backend.who_left();
+  if (trouble.empty()) trouble = backend.why_cut_off();
   throw CommError(trouble.empty() ? "gloo: " + text_ : fmt::format("{} (gloo: {})", trouble, text_));
 }
 

@@ -102,6 +102,20 @@ std::string GroupPeers::who_left() const {
                      fmt::join(left, ", "), left.size() == 1 ? "s" : "ve");
 }
 
+std::string GroupPeers::why_cut_off() const {
+  if (setup_.watch->is_store_lost())
+    return fmt::format(
+        "this rank has lost its connection to the {}, so the others take it for dead: the process that hosts the store "
+        "has ended, or the network between is down",
+        setup_.store->describe());
+  if (!setup_.pulse || !setup_.pulse->is_store_silent()) return {};
+  return fmt::format(
+      "the {} has not answered this rank for {:.1f} s, so the others take it for dead: the process that hosts the "
+      "store "
+      "is stopped, or the network between is down",
+      setup_.store->describe(), std::chrono::duration<double>(setup_.pulse->store_silence()).count());
+}
+
 void GroupPeers::look_after_wait(const std::string& for_what, std::chrono::milliseconds age) {
   if (size() > 1) setup_.pulse->wait_in(setup_.id, for_what);
   if (const std::string why = trouble(age); !why.empty()) throw CommError(why);

@@ -67,6 +67,8 @@ class GroupPeers {
   bool is_out(int rank) const;
   /// Of a group whose connections broke and of whose members none is said to have died: who has ended in order.
   std::string who_left() const;
+  /// Of one of whose members nothing is known at all: that this rank itself has lost the store, if it has.
+  std::string why_cut_off() const;
 
   /// To be called about every 100 ms by whoever waits: tells the others for what, and throws CommError if that is in
   /// vain.

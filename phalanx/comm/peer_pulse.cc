@@ -76,16 +76,31 @@ std::vector<std::string> PeerPulse::states(const std::string& group) const {
   return result;
 }
 
-bool PeerPulse::is_store_silent() const {
-  const auto began = call_began_.load(std::memory_order_relaxed);
-  return began != 0 && Clock::now() - Clock::time_point(Clock::duration(began)) > kSilence;
+std::chrono::nanoseconds PeerPulse::store_silence() const {
+  const auto since = unanswered_since_.load(std::memory_order_relaxed);
+  if (since == 0) return {};
+  const auto silence = Clock::now() - Clock::time_point(Clock::duration(since));
+  return silence > kSilence ? silence : Clock::duration{};
+}
+
+bool PeerPulse::is_store_silent() const { return store_silence().count() > 0; }
+
+void PeerPulse::begin_call() {
+  Clock::rep none = 0;
+  unanswered_since_.compare_exchange_strong(none, Clock::now().time_since_epoch().count());
 }
 
 std::string PeerPulse::trouble(int rank) {
   if (rank == rank_ || options_.heartbeat.count() <= 0) return {};
   if (processes_.can_see(rank)) return processes_.is_dead(rank) ? std::string() : processes_.trouble(rank);
-  if (rank == options_.store_rank)
-    if (const std::string why = why_store_is_silent(); !why.empty()) return why;
+  const bool hosts = rank == options_.store_rank;
+  if (hosts || options_.store_rank < 0)
+    if (const auto silence = certain_store_silence(); silence.count() > 0)
+      return fmt::format("{} has not answered{} for {:.1f} s: {}, or {} network down",
+                         hosts ? "hosts the store, which" : "cannot be heard of: the store", hosts ? "" : " this rank",
+                         std::chrono::duration<double>(silence).count(),
+                         hosts ? "the process is stopped" : "the process that hosts it is stopped",
+                         hosts ? "its machine or" : "the");
   std::chrono::nanoseconds silent{};
   {
     const std::lock_guard lock(mutex_);
@@ -96,7 +111,8 @@ std::string PeerPulse::trouble(int rank) {
                      std::chrono::duration<double>(silent).count());
 }
 
-std::string PeerPulse::why_store_is_silent() {
+// How long the store has been silent while this rank looked, once that is as long as the limit allows; else zero.
+std::chrono::nanoseconds PeerPulse::certain_store_silence() {
   const bool silent = is_store_silent();
   const auto now = Clock::now();
   const std::lock_guard lock(mutex_);
@@ -106,11 +122,8 @@ std::string PeerPulse::why_store_is_silent() {
   }
   if (now - silence_looked_at_ > kLongestLull) silent_since_ = now - kSilence;
   silence_looked_at_ = now;
-  if (now - silent_since_ < heartbeat_patience(options_.heartbeat)) return {};
-  return fmt::format(
-      "hosts the store, which has not answered for {:.1f} s: the process is stopped, or its machine or "
-      "network down",
-      std::chrono::duration<double>(now - silent_since_).count());
+  const auto silence = now - silent_since_;
+  return silence < heartbeat_patience(options_.heartbeat) ? Clock::duration{} : silence;
 }
 
 void PeerPulse::run() {
@@ -146,28 +159,27 @@ bool PeerPulse::tell() {
     text = fmt::format("{}\n", ++beats_);
     for (const auto& [group, state] : waits_) text += fmt::format("{}\t{}\n", group, state);
   }
-  bool answered = true;
-  call_began_.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
+  begin_call();
   try {
     store_->get(pulse_key(rank_), kCall);
     store_->set(pulse_key(rank_), text);
+    answered();
+    return true;
   } catch (const Error&) {
-    answered = false;
+    return false;
   }
-  call_began_.store(0, std::memory_order_relaxed);
-  return answered;
 }
 
 void PeerPulse::listen() {
   std::vector<std::string> keys, texts;
   for (int rank = 0; rank < size_; ++rank) keys.push_back(pulse_key(rank));
-  call_began_.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
+  begin_call();
   try {
     texts = store_->get_all(keys, kCall);
+    answered();
   } catch (const Error&) {
-    texts.clear();
+    texts.clear();  // no answer, or one rank's key is not there yet: the next tell() knows which
   }
-  call_began_.store(0, std::memory_order_relaxed);
   const auto now = Clock::now();
   const std::lock_guard lock(mutex_);
   if (texts.empty()) return;

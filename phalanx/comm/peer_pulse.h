@@ -6,6 +6,8 @@
 // waits in, what it waits for. The others read these keys only while they wait themselves: every 100 ms, more seldom in
 // worlds of more than 30 ranks. The processes of this machine are looked at directly (peer_processes.h), so there even
 // a thread that gets no processor is no cause for alarm. Time in which the reader itself stood still does not count.
+// Where no rank hosts the store, one that gets no answer from it for as long gives up too: it is the one that is cut
+// off.
 //
 //   pulse.wait_in("world", "collective 12");               // now and then, while waiting
 //   if (auto why = pulse.trouble(2); !why.empty()) ...     // "is stopped (SIGSTOP): ...", "has given no sign of life
@@ -54,6 +56,8 @@ class PeerPulse {
   bool is_dead(int rank) const { return processes_.is_dead(rank); }
   /// The store has not answered for a while: better not ask it anything.
   bool is_store_silent() const;
+  /// For how long it has not; zero while it does.
+  std::chrono::nanoseconds store_silence() const;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -64,13 +68,15 @@ class PeerPulse {
   void run();
   bool tell();
   void listen();
-  std::string why_store_is_silent();
+  void begin_call();
+  void answered() { unanswered_since_.store(0, std::memory_order_relaxed); }
+  std::chrono::nanoseconds certain_store_silence();
 
   const std::shared_ptr<Store> store_;
   const int rank_, size_;
   const Options options_;
   PeerProcesses processes_;
-  std::atomic<Clock::rep> call_began_{0};  // of the pulse's own thread to the store; 0: none under way
+  std::atomic<Clock::rep> unanswered_since_{0};  // the pulse's own questions to the store; 0: all are answered
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   bool stopping_ = false;

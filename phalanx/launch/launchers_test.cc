@@ -1,4 +1,4 @@
-// The same program under torchrun, mpirun and Slurm, by a file, and starting its own ranks: real processes each time.
+// The same program under mpirun and Slurm, by a file, and starting its own ranks: real processes each time.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -21,25 +21,6 @@ using testing::HasSubstr;
 using testing::Not;
 
 using Processes = std::vector<std::unique_ptr<CollectedProcess>>;
-
-std::string find_program(const std::string& name, std::vector<std::filesystem::path> folders = {}) {
-  const std::string path = current_environment()["PATH"];
-  for (std::size_t begin = 0; begin < path.size();) {
-    const std::size_t end = std::min(path.find(':', begin), path.size());
-    folders.emplace_back(path.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  for (const auto& folder : folders)
-    if (access((folder / name).c_str(), X_OK) == 0) return (folder / name).string();
-  return "";
-}
-
-std::string worker() { return built_program("launch_test_worker"); }
-
-void expect_sum_of_ranks(const std::string& output, int ranks) {
-  for (int rank = 0; rank < ranks; ++rank) EXPECT_THAT(output, HasSubstr(fmt::format("rank {} of {}, ", rank, ranks)));
-  EXPECT_THAT(output, HasSubstr(fmt::format("sum {}\n", ranks * (ranks + 1) / 2)));
-}
 
 std::size_t files_in(const std::filesystem::path& folder) {
   return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator(folder), {}));
@@ -227,22 +208,6 @@ TEST(OpenMpi, MpirunStartsEveryRank) {
   EXPECT_EQ(by_two.wait(), 0) << by_two.output();
   expect_sum_of_ranks(by_two.output(), 4);
   EXPECT_THAT(by_two.output(), HasSubstr("backend: shm, 4 ranks on this machine")) << "one machine, by proof";
-}
-
-TEST(Torchrun, StartsEveryRank) {
-  std::vector<std::filesystem::path> folders;
-  for (auto folder = std::filesystem::read_symlink("/proc/self/exe").parent_path(); folder != folder.root_path();
-       folder = folder.parent_path())
-    folders.push_back(folder / ".venv/bin");
-  const std::string torchrun = find_program("torchrun", folders);
-  if (torchrun.empty()) GTEST_SKIP() << "torchrun is neither in a .venv above the build folder nor in PATH";
-  CollectedProcess process({torchrun, "--standalone", "--nproc-per-node", "2", "--no-python", worker()});
-  EXPECT_EQ(process.wait(), 0) << process.output();
-  expect_sum_of_ranks(process.output(), 2);
-  EXPECT_THAT(process.output(),
-              AllOf(HasSubstr("rank 0 of 2, from torchrun (run "), HasSubstr("rank 1 of 2, local 1 of 2, shm on "),
-                    // On one node a private file carries a secret that nobody had to set.
-                    HasSubstr("lets in only who knows the job secret (from the rendezvous file)")));
 }
 
 TEST(Spawn, AProgramStartsItsOwnRanks) {

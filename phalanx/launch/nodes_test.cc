@@ -17,6 +17,7 @@
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/comm/tcp_store.h"
 #include "phalanx/launch/testing/launcher_process.h"
+#include "phalanx/launch/testing/machines.h"
 
 namespace phalanx {
 namespace {
@@ -71,6 +72,13 @@ std::string report_of(const std::vector<Launcher>& launchers) {
   return text;
 }
 
+Launcher start_on(const Machines& machines, int machine, int ranks, const Words& words) {
+  return std::make_unique<RunningLauncher>(
+      ranks,
+      together({"--endpoint=" + machines.address(0) + ":29400", "--last-call-ms=300", "--keep-alive-ms=500"}, words),
+      RunningLauncher::Options{.before = machines.on(machine), .environment = {{"PHALANX_JOB_SECRET", kSecret}}});
+}
+
 Words environment_of_ranks(const TempDirectory& notes) {
   return {test_program(), "environment",      notes.path().string(), "WORLD_SIZE",
           "LOCAL_RANK",   "LOCAL_WORLD_SIZE", "GROUP_RANK",          "GROUP_WORLD_SIZE",
@@ -95,6 +103,29 @@ TEST(NodesTest, StaticNodesStartInAnyOrderAndRanksAreNumberedThroughThem) {
   EXPECT_THAT(note_of(notes, "environment.0"), HasSubstr(expected(0, 2, 0, 0, 3, 0)));
   EXPECT_THAT(note_of(notes, "environment.3"), HasSubstr(expected(1, 2, 1, 1, 2, 3)));
   EXPECT_THAT(note_of(notes, "environment.4"), HasSubstr(expected(0, 1, 2, 2, 3, 4)));
+}
+
+TEST(NodesTest, OthersReachANodeAtItsLocalAddress) {
+  const Nodes nodes;
+  TempDirectory notes("notes");
+  std::vector<Launcher> launchers;
+  for (int node = 0; node < 2; ++node)
+    launchers.push_back(nodes.fixed(node, 2, 1,
+                                    {node == 0 ? "--local-addr=127.0.0.2" : "--role=default", test_program(),
+                                     "environment", notes.path().string(), "MASTER_ADDR", "PHALANX_STORE"}));
+  for (const auto& launcher : launchers) EXPECT_EQ(launcher->wait(), 0) << report_of(launchers);
+  EXPECT_THAT(note_of(notes, "environment.1"),
+              AllOf(HasSubstr("MASTER_ADDR=127.0.0.2\n"), HasSubstr("PHALANX_STORE=127.0.0.2:")));
+}
+
+TEST(NodesTest, WithoutASecretTheHostWarns) {
+  const std::string warning = "no secret is set, so whoever reaches the rendezvous can join the job";
+  for (const std::string& secret : {std::string(), kSecret}) {
+    const Nodes nodes;
+    Launcher host = nodes.dynamic("1:2", 1, {test_program(), "print"}, secret);
+    EXPECT_EQ(host->wait(), 0) << host->err();
+    EXPECT_EQ(host->err().find(warning) != std::string::npos, secret.empty()) << host->err();
+  }
 }
 
 TEST(NodesTest, DynamicNodesDecideWhoHosts) {
@@ -299,55 +330,6 @@ TEST(NodesTest, EndpointsThatCannotWorkAreOneErrorEach) {
   EXPECT_THAT(error_of({endpoint, "--node-rank=0"}), HasSubstr("the port is in use by another program"));
 }
 
-// Machines: network namespaces, joined by a bridge in one more.
-class Machines {
- public:
-  explicit Machines(int count) : name_(fmt::format("phx{}", getpid())), count_(count) {
-    if (!run("ip netns add " + hub())) return;
-    good_ = run(fmt::format("ip -n {} link add br0 type bridge", hub())) &&
-            run(fmt::format("ip -n {} link set br0 up", hub()));
-    for (int i = 0; good_ && i < count; ++i)
-      good_ = run("ip netns add " + machine(i)) &&
-              run(fmt::format("ip link add v{} netns {} type veth peer name eth0 netns {}", i, hub(), machine(i))) &&
-              run(fmt::format("ip -n {} link set v{} master br0 up", hub(), i)) &&
-              run(fmt::format("ip -n {} addr add {}/24 dev eth0", machine(i), address(i))) &&
-              run(fmt::format("ip -n {} link set eth0 up", machine(i))) &&
-              run(fmt::format("ip -n {} link set lo up", machine(i)));
-  }
-  ~Machines() {
-    for (int i = 0; i < count_; ++i) run("ip netns del " + machine(i));
-    run("ip netns del " + hub());
-  }
-  bool good() const { return good_; }
-  std::string address(int i) const { return fmt::format("10.213.7.{}", i + 1); }
-  Launcher start(int i, int ranks, const Words& words) const {
-    return std::make_unique<RunningLauncher>(
-        ranks, together({"--endpoint=" + address(0) + ":29400", "--last-call-ms=300", "--keep-alive-ms=500"}, words),
-        RunningLauncher::Options{.before = {"ip", "netns", "exec", machine(i)},
-                                 .environment = {{"PHALANX_JOB_SECRET", kSecret}}});
-  }
-  void cut(int i) const { EXPECT_TRUE(run(fmt::format("ip -n {} link set v{} down", hub(), i))); }
-  std::string listeners(int i) const {
-    TempDirectory folder("listeners");
-    const std::string path = (folder.path() / "tcp").string();
-    run(fmt::format("ip netns exec {} cat /proc/net/tcp > {}", machine(i), path));
-    write_note(folder, "x");
-    return note_of(folder, "tcp");
-  }
-
- private:
-  std::string hub() const { return name_ + "h"; }
-  std::string machine(int i) const { return fmt::format("{}m{}", name_, i); }
-  static bool run(const std::string& command) { return std::system((command + " 2> /dev/null").c_str()) == 0; }
-  std::string name_;
-  int count_;
-  bool good_ = false;
-};
-
-#define SKIP_WITHOUT(machines) \
-  if (!(machines).good())      \
-  GTEST_SKIP() << "network namespaces cannot be made here (ip netns, bridge and veth are needed, as root)"
-
 TEST(MachinesTest, NodesMeetAcrossANetworkInAnyOrder) {
   const Machines machines(2);
   SKIP_WITHOUT(machines);
@@ -356,7 +338,7 @@ TEST(MachinesTest, NodesMeetAcrossANetworkInAnyOrder) {
   // The host is the machine that has the endpoint's address, although it comes last.
   for (const int machine : {1, 0})
     launchers.push_back(
-        machines.start(machine, 1, together({"--min-nodes=2", "--max-nodes=2"}, environment_of_ranks(notes))));
+        start_on(machines, machine, 1, together({"--min-nodes=2", "--max-nodes=2"}, environment_of_ranks(notes))));
   for (const auto& launcher : launchers) EXPECT_EQ(launcher->wait(), 0) << report_of(launchers);
   EXPECT_THAT(note_of(notes, "environment.1"), HasSubstr("MASTER_ADDR=" + machines.address(0)));
   EXPECT_THAT(launchers[1]->err(), HasSubstr("hosts the rendezvous"));
@@ -367,7 +349,7 @@ TEST(MachinesTest, SocketsAreBoundToTheEndpointsInterface) {
   SKIP_WITHOUT(machines);
   TempDirectory notes("notes");
   Launcher launcher =
-      machines.start(0, 1, {"--min-nodes=1", "--max-nodes=2", test_program(), "hold", notes.path().string()});
+      start_on(machines, 0, 1, {"--min-nodes=1", "--max-nodes=2", test_program(), "hold", notes.path().string()});
   noted_pid(notes, "hold.0.of.1");
   const std::string table = machines.listeners(0);                  // addresses in hexadecimal, state 0A: listening
   EXPECT_THAT(table, HasSubstr("0107D50A:72D8 00000000:0000 0A"));  // 10.213.7.1:29400
@@ -384,7 +366,7 @@ TEST(MachinesTest, ALinkThatGoesDownIsALostNode) {
   const Words words{"--min-nodes=2", "--max-nodes=3", "--max-restarts=1",
                     test_program(),  "hold",          notes.path().string()};
   std::vector<Launcher> launchers;
-  for (int machine = 0; machine < 3; ++machine) launchers.push_back(machines.start(machine, 1, words));
+  for (int machine = 0; machine < 3; ++machine) launchers.push_back(start_on(machines, machine, 1, words));
   std::vector<pid_t> ranks;
   for (int rank = 0; rank < 3; ++rank) ranks.push_back(noted_pid(notes, fmt::format("hold.{}.of.3", rank)));
   machines.cut(2);

@@ -72,6 +72,8 @@ std::string describe_start(const ProcessContext& context, const std::string& how
 // The address on which this rank takes the data of others.
 std::string data_address(const HostPort& server, bool one_machine) {
   if (const auto chosen = chosen_address()) return *chosen;
+  constexpr const char* kTorchs = "GLOO_SOCKET_IFNAME";  // may list several, of which gloo takes turns
+  if (const auto names = env_string(kTorchs)) return address_of_interface(names->substr(0, names->find(',')), kTorchs);
   return one_machine ? "127.0.0.1" : own_address(server);
 }
 

@@ -242,7 +242,9 @@ TEST(SupervisorTest, RanksGetTorchrunsVariables) {
                             "TORCHELASTIC_USE_AGENT_STORE",
                             "TORCH_NCCL_ASYNC_ERROR_HANDLING",
                             "CUDA_VISIBLE_DEVICES",
-                            "PHALANX_JOB_SECRET_FILE"},
+                            "PHALANX_JOB_SECRET_FILE",
+                            "MASTER_PORT",
+                            "TORCHELASTIC_ERROR_FILE"},
                            {.environment = {{"CUDA_VISIBLE_DEVICES", "5, 3"}}});
   EXPECT_EQ(launcher.wait(), 0) << launcher.err();
   EXPECT_THAT(note_of(notes, "environment.1"),
@@ -251,6 +253,8 @@ TEST(SupervisorTest, RanksGetTorchrunsVariables) {
                          "TORCHELASTIC_RESTART_COUNT=0\nTORCHELASTIC_MAX_RESTARTS=3\nTORCHELASTIC_RUN_ID=job7\n"
                          "TORCHELASTIC_USE_AGENT_STORE=False\nTORCH_NCCL_ASYNC_ERROR_HANDLING=1\n"
                          "CUDA_VISIBLE_DEVICES=3\nPHALANX_JOB_SECRET_FILE=(not set)\n"));
+  EXPECT_THAT(note_of(notes, "environment.1"),
+              testing::ContainsRegex("\nMASTER_PORT=[1-9][0-9]+\nTORCHELASTIC_ERROR_FILE=/.+[.]json\n"));
 }
 
 TEST(SupervisorTest, ASecretIsMadeForTheJobAndTheLocalRankIsPutIntoArguments) {
@@ -335,6 +339,23 @@ TEST(SupervisorTest, AMasterPortThatIsTakenIsOneError) {
   RunningLauncher launcher(2, {fmt::format("--master-port={}", taken.address().port), test_program(), "print"});
   EXPECT_EQ(launcher.wait(), 1);
   EXPECT_THAT(launcher.err(), HasSubstr(fmt::format("--master-port {}: the port is in use", taken.address().port)));
+}
+
+// Which signals end the job, and after how long the ranks are killed: --signals-to-handle and --shutdown-timeout.
+TEST(SupervisorTest, AnotherSignalMayBeTheOneThatEndsTheJobAndItsPatienceIsSet) {
+  expect_within_two_seconds([] {
+    TempDirectory notes("notes");
+    RunningLauncher launcher(1, {fmt::format("--signal={}", SIGUSR2), "--terminate-ms=200", test_program(), "stubborn",
+                                 notes.path().string()});
+    const pid_t rank = noted_pid(notes, "pid.0"), child = noted_pid(notes, "child.0");
+    const auto start = TestClock::now();
+    launcher.send(SIGUSR2);
+    EXPECT_EQ(launcher.wait(), 128 + SIGUSR2);
+    const auto took = TestClock::now() - start;
+    EXPECT_GE(took, std::chrono::milliseconds(150));
+    for (const pid_t pid : {rank, child}) EXPECT_TRUE(comes_true([&] { return is_gone(pid); })) << pid;
+    return took;
+  });
 }
 
 TEST(SupervisorTest, ASignalThatIsNoReasonToEndIsPassedOn) {

@@ -2,10 +2,14 @@
 #pragma once
 
 #include <fcntl.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -39,6 +43,27 @@ inline int times_in(const std::string& text, const std::string& part) {
   int found = 0;
   for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + part.size())) ++found;
   return found;
+}
+
+/// The program's path, looked for in these folders and in PATH; empty if it is nowhere.
+inline std::string find_program(const std::string& name, std::vector<std::filesystem::path> folders = {}) {
+  const std::string path = current_environment()["PATH"];
+  for (std::size_t begin = 0; begin < path.size();) {
+    const std::size_t end = std::min(path.find(':', begin), path.size());
+    folders.emplace_back(path.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  for (const auto& folder : folders)
+    if (access((folder / name).c_str(), X_OK) == 0) return (folder / name).string();
+  return "";
+}
+
+inline std::string worker() { return built_program("launch_test_worker"); }
+
+inline void expect_sum_of_ranks(const std::string& output, int ranks) {
+  for (int rank = 0; rank < ranks; ++rank)
+    EXPECT_THAT(output, testing::HasSubstr(fmt::format("rank {} of {}, ", rank, ranks)));
+  EXPECT_THAT(output, testing::HasSubstr(fmt::format("sum {}\n", ranks * (ranks + 1) / 2)));
 }
 
 // A process with its output collected.

@@ -36,8 +36,7 @@ void note(const std::string& directory, const std::string& name, const T& value)
 void start_child(const std::string& directory, int rank) {
   const pid_t child = fork();
   if (child == 0) {
-    signal(SIGINT, SIG_IGN);
-    signal(SIGTERM, SIG_IGN);
+    for (const int number : {SIGINT, SIGTERM, SIGUSR2}) signal(number, SIG_IGN);
     note(directory, fmt::format("child.{}", rank), getpid());
     sleep_for_ever();
   }
@@ -64,6 +63,8 @@ phalanx::SupervisorOptions supervisor_options(const std::vector<std::string>& ar
     if (name == "join-ms") options.nodes.join_timeout = time();
     if (name == "last-call-ms") options.nodes.last_call = time();
     if (name == "keep-alive-ms") options.nodes.keep_alive = time();
+    if (name == "local-addr") options.nodes.local_address = value;
+    if (name == "terminate-ms") options.terminate_grace = time();
     if (name == "id") options.run_id = value;
     if (name == "role") options.role = value;
     if (name == "log-dir") options.logs.directory = value;
@@ -185,8 +186,7 @@ int run(const std::vector<std::string>& arguments) {
     return signal == SIGUSR1 ? 0 : 1;
   }
   if (mode == "stubborn") {  // DIRECTORY: ignores what can be ignored, and has a child that does too
-    signal(SIGINT, SIG_IGN);
-    signal(SIGTERM, SIG_IGN);
+    for (const int number : {SIGINT, SIGTERM, SIGUSR2}) signal(number, SIG_IGN);
     start_child(directory, rank);
     note(directory, fmt::format("pid.{}", rank), getpid());
     sleep_for_ever();

@@ -1,16 +1,21 @@
 // A rank that meets the others, sums over them, and says how it was done: run by the tests under every launcher.
 //
 //   launch_test_worker [--backend B] [--method M --rank R --world-size W] [--timeout-ms T] [--spawn N]
-//                      [--killed-once RANK] [--until-world N]
+//                      [--killed-once RANK] [--until-world N] [--notes FOLDER]
 //
 // --killed-once: in the first attempt this rank is killed between two sums, while the others go on adding up.
 // --until-world: with fewer ranks than that the sums go on, until the launcher ends them.
+// --notes: the sums go on until FOLDER/go is there. FOLDER/sum.<rank> then says that there was one, FOLDER/error.<rank>
+// what the error was.
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <string>
 
 #include "phalanx/base/env.h"
@@ -20,9 +25,36 @@
 #include "phalanx/launch/spawn.h"
 #include "phalanx/launch/worker_report.h"
 
+namespace {
+
+// A file that appears whole.
+template <class T>
+void note(const std::string& folder, const std::string& name, int rank, const T& value) {
+  const std::string path = fmt::format("{}/{}.{}", folder, name, rank);
+  std::ofstream(path + ".new") << value;
+  std::filesystem::rename(path + ".new", path);
+}
+
+// Whether rank 0 has seen that it is time; the same on all ranks.
+bool is_time_to_end(phalanx::Communicator& world, const std::string& folder) {
+  usleep(2000);
+  at::Tensor seen = at::full({1}, world.rank() == 0 && std::filesystem::exists(folder + "/go") ? 1.0 : 0.0, at::kFloat);
+  try {
+    world.all_reduce(seen);
+  } catch (const phalanx::Error& error) {
+    // Before anything is taken down: that takes seconds beside a silent store.
+    note(folder, "error", world.rank(), error.what());
+    throw;
+  }
+  return seen.const_data_ptr<float>()[0] > 0;
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
   phalanx::skip_earlier_static_destructors();
   try {
+    std::string notes;
     phalanx::InitOptions options;
     int spawned = 0, killed = -1, until_world = 0;
     for (int i = 1; i + 1 < argc; i += 2) {
@@ -34,6 +66,7 @@ int main(int argc, char** argv) {
       if (name == "--spawn") spawned = std::atoi(value.c_str());
       if (name == "--killed-once") killed = std::atoi(value.c_str());
       if (name == "--until-world") until_world = std::atoi(value.c_str());
+      if (name == "--notes") notes = value;
       if (name == "--timeout-ms")
         options.communicator.first_timeout = std::chrono::milliseconds(std::atoi(value.c_str()));
     }
@@ -49,6 +82,10 @@ int main(int argc, char** argv) {
       if (sums == 1 && context.rank == 0) fmt::print(stderr, "{} ranks add up\n", context.world_size);
       const bool is_killed = is_first_attempt && killed >= 0;
       if (is_killed && context.rank == killed && sums == 10) raise(SIGKILL);
+      if (!notes.empty() && sums == 1) note(notes, "sum", context.rank, getpid());
+      if (!notes.empty())
+        while (!is_time_to_end(*context.world, notes)) {
+        }
       if (!is_killed && context.world_size >= until_world) break;
     }
     fmt::print("rank {} of {}, local {} of {}, {} on {}, sum {}\n", context.rank, context.world_size,

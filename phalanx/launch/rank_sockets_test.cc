@@ -1,0 +1,96 @@
+// Sockets of ranks that add up over gloo: where they listen, and what the ranks say when the link between them goes
+// down.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "phalanx/launch/testing/collected_process.h"
+#include "phalanx/launch/testing/launcher_process.h"
+#include "phalanx/launch/testing/listeners.h"
+#include "phalanx/launch/testing/machines.h"
+
+namespace phalanx {
+namespace {
+
+using testing::AnyOf;
+using testing::Each;
+using testing::HasSubstr;
+
+const std::string kLoopback = "0100007F", kLoopback6 = "00000000000000000000000001000000";
+
+TEST(RankSockets, AJobOfOneNodeListensOnLoopbackOnly) {
+  TempDirectory notes("notes");
+  RunningLauncher launcher(
+      2, {built_program("launch_test_worker"), "--backend", "gloo", "--notes", notes.path().string()});
+  std::vector<pid_t> processes{launcher.pid()};
+  for (int rank = 0; rank < 2; ++rank) processes.push_back(noted_pid(notes, fmt::format("sum.{}", rank)));
+  for (const pid_t process : processes) {
+    const auto addresses = listening_addresses(process);
+    EXPECT_FALSE(addresses.empty()) << process;  // the store is the launcher's, gloo's are the ranks'
+    EXPECT_THAT(addresses, Each(AnyOf(kLoopback, kLoopback6)));
+  }
+  write_note(notes, "go");
+  EXPECT_EQ(launcher.wait(), 0) << launcher.err();
+}
+
+TEST(RankSockets, GloosInterfaceMayBeNamedAsForTorch) {
+  const std::vector<std::string> command{
+      built_program("launch_test_program"), "supervise", "2", worker(), "--backend", "gloo"};
+  auto environment = clean_environment();
+  environment["GLOO_SOCKET_IFNAME"] = "nosuch0,lo";
+  CollectedProcess wrong(command, environment);
+  EXPECT_EQ(wrong.wait(), 2);
+  EXPECT_THAT(wrong.output(), HasSubstr("GLOO_SOCKET_IFNAME is 'nosuch0': no interface of this machine that is up"));
+  environment["GLOO_SOCKET_IFNAME"] = "lo,nosuch0";
+  CollectedProcess right(command, environment);
+  EXPECT_EQ(right.wait(), 0) << right.output();
+  expect_sum_of_ranks(right.output(), 2);
+}
+
+// Both ways that data take: gloo alone, and shared memory inside a machine with gloo between.
+class RankLinks : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(RanksOfAMachine, RankLinks, testing::Values(1, 2),
+                         [](const auto& info) { return info.param == 1 ? "Gloo" : "ShmAndGloo"; });
+
+TEST_P(RankLinks, ThatGoDownAreAnErrorOnEveryRankWithinTheHeartbeatLimit) {
+  const int ranks = GetParam();
+  const Machines machines(2);
+  SKIP_WITHOUT(machines);
+  TempDirectory notes("notes");
+  std::vector<std::unique_ptr<RunningLauncher>> nodes;
+  for (int node = 0; node < 2; ++node) {
+    auto before = machines.on(node);
+    // Ranks of other machines cannot look at each other's processes.
+    for (const char* word : {"unshare", "--pid", "--fork", "--kill-child", "--mount-proc"}) before.emplace_back(word);
+    nodes.push_back(std::make_unique<RunningLauncher>(
+        ranks,
+        // The launchers are to notice later than the ranks.
+        std::vector<std::string>{"--endpoint=" + machines.address(0) + ":29400", "--min-nodes=2", "--max-nodes=2",
+                                 fmt::format("--node-rank={}", node), "--keep-alive-ms=20000",
+                                 built_program("launch_test_worker"), "--notes", notes.path().string()},
+        RunningLauncher::Options{.before = before,
+                                 .environment = {{"PHALANX_JOB_SECRET", "a secret that both nodes know"},
+                                                 {"PHALANX_COMM_HEARTBEAT_SECONDS", "2"},
+                                                 {"OMP_NUM_THREADS", "1"}}}));
+  }
+  for (int rank = 0; rank < 2 * ranks; ++rank) note_of(notes, fmt::format("sum.{}", rank));
+  machines.cut(1);
+  const auto cut_at = std::chrono::steady_clock::now();
+  for (int rank = 0; rank < 2 * ranks; ++rank)
+    EXPECT_THAT(note_of(notes, fmt::format("error.{}", rank)),
+                testing::AllOf(HasSubstr("all_reduce(float32["),
+                               AnyOf(HasSubstr(" has given no sign of life for "),
+                                     HasSubstr(" cannot be heard of: the store has not answered this rank for "))))
+        << nodes[0]->err() << nodes[1]->err();
+  // The operation's own patience is 100 s and more. How late this may be is for a busy machine to say.
+  EXPECT_LT(std::chrono::steady_clock::now() - cut_at, std::chrono::seconds(10));
+  EXPECT_THAT(nodes[0]->err(), HasSubstr(ranks == 1 ? "backend: gloo" : "backend: shm+gloo"));
+}
+
+}  // namespace
+}  // namespace phalanx
