@@ -19,13 +19,17 @@ namespace phalanx {
 namespace {
 
 constexpr const char* kAdvice =
-    "go on with the model and the optimizer that it was saved with, or keep this run's checkpoints in another folder";
+    "go on with the model and the optimizer that it was saved with, or keep this run's checkpoints in another folder; "
+    "tensors that differ in their type alone are converted with CheckpointOptions::convert_dtype";
 
 }  // namespace
 
 CheckpointManager::CheckpointManager(std::filesystem::path folder, CheckpointOptions options,
                                      std::shared_ptr<Communicator> comm, FileSystem& fs)
-    : folder_(std::move(folder)), writer_(folder_, options, fs), ranks_(std::move(comm)) {
+    : folder_(std::move(folder)),
+      writer_(folder_, options, fs),
+      ranks_(std::move(comm)),
+      convert_dtype_(options.convert_dtype) {
   if (options.keep_latest_k < 0 || options.keep_every_steps < 0)
     throw ConfigError(
         fmt::format("checkpoints: keep_latest_k is {} and keep_every_steps {}: expected 0 (keep all) or more",
@@ -114,7 +118,7 @@ LoadedCheckpoint CheckpointManager::read(const std::filesystem::path& step_direc
   mismatches.throw_if_any(fmt::format("checkpoint {} does not fit this run", step_directory.string()), kAdvice);
   LoadedCheckpoint loaded{
       .path = step_directory, .step = reader.manifest().step, .metadata = reader.manifest().metadata};
-  const auto bytes = reader.read(state.tensors, {.advice = kAdvice});
+  const auto bytes = reader.read(state.tensors, {.convert_dtype = convert_dtype_, .advice = kAdvice});
   loaded.bytes = bytes.taken;
   loaded.verified_bytes = bytes.verified;
   state.integers = integers;

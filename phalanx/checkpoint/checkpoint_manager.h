@@ -99,6 +99,7 @@ class CheckpointManager {
   std::filesystem::path folder_;
   StepWriter writer_;
   RankGroup ranks_;
+  bool convert_dtype_;
   std::optional<RankGroup> background_ranks_;
   StagingBuffer staging_;
   std::future<SavedCheckpoint> under_way_;  // destroyed first: waits for the thread that reads the staging buffer

@@ -89,6 +89,31 @@ TEST(CheckpointManager, AStateOfAnotherModelIsRefusedBeforeAnythingIsOverwritten
               HasSubstr("the integer \"optimizer.buckets\" is missing"));
 }
 
+// A state of 16-bit weights goes on in 32 bits and the other way round, optimizer and integers included.
+TEST(CheckpointManager, TypesAreConvertedOnRequest) {
+  const TempDirectory scratch("checkpoint");
+  const auto in_type = [](TrainState state, at::ScalarType type) {
+    for (NamedTensor& one : state.tensors)
+      if (one.tensor.is_floating_point()) one.tensor = one.tensor.to(type);
+    return state;
+  };
+  const TrainState narrow = in_type(make_state(3), at::kBFloat16);
+  CheckpointManager(scratch.path()).save(narrow, 30);
+  TrainState wide = in_type(make_state(50), at::kFloat);
+  EXPECT_THAT(message_of<CheckpointError>([&] { CheckpointManager(scratch.path()).load_latest(wide); }),
+              testing::AllOf(HasSubstr("expected F32"), HasSubstr("found BF16"), HasSubstr("convert_dtype")));
+  EXPECT_TRUE(same_state(wide, in_type(make_state(50), at::kFloat)));
+  CheckpointManager converts(scratch.path(), {.convert_dtype = true});
+  converts.load_latest(wide);
+  EXPECT_TRUE(same_state(wide, in_type(narrow, at::kFloat)));
+
+  // Down again: what came from 16 bits is exact there.
+  converts.save(wide, 31);
+  TrainState again = in_type(make_state(50), at::kBFloat16);
+  converts.load_latest(again);
+  EXPECT_TRUE(same_state(again, narrow));
+}
+
 TEST(CheckpointManager, ManyDifferencesAreCutShort) {
   const TempDirectory scratch("checkpoint");
   CheckpointManager checkpoints(scratch.path());

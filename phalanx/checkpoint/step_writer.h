@@ -16,6 +16,9 @@ namespace phalanx {
 struct CheckpointOptions {
   int keep_latest_k = 0;              // 0 keeps all
   std::int64_t keep_every_steps = 0;  // checkpoints whose step this divides are never removed; 0: none
+  // Loading: tensors of other types than those saved are converted. Else they are an error: a run that goes on is to be
+  // exact.
+  bool convert_dtype = false;
 };
 
 struct SavedCheckpoint {
