@@ -209,16 +209,18 @@ TEST(FullyShard, AFrozenUnitInsideTheRootStaysUntilItIsThrough) {
     std::vector<std::shared_ptr<nn::Linear>> layers;
   };
   run_local_ranks(2, [](const std::shared_ptr<Communicator>& world) {
-    Net plain, net;
-    DistributedDataParallel ddp(plain, world);
-    FullyShardedDataParallel sharded(net, mesh_of(world));
-    const at::Tensor x = waves({4, 6}, world->rank());
-    nn::call(plain, x).square().sum().backward();
-    nn::call(net, x).square().sum().backward();
-    for (const auto& p : sharded.trained_parameters()) {
-      const auto found = std::ranges::find(ddp.parameters(), p.name, &NamedTensor::name);
-      const Box box = p.shard->box();
-      EXPECT_TRUE(at::equal(p.tensor.grad(), found->tensor.grad().narrow(0, box.offsets[0], box.shape[0]))) << p.name;
+    for (const bool prefetch : {true, false}) {
+      Net plain, net;
+      DistributedDataParallel ddp(plain, world);
+      FullyShardedDataParallel sharded(net, mesh_of(world), {.prefetch = prefetch});
+      const at::Tensor x = waves({4, 6}, world->rank());
+      nn::call(plain, x).square().sum().backward();
+      nn::call(net, x).square().sum().backward();
+      for (const auto& p : sharded.trained_parameters()) {
+        const auto found = std::ranges::find(ddp.parameters(), p.name, &NamedTensor::name);
+        const Box box = p.shard->box();
+        EXPECT_TRUE(at::equal(p.tensor.grad(), found->tensor.grad().narrow(0, box.offsets[0], box.shape[0]))) << p.name;
+      }
     }
   });
 }
