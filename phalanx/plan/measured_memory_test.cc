@@ -18,6 +18,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "phalanx/comm/shm.h"
@@ -234,7 +235,7 @@ TEST_P(MeasuredState, IsThatOfTheFormulas) {
   const int n = GetParam();
   Ranks ranks(n);
   const auto model = small_llama();
-  std::map<int, Measured> wide;
+  std::map<std::pair<bool, int>, Measured> all;
   for (const bool narrow : {false, true}) {
     for (const int stage : {0, 1, 2, 3}) {
       const Layout layout{.name = fmt::format("{} ranks, stage {}, {} bits", n, stage, narrow ? 16 : 32),
@@ -246,13 +247,20 @@ TEST_P(MeasuredState, IsThatOfTheFormulas) {
       const Measured measured = ranks.run(layout, model);
       const double expected = formula(layout, static_cast<double>(model.parameter_count()), n);
       expect_near(measured.state.state(), expected, 0.05, layout.name + ": " + measured.state.text());
-      if (!narrow) wide[stage] = measured;
+      all[{narrow, stage}] = measured;
     }
   }
-  // The kernel agrees: rank 0 has fewer pages by about as much.
-  const auto less = [](std::int64_t whole, std::int64_t part) { return static_cast<double>(whole - part); };
-  if (pss_without_files() > 0) {
-    EXPECT_GT(less(wide[0].pss, wide[3].pss), 0.5 * less(wide[0].state.total(), wide[3].state.total()));
+  // The kernel agrees: rank 0 has fewer pages than under data parallelism by as much. What is beside tensors
+  // (libtorch's own buffers, gaps in the heap) differs from run to run.
+  if (pss_without_files() == 0) return;
+  const auto mebibytes = [](std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
+  for (const auto& [kind, measured] : all) {
+    const Measured& whole = all[{kind.first, 0}];
+    const double counted = mebibytes(whole.state.total() - measured.state.total());
+    const double pages = mebibytes(whole.pss - measured.pss);
+    fmt::print("{} ranks, stage {}, {} bits: {:.1f} MiB less counted, {:.1f} MiB less by PSS\n", n, kind.second,
+               kind.first ? 16 : 32, counted, pages);
+    EXPECT_NEAR(pages, counted, 0.05 * counted + 2);
   }
 }
 
