@@ -68,7 +68,7 @@ RowRange Batches::rows_of(const BatchShare& share) const {
 }
 
 std::int64_t Batches::sample_at(std::int64_t step, std::int64_t row) const {
-  const std::int64_t number = step * options_.global_batch_size + row;
+  const std::int64_t number = position_of(step) + row;
   const std::int64_t place = number % sample_count_;
   if (!options_.shuffle) return place;
   const auto epoch = static_cast<std::uint64_t>(number / sample_count_);

@@ -4,8 +4,8 @@
 // neighbouring samples share the one token that is the last label of one and the first input of the next. The global
 // batch of step s (from 0) has rows 0 .. B-1; row i holds sample number g = s*B + i of the run. Epoch g / N (N samples
 // in the range) visits every sample exactly once: in order (shuffle = false: sample g mod N) or in an order that is a
-// function of (seed, epoch). Nothing depends on the number of ranks and nothing is remembered: the data position of a
-// run is its step, and a resume may change the number of ranks.
+// function of (seed, epoch). Nothing depends on the number of ranks, so a resume may change it. Where it changes B,
+// too, begin_at() lets the samples go on after those that have been read: none is skipped, none is read twice.
 //
 // Rank r of d owns rows [r*B/d, (r+1)*B/d); of these, micro-batch m of M is the m-th M-th part. So rows run over ranks
 // first and over micro-batches within a rank, and the union over ranks and micro-batches is the global batch, whatever
@@ -63,6 +63,11 @@ class Batches {
 
   RowRange rows_of(const BatchShare& share) const;
 
+  /// The number, in the run, of the first sample of this step: samples read before it.
+  std::int64_t position_of(std::int64_t step) const { return offset_ + step * options_.global_batch_size; }
+  /// From now on that of `step` is `position`.
+  void begin_at(std::int64_t step, std::int64_t position) { offset_ = position - step * options_.global_batch_size; }
+
   /// The sample in row `row` of the global batch of `step`.
   std::int64_t sample_at(std::int64_t step, std::int64_t row) const;
 
@@ -77,6 +82,7 @@ class Batches {
   BatchOptions options_;
   TokenRange range_;
   std::int64_t sample_count_ = 0;
+  std::int64_t offset_ = 0;  // of g, the sample number above
 };
 
 }  // namespace phalanx::data

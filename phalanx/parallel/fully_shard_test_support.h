@@ -59,9 +59,9 @@ inline void expect_equal(const std::vector<NamedTensor>& sharded, const std::vec
   }
 }
 
-inline constexpr int kSteps = 4;
+inline constexpr int kShardedSteps = 4;
 
-/// kSteps of `one` under DDP and of `other` sharded, which begin alike: the same bits. Inputs are [5, width].
+/// kShardedSteps of `one` under DDP and of `other` sharded, which begin alike: the same bits. Inputs are [5, width].
 /// run(module, x, sharded or nullptr) returns the output. Returns what sharding it took.
 template <class Module, class Other, class Run>
 FullyShardStatistics expect_trains_as_ddp(const std::shared_ptr<Communicator>& world, Module& one, Other& other,
@@ -71,7 +71,7 @@ FullyShardStatistics expect_trains_as_ddp(const std::shared_ptr<Communicator>& w
   FullyShardedDataParallel sharded(other, sharding_mesh(world), options);
   EXPECT_EQ(sharded.units().size(), units);
   Sgd first(ddp.parameters(), {.momentum = 0.9}), second(sharded.parameters(), {.momentum = 0.9});
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < kShardedSteps; ++step) {
     const at::Tensor x = ddp_testing::waves({5, width}, world->rank() + 0.3 * step);
     FullyShardedDataParallel* none = nullptr;
     const at::Tensor loss_a = run(one, x, none).square().mean(), loss_b = run(other, x, &sharded).square().mean();

@@ -24,7 +24,7 @@ namespace {
 
 using ddp_testing::waves;
 using fully_shard_testing::expect_trains_as_ddp;
-using fully_shard_testing::kSteps;
+using fully_shard_testing::kShardedSteps;
 using fully_shard_testing::kWidth;
 using fully_shard_testing::sharding_mesh;
 using ::testing::AllOf;
@@ -105,8 +105,8 @@ TEST(FullyShardUnits, InsideUnitsTakeOnePieceOfMemoryMoreForEachLevel) {
       EXPECT_EQ(sharded.gathered_bytes, (levels + 1) * kNestBytes);
       EXPECT_EQ(sharded.gradient_bytes, (levels + 1) * kNestBytes);
       // The last Nest stays from the forward to the backward pass; nobody but the first has to be waited for.
-      EXPECT_EQ(sharded.gathers, kSteps * levels * (kNests + kNests - 1));
-      EXPECT_EQ(sharded.gathers_ahead, sharded.gathers - kSteps);
+      EXPECT_EQ(sharded.gathers, kShardedSteps * levels * (kNests + kNests - 1));
+      EXPECT_EQ(sharded.gathers_ahead, sharded.gathers - kShardedSteps);
       Nests c(levels), d(levels);
       EXPECT_EQ(expect_trains_as_ddp(world, c, d, kNestWidth, units, kCall, {.stage = 1}).gathered_bytes, 0);
     }

@@ -108,7 +108,7 @@ TrainState Trainer::collect_state() const {
   update_->collect_state(state);
   state.integers["step"] = step_;
   state.integers["seed"] = config_.debug.seed;
-  state.integers["data.position"] = step_ * plan_.global_batch_size;
+  state.integers["data.position"] = data_.batches->position_of(step_);
   return state;
 }
 
@@ -123,12 +123,12 @@ void Trainer::load_state() {
         fmt::format("the checkpoint's run had debug.seed {}, this one has {}: the order of the data changes here",
                     state.integers.at("seed"), config_.debug.seed));
   }
-  if (state.integers.at("data.position") != step_ * plan_.global_batch_size) {
-    log::warn_once(
-        fmt::format("the checkpoint's run had read {} sequences in {} steps, this one would have read {}: the "
-                    "global batch differs, so the data continue at another position",
-                    state.integers.at("data.position"), step_, step_ * plan_.global_batch_size));
+  const std::int64_t position = state.integers.at("data.position");
+  if (position != step_ * plan_.global_batch_size) {
+    say(fmt::format("the data go on after the {} sequences that were read in {} steps; batches of {} from here",
+                    position, step_, plan_.global_batch_size));
   }
+  data_.batches->begin_at(step_, position);
 }
 
 Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
