@@ -1,5 +1,6 @@
 #include "phalanx/comm/backend_suite.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
@@ -399,6 +400,123 @@ void suite_async(Communicator& comm) {
                   at::full({k * 3000 + 1}, static_cast<float>(n * (n - 1) / 2 + k * n)), fmt::format("async {}", k));
 }
 
+// What rank `from` has for rank `to`: exact in every type.
+at::Tensor part_for(int from, int to, std::int64_t count, ScalarType type) {
+  return make_tensor(count, type, [&](std::int64_t i) {
+    const std::int64_t value = from * 5 + to * 2 + i;
+    return type == ScalarType::Bool ? value / 2 % 2 : value % 120;
+  });
+}
+
+// The parts of all ranks, one after the other; part(rank) is a tensor.
+template <class Part>
+at::Tensor parts_of(const Communicator& comm, Part part) {
+  std::vector<at::Tensor> parts;
+  for (int r = 0; r < comm.size(); ++r) parts.push_back(part(r));
+  return at::cat(parts);
+}
+
+void suite_every_type_moved(Communicator& comm, ScalarType type, std::int64_t count) {
+  const int n = comm.size();
+  const int me = comm.rank();
+  const int root = n - 1;
+  const auto require_moved = [&](const at::Tensor& found, const at::Tensor& expected, const char* verb) {
+    require_equal(found, expected, fmt::format("{} {} [{}]", verb, c10::toString(type), count));
+  };
+  const auto blank = [](const at::Tensor& like) { return at::full(like.sizes(), 0, like.options()); };
+  const at::Tensor mine = part_for(me, 0, count, type);
+  const at::Tensor all = parts_of(comm, [&](int r) { return part_for(r, 0, count, type); });
+
+  at::Tensor x = mine.clone();
+  comm.broadcast(x, {.root = root});
+  require_moved(x, part_for(root, 0, count, type), "broadcast");
+  at::Tensor gathered = blank(all);
+  comm.all_gather(gathered, mine);
+  require_moved(gathered, all, "all_gather");
+  gathered = me == root ? blank(all) : at::Tensor();
+  comm.gather(gathered, mine, {.root = root});
+  if (me == root) require_moved(gathered, all, "gather");
+  at::Tensor part = blank(mine);
+  comm.scatter(part, me == root ? all : at::Tensor(), {.root = root});
+  require_moved(part, mine, "scatter");
+
+  const auto to_all = [&](int r) { return part_for(me, r, count, type); };
+  const auto from_all = [&](int r) { return part_for(r, me, count, type); };
+  at::Tensor exchanged = blank(all);
+  comm.all_to_all(exchanged, parts_of(comm, to_all));
+  require_moved(exchanged, parts_of(comm, from_all), "all_to_all");
+
+  // Some pairs, and some ranks, have nothing for each other.
+  const auto pair_count = [&](int from, int to) { return (from + 2 * to) % 3 * count; };
+  std::vector<std::int64_t> counts;
+  std::vector<std::int64_t> sends;
+  std::vector<std::int64_t> receives;
+  for (int r = 0; r < n; ++r) {
+    counts.push_back(r % 3 == 1 ? 0 : count + r);
+    sends.push_back(pair_count(me, r));
+    receives.push_back(pair_count(r, me));
+  }
+  const at::Tensor uneven =
+      parts_of(comm, [&](int r) { return part_for(r, 0, counts[static_cast<std::size_t>(r)], type); });
+  gathered = blank(uneven);
+  comm.all_gather_uneven(gathered, part_for(me, 0, counts[static_cast<std::size_t>(me)], type), counts);
+  require_moved(gathered, uneven, "all_gather_uneven");
+  const at::Tensor expected = parts_of(comm, [&](int r) { return part_for(r, me, pair_count(r, me), type); });
+  exchanged = blank(expected);
+  comm.all_to_all_uneven(exchanged, parts_of(comm, [&](int r) { return part_for(me, r, pair_count(me, r), type); }),
+                         receives, sends);
+  require_moved(exchanged, expected, "all_to_all_uneven");
+
+  const int before = (me + n - 1) % n;
+  at::Tensor received = blank(mine);
+  comm.batch_peer_to_peer({{false, received, before, 1}, {true, mine, (me + 1) % n, 1}});
+  require_moved(received, part_for(before, 0, count, type), "batch_peer_to_peer");
+  const int peer = me ^ 1;
+  if (peer >= n) return;
+  if (me % 2 == 0) {
+    comm.send(mine, peer);
+  } else {
+    received.zero_();
+    comm.recv(received, peer);
+    require_moved(received, part_for(peer, 0, count, type), "send and recv");
+  }
+}
+
+void suite_every_type_reduced(Communicator& comm, ScalarType type, ReduceOp op, std::int64_t count) {
+  const int n = comm.size();
+  const int me = comm.rank();
+  const int root = n - 1;
+  const auto mine = [&](std::int64_t size) {
+    return make_tensor(size, type, [&](std::int64_t i) { return suite_value(op, type, me, i); });
+  };
+  const auto result = [&](std::int64_t begin, std::int64_t size) {
+    return make_tensor(size, type, [&](std::int64_t i) { return suite_result(op, type, n, begin + i); });
+  };
+  at::Tensor x = mine(count);
+  comm.all_reduce(x, {.op = op});
+  require_equal(x, result(0, count), label("all_reduce", type, op, count));
+  x = mine(count);
+  comm.reduce(x, {.root = root, .op = op});
+  require_equal(x, me == root ? result(0, count) : mine(count), label("reduce", type, op, count));
+  at::Tensor out = at::full({count}, 0, x.options());
+  comm.reduce_scatter(out, mine(count * n), {.op = op});
+  require_equal(out, result(me * count, count), label("reduce_scatter", type, op, count));
+  std::vector<std::int64_t> counts;
+  for (int r = 0; r < n; ++r) counts.push_back(r % 3 == 1 ? 0 : count + r);
+  const std::int64_t own = counts[static_cast<std::size_t>(me)];
+  out = at::full({own}, 0, x.options());
+  comm.reduce_scatter_uneven(out, mine(total_of(counts)), counts, {.op = op});
+  require_equal(out, result(begin_of(counts, me), own), label("reduce_scatter_uneven", type, op, count));
+}
+
+// Every verb with every type and, where it reduces, every operation. Small; the other cases have the sizes.
+void suite_every_type(Communicator& comm) {
+  for (const std::int64_t count : {0, 1, 129}) {
+    for (const ScalarType type : kSuiteTypes) suite_every_type_moved(comm, type, count);
+    for_each_reduction([&](ScalarType type, ReduceOp op) { suite_every_type_reduced(comm, type, op, count); });
+  }
+}
+
 // Two communicators used in opposite order on two ranks: would deadlock if anything blocked in one of them.
 void suite_opposite_order(Communicator& comm) {
   auto a = comm.split(0, comm.rank(), "a");
@@ -503,6 +621,45 @@ void require_mentions(const std::string& text, std::initializer_list<const char*
     require(text.find(part) != std::string::npos, fmt::format("'{}' is not in the error: {}", part, text));
 }
 
+// Every verb refuses a tensor with gaps, on either side of it: no hidden copy is ever made.
+void suite_non_contiguous(Communicator& comm) {
+  const int n = comm.size();
+  const int me = comm.rank();
+  const at::Tensor part = at::full({4, 6}, 1.0F);
+  const at::Tensor whole = at::full({4, 6 * n}, 1.0F);
+  const at::Tensor torn_part = at::full({6, 4}, 1.0F).t();
+  const at::Tensor torn_whole = at::full({6 * n, 4}, 1.0F).t();
+  const std::vector<std::int64_t> counts(static_cast<std::size_t>(n), 24);
+  const auto refused = [&](const char* verb, auto body) {
+    require_mentions(error_of<Error>(body, std::string(verb) + " of a non-contiguous tensor"),
+                     {verb, "not contiguous", "copy it first"});
+  };
+  refused("broadcast", [&] { comm.broadcast(torn_part); });
+  refused("all_reduce", [&] { comm.all_reduce(torn_part); });
+  refused("reduce", [&] { comm.reduce(torn_part); });
+  refused("send", [&] { comm.send(torn_part, (me + 1) % n); });
+  refused("recv", [&] { comm.recv(torn_part, (me + 1) % n); });
+  for (const bool is_send : {true, false})
+    refused("batch", [&] { comm.batch_peer_to_peer({{is_send, torn_part, (me + 1) % n, 0}}); });
+  for (const bool is_output : {true, false}) {
+    const at::Tensor& out_part = is_output ? torn_part : part;
+    const at::Tensor& in_part = is_output ? part : torn_part;
+    const at::Tensor& out_whole = is_output ? torn_whole : whole;
+    const at::Tensor& in_whole = is_output ? whole : torn_whole;
+    refused("all_gather", [&] { comm.all_gather(out_whole, in_part); });
+    refused("all_gather_uneven", [&] { comm.all_gather_uneven(out_whole, in_part, counts); });
+    refused("reduce_scatter", [&] { comm.reduce_scatter(out_part, in_whole); });
+    refused("reduce_scatter_uneven", [&] { comm.reduce_scatter_uneven(out_part, in_whole, counts); });
+    refused("gather", [&] { comm.gather(out_whole, in_part, {.root = me}); });
+    refused("scatter", [&] { comm.scatter(out_part, in_whole, {.root = me}); });
+    refused("all_to_all", [&] { comm.all_to_all(out_whole, in_whole); });
+    refused("all_to_all_uneven", [&] { comm.all_to_all_uneven(out_whole, in_whole, counts, counts); });
+  }
+  at::Tensor x = part.clone();
+  comm.all_reduce(x);
+  require(x.const_data_ptr<float>()[0] == static_cast<float>(n), "works after refusals");
+}
+
 // Wrong calls that this rank can see by itself: nothing is sent, and the communicator goes on working.
 void suite_refusals(Communicator& comm) {
   at::Tensor x = at::full({4, 6}, 1.0F);
@@ -527,6 +684,7 @@ constexpr std::array kSuite{SuiteCase{"all_reduce", suite_all_reduce},
                             SuiteCase{"gather_scatter", suite_gather_scatter},
                             SuiteCase{"all_to_all", suite_all_to_all},
                             SuiteCase{"peer_to_peer", suite_peer_to_peer},
+                            SuiteCase{"every_type", suite_every_type},
                             SuiteCase{"bytes", suite_bytes},
                             SuiteCase{"split", suite_split},
                             SuiteCase{"async", suite_async},
@@ -534,6 +692,7 @@ constexpr std::array kSuite{SuiteCase{"all_reduce", suite_all_reduce},
                             SuiteCase{"same_bits", suite_same_bits},
                             SuiteCase{"rank_order", suite_rank_order, true},
                             SuiteCase{"soak", suite_soak},
+                            SuiteCase{"non_contiguous", suite_non_contiguous},
                             SuiteCase{"refusals", suite_refusals}};
 
 // --- failures

@@ -52,7 +52,7 @@ TEST_P(GlooSuite, FailsClearly) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, GlooSuite, ::testing::Values(1, 2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(Worlds, GlooSuite, ::testing::Values(1, 2, 3, 4, 8));
 
 TEST(GlooBackend, AWriteToADeadPeerEndsNoProcess) {
   EXPECT_EQ(run_gloo_ranks(2,
