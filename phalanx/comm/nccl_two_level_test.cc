@@ -72,7 +72,8 @@ TEST_P(NcclLevelsSuite, Passes) {
                            // With many ranks what is new: the verbs over more machines.
                            const bool is_long = name == "all_reduce" || name == "soak" || name == "async";
                            // The suite wants the average to the last bit, which that of averages is for powers of two.
-                           const bool is_rounded = ranks == 6 && (name.find("reduce") != std::string::npos || name == "every_type");
+                           const bool is_rounded =
+                               ranks == 6 && (name.find("reduce") != std::string::npos || name == "every_type");
                            return !test.needs_rank_order && !(ranks > 4 && is_long) && !is_rounded;
                          });
                        }),

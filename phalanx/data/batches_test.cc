@@ -9,6 +9,7 @@
 #include <numeric>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "phalanx/base/error.h"
@@ -89,6 +90,28 @@ TEST_F(BatchesTest, ShuffledEpochVisitsEverySampleOnceAndEpochsDiffer) {
   EXPECT_EQ(std::set(epochs.begin(), epochs.end()).size(), 4u);
   const Batches other(counting(1001), {.seq_len = 10, .global_batch_size = 8, .seed = 4});
   EXPECT_NE(filled(batches, 0, {0, 8}), filled(other, 0, {0, 8}));
+}
+
+// Three steps of 8 samples, then batches of 20, then of 8 again: an epoch of 100 is read once all the same.
+TEST_F(BatchesTest, SamplesGoOnWhenTheGlobalBatchChanges) {
+  const auto batches_of = [&](std::int64_t size) {
+    return Batches(counting(1001), {.seq_len = 10, .global_batch_size = size, .seed = 3});
+  };
+  std::vector<std::int64_t> order;
+  std::int64_t step = 0, position = 0;
+  for (const auto& [size, steps] : {std::pair<std::int64_t, int>{8, 3}, {20, 3}, {8, 2}}) {
+    Batches batches = batches_of(size);
+    batches.begin_at(step, position);
+    for (int i = 0; i < steps; ++i, ++step) {
+      EXPECT_EQ(batches.position_of(step), position);
+      for (std::int64_t row = 0; row < size; ++row) order.push_back(batches.sample_at(step, row));
+      position += size;
+    }
+  }
+  const Batches one = batches_of(100);
+  std::vector<std::int64_t> epoch;
+  for (std::int64_t row = 0; row < 100; ++row) epoch.push_back(one.sample_at(0, row));
+  EXPECT_EQ(order, epoch);
 }
 
 TEST_F(BatchesTest, RanksAndMicroBatchesTogetherAreTheGlobalBatch) {

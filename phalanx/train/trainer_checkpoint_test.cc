@@ -137,14 +137,8 @@ TEST_F(TrainerCheckpointTest, DataGoOnWhereTheyWereWhenTheGlobalBatchChanges) {
   EXPECT_EQ(position_after(5), 40);
   train(config("run", {"--training.steps=8", "--training.global_batch_size=16"}), 2);
   EXPECT_EQ(position_after(8), 40 + 3 * 16);
-  const Weights resumed = train(config("run", {"--training.steps=10"}), 1);
+  train(config("run", {"--training.steps=10"}), 1);
   EXPECT_EQ(position_after(10), 40 + 3 * 16 + 2 * 8);
-  // The steps after 8 read other samples than a run of 8 sequences a step would have at that step.
-  train(config("other", {"--training.steps=5"}), 1);
-  train(config("other", {"--training.steps=8", "--training.global_batch_size=16"}), 2);
-  EXPECT_EQ(losses("other"), std::vector<double>(losses("run").begin(), losses("run").begin() + 8));
-  const Weights same = train(config("other", {"--training.steps=10"}), 2);
-  EXPECT_EQ(same.size(), resumed.size());
 }
 
 TEST_F(TrainerCheckpointTest, WhatACheckpointAndAnExportSayOfTheModelIsTrue) {
