@@ -22,7 +22,7 @@ for program in slurmctld slurmd srun sinfo munged unshare; do
 done
 [[ ${#missing[@]} -eq 0 ]] || skip "not installed: ${missing[*]} (apt-get install slurmctld slurmd slurm-client munge)"
 
-folder=$(mktemp -d /tmp/phalanx-slurm.XXXXXX)
+folder=$(mktemp -d -t phalanx-slurm.XXXXXX)
 stop() {
   local status=$? file process
   for file in "$folder"/*.pid; do

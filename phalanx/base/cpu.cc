@@ -9,6 +9,7 @@
 #include <sstream>
 #include <string>
 
+#include "phalanx/base/cpu_list.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 
@@ -123,22 +124,6 @@ int cores_in_affinity_mask(int online) {
   return online;
 }
 
-/// Of a list like "0-3,8,10-11".
-int cores_in_list(const std::string& list) {
-  int cores = 0;
-  std::istringstream ranges(list);
-  for (std::string range; std::getline(ranges, range, ',');) {
-    int first = 0;
-    int last = 0;
-    char dash = 0;
-    std::istringstream text(range);
-    if (!(text >> first)) continue;
-    if (!(text >> dash >> last)) last = first;
-    cores += std::max(0, last - first + 1);
-  }
-  return cores;
-}
-
 }  // namespace
 
 CpuLimits cpu_limits(const stdfs::path& root) {
@@ -168,8 +153,8 @@ LastCache last_cache(const stdfs::path& root) {
     std::istringstream(contents_or_empty(folder / "size")) >> size;
     if (level <= last_level) continue;
     last_level = level;
-    last = {.bytes = parse_cache_bytes(size),
-            .cores = std::max(1, cores_in_list(contents_or_empty(folder / "shared_cpu_list")))};
+    const auto cpus = cpus_in_list(contents_or_empty(folder / "shared_cpu_list"));
+    last = {.bytes = parse_cache_bytes(size), .cores = std::max(1, cpus ? static_cast<int>(cpus->size()) : 1)};
   }
 }
 

@@ -20,7 +20,7 @@ namespace {
 
 constexpr const char* kAdvice =
     "go on with the model and the optimizer that it was saved with, or keep this run's checkpoints in another folder; "
-    "tensors that differ in their type alone are converted with CheckpointOptions::convert_dtype";
+    "convert_dtype = true (in [checkpoint], or in CheckpointOptions) converts tensors that differ in their type alone";
 
 }  // namespace
 

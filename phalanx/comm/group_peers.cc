@@ -110,9 +110,8 @@ std::string GroupPeers::why_cut_off() const {
         setup_.store->describe());
   if (!setup_.pulse || !setup_.pulse->is_store_silent()) return {};
   return fmt::format(
-      "the {} has not answered this rank for {:.1f} s, so the others take it for dead: the process that hosts the "
-      "store "
-      "is stopped, or the network between is down",
+      "the {} has not answered this rank for {:.1f} s, so the others take it for dead: the process that hosts "
+      "the store is stopped, or the network between is down",
       setup_.store->describe(), std::chrono::duration<double>(setup_.pulse->store_silence()).count());
 }
 

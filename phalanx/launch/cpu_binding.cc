@@ -8,9 +8,9 @@
 #include <charconv>
 #include <iterator>
 #include <map>
-#include <set>
 #include <string_view>
 
+#include "phalanx/base/cpu_list.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/nearest.h"
@@ -249,37 +249,10 @@ NumaBinding parse_numa_binding(const std::string& flag, const std::string& text)
 }
 
 std::vector<int> parse_cpu_list(const std::string& what, const std::string& text) {
-  std::set<int> cpus;
-  const auto refuse = [&] {
+  const auto cpus = cpus_in_list(text);
+  if (!cpus || cpus->empty())
     throw UsageError(fmt::format("{} is '{}': expected CPU numbers such as 0-3,8", what, text));
-  };
-  std::string_view rest = text;
-  while (!rest.empty()) {
-    const std::string_view item = rest.substr(0, rest.find(','));
-    rest.remove_prefix(std::min(item.size() + 1, rest.size()));
-    int first = -1, last = -1;
-    const char* const end = item.data() + item.size();
-    auto parsed = std::from_chars(item.data(), end, first);
-    last = first;
-    if (parsed.ec == std::errc{} && parsed.ptr != end && *parsed.ptr == '-')
-      parsed = std::from_chars(parsed.ptr + 1, end, last);
-    if (parsed.ec != std::errc{} || parsed.ptr != end || first < 0 || last < first || last > (1 << 20)) refuse();
-    for (int cpu = first; cpu <= last; ++cpu) cpus.insert(cpu);
-  }
-  if (cpus.empty()) refuse();
-  return {cpus.begin(), cpus.end()};
-}
-
-std::string cpu_list_text(const std::vector<int>& cpus) {
-  std::string text;
-  for (std::size_t i = 0; i < cpus.size();) {
-    std::size_t j = i;
-    while (j + 1 < cpus.size() && cpus[j + 1] == cpus[j] + 1) ++j;
-    text += text.empty() ? "" : ",";
-    text += i == j ? std::to_string(cpus[i]) : fmt::format("{}-{}", cpus[i], cpus[j]);
-    i = j + 1;
-  }
-  return text;
+  return *cpus;
 }
 
 std::vector<std::vector<int>> bind_ranks(const CpuBindingOptions& options, int ranks,

@@ -42,7 +42,5 @@ int cores_for_rank(const std::vector<std::vector<int>>& cpus, int local_rank);
 
 /// "0-3,8" -> {0, 1, 2, 3, 8}. Throws UsageError naming `what`.
 std::vector<int> parse_cpu_list(const std::string& what, const std::string& text);
-/// {0, 1, 2, 3, 8} -> "0-3,8".
-std::string cpu_list_text(const std::vector<int>& cpus);
 
 }  // namespace phalanx

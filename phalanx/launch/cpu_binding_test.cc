@@ -6,6 +6,7 @@
 
 #include <fstream>
 
+#include "phalanx/base/cpu_list.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/launch/worker_logs.h"

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "phalanx/base/cpu.h"
+#include "phalanx/base/cpu_list.h"
 
 namespace phalanx::measure {
 namespace {
@@ -59,9 +60,12 @@ std::vector<std::string> names_in(const stdfs::path& folder) {
   return names;
 }
 
+// None where the file is absent or holds something else.
+std::vector<int> cpus_in(const stdfs::path& file) { return cpus_in_list(line_of(file)).value_or(std::vector<int>{}); }
+
 void read_cpus(const stdfs::path& root, Topology& machine) {
   const stdfs::path folder = root / "sys/devices/system/cpu";
-  const std::vector<int> online = parse_cpu_list(line_of(folder / "online"));
+  const std::vector<int> online = cpus_in(folder / "online");
   for (const auto& [id, path] : numbered(folder, "cpu")) {
     if (!online.empty() && std::ranges::find(online, id) == online.end()) continue;
     machine.cpus.push_back(
@@ -72,7 +76,7 @@ void read_cpus(const stdfs::path& root, Topology& machine) {
       Cache cache{.level = static_cast<int>(number_of(line_of(cache_path / "level")).value_or(0)),
                   .type = line_of(cache_path / "type"),
                   .bytes = parse_cache_bytes(line_of(cache_path / "size")),
-                  .cpus = parse_cpu_list(line_of(cache_path / "shared_cpu_list"))};
+                  .cpus = cpus_in(cache_path / "shared_cpu_list")};
       if (cache.cpus.empty()) cache.cpus = {id};
       // Every CPU of it tells of a cache: the first one's word counts.
       if (cache.cpus.front() == id && cache.bytes > 0) machine.caches.push_back(std::move(cache));
@@ -83,7 +87,7 @@ void read_cpus(const stdfs::path& root, Topology& machine) {
 
 void read_nodes(const stdfs::path& root, Topology& machine) {
   for (const auto& [id, path] : numbered(root / "sys/devices/system/node", "node")) {
-    NumaNode node{.id = id, .cpus = parse_cpu_list(line_of(path / "cpulist"))};
+    NumaNode node{.id = id, .cpus = cpus_in(path / "cpulist")};
     std::ifstream memory(path / "meminfo");  // "Node 0 MemTotal:  16300000 kB"
     for (std::string line; std::getline(memory, line);) {
       std::istringstream words(line);
@@ -206,31 +210,6 @@ std::string cpu_model(const stdfs::path& root) {
     if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
   }
   return "CPU of unknown model";
-}
-
-std::vector<int> parse_cpu_list(const std::string& text) {
-  std::vector<int> cpus;
-  std::istringstream parts(text);
-  for (std::string part; std::getline(parts, part, ',');) {
-    const std::size_t dash = part.find('-');
-    const auto first = number_of(part.substr(0, dash));
-    const auto last = dash == std::string::npos ? first : number_of(part.substr(dash + 1));
-    if (!first || !last || *last - *first > 65'536) continue;
-    for (std::int64_t cpu = *first; cpu <= *last; ++cpu) cpus.push_back(static_cast<int>(cpu));
-  }
-  return cpus;
-}
-
-std::string cpu_list_text(const std::vector<int>& cpus) {
-  std::string text;
-  for (std::size_t i = 0; i < cpus.size();) {
-    std::size_t end = i;
-    while (end + 1 < cpus.size() && cpus[end + 1] == cpus[end] + 1) ++end;
-    text += fmt::format("{}{}", text.empty() ? "" : ",", cpus[i]);
-    if (end > i) text += fmt::format("-{}", cpus[end]);
-    i = end + 1;
-  }
-  return text;
 }
 
 }  // namespace phalanx::measure

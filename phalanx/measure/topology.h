@@ -79,8 +79,4 @@ std::string cpu_model(const std::filesystem::path& root = "/");
 /// Several lines of text, as `phalanx doctor --topology` prints them.
 std::string describe(const Topology& topology);
 
-/// "0-3,8" as the kernel writes sets of CPUs, to numbers and back. What does not parse is left out.
-std::vector<int> parse_cpu_list(const std::string& text);
-std::string cpu_list_text(const std::vector<int>& cpus);
-
 }  // namespace phalanx::measure

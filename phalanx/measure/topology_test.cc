@@ -148,13 +148,6 @@ TEST(Topology, ReadsThisMachine) {
   ASSERT_GE(machine.network.size(), 1U);
 }
 
-TEST(Topology, CpuListsGoBothWays) {
-  EXPECT_THAT(parse_cpu_list("0-2,8"), ElementsAre(0, 1, 2, 8));
-  EXPECT_TRUE(parse_cpu_list("").empty());
-  EXPECT_TRUE(parse_cpu_list("x,3-,0-99999999").empty());
-  EXPECT_EQ(cpu_list_text({0, 1, 2, 8, 10, 11}), "0-2,8,10-11");
-}
-
 TEST(Bandwidth, EachLevelIsMeasured) {
   EXPECT_EQ(copy_buffer_bytes(48 << 10, 1), 12U << 10);
   EXPECT_EQ(copy_buffer_bytes(48 << 20, 2), 6U << 20);

@@ -5,6 +5,7 @@
 #include <map>
 #include <tuple>
 
+#include "phalanx/base/cpu_list.h"
 #include "phalanx/base/human.h"
 #include "phalanx/measure/topology.h"
 

@@ -103,6 +103,7 @@ struct TrainConfig {
     std::int64_t keep_latest_k = 10;
     std::string async_mode = "disabled";
     std::int64_t load_step = -1;
+    bool convert_dtype = false;
     std::string initial_load_path;
     bool initial_load_in_hf = false;
     bool last_save_in_hf = false;

@@ -248,6 +248,10 @@ const std::vector<Key>& known_keys() {
        {"disabled", "async"}},
       {"checkpoint", "load_step", at<&C::checkpoint, &C::Checkpoint::load_step>,
        "Continue from this step's checkpoint. -1: from the newest complete one.", -1, kAny},
+      {"checkpoint", "convert_dtype", at<&C::checkpoint, &C::Checkpoint::convert_dtype>,
+       "Convert floating-point tensors that were saved in another type while they are loaded; else they are an error, "
+       "as "
+       "a run that goes on is to have the same numbers."},
       {"checkpoint", "initial_load_path", at<&C::checkpoint, &C::Checkpoint::initial_load_path>,
        "Weights of a new run: a checkpoint's folder, or with initial_load_in_hf a safetensors file or a folder of "
        "them (unset: model.hf_assets_path). "
@@ -290,8 +294,7 @@ const std::vector<Key>& known_keys() {
        at<&C::comm, &C::Comm::backend>,
        "Transport between ranks. auto: shm where all ranks share memory, shm and gloo where some do, else gloo; nccl "
        "besides on GPUs. mpi: Open MPI, under mpirun or srun; shm+mpi: between machines only. With shm, gloo or mpi, "
-       "GPUs exchange data through host "
-       "memory; with nccl+gloo or nccl+mpi only what goes from one machine to another.",
+       "GPUs exchange data through host memory; with nccl+gloo or nccl+mpi only what goes from one machine to another.",
        -kAny,
        kAny,
        {"auto", "shm", "gloo", "mpi", "shm+gloo", "shm+mpi", "nccl", "nccl+gloo", "nccl+mpi"}},

@@ -105,8 +105,11 @@ bool RunCheckpoints::continues() const {
 std::optional<std::int64_t> RunCheckpoints::load(TrainState& state) {
   if (!config_.enable) return std::nullopt;
   on_first_rank(*world_, [&] { check_can_save(folder_); });
-  manager_ = std::make_unique<CheckpointManager>(
-      folder_, CheckpointOptions{.keep_latest_k = static_cast<int>(config_.keep_latest_k)}, world_);
+  manager_ =
+      std::make_unique<CheckpointManager>(folder_,
+                                          CheckpointOptions{.keep_latest_k = static_cast<int>(config_.keep_latest_k),
+                                                            .convert_dtype = config_.convert_dtype},
+                                          world_);
   if (config_.async_mode == "async") manager_->reserve(state);
   std::optional<LoadedCheckpoint> loaded;
   if (config_.load_step >= 0) {

@@ -1,8 +1,8 @@
 // The checkpoints of a run: what it starts from, what it continues from, what it saves.
 //
 // Contract
-// - All of it is collective, but for continues(), saved_step() and has_ended_save(). What goes wrong is the same error
-// on every rank.
+// - All of it is collective, but for continues(), saved_step() and has_ended_save(). What goes wrong is the same
+//   error on every rank.
 // - Where [checkpoint] enable is off, load() finds nothing, and save() and finish() do nothing.
 //
 //   RunCheckpoints checkpoints(config, world, say);

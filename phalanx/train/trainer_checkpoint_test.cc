@@ -126,6 +126,32 @@ TEST_F(TrainerCheckpointTest, AnotherSeedOnResumeIsWarnedOf) {
   EXPECT_THAT(::testing::internal::GetCapturedStderr(), ::testing::Not(HasSubstr("the checkpoint's run had")));
 }
 
+// A state whose moments were saved in 16 bits: refused, and on request the same as their values in 32.
+TEST_F(TrainerCheckpointTest, TypesAreConvertedOnRequest) {
+  const auto moments_in = [&](const std::string& run, at::ScalarType type) {
+    train(config(run), 1, stop_after_first_step());
+    TrainState state = state_in(run, 1);
+    int changed = 0;
+    for (NamedTensor& one : state.tensors) {
+      if (one.name.find(".exp_avg") == std::string::npos) continue;
+      one.tensor = one.tensor.to(at::kBFloat16).to(type);
+      ++changed;
+    }
+    ASSERT_GT(changed, 0);
+    const std::string folder = path(run + "/checkpoint");
+    const std::string metadata = CheckpointReader(folder + "/step-1").manifest().metadata;
+    CheckpointManager(folder).save(state, 1, metadata);
+  };
+  moments_in("narrow", at::kBFloat16);
+  moments_in("wide", at::kFloat);
+  EXPECT_THAT(refusal<CheckpointError>(config("narrow")),
+              AllOf(HasSubstr("exp_avg"), HasSubstr("expected F32"), HasSubstr("found BF16"),
+                    HasSubstr("convert_dtype = true (in [checkpoint]")));
+  const Weights narrow = train(config("narrow", {"--checkpoint.convert_dtype=true"}), 2);
+  EXPECT_EQ(result_.step, 12);
+  EXPECT_EQ(narrow, train(config("wide"), 2));
+}
+
 // 5 steps of 8 sequences, then batches of 16, then of 8 again: what is read follows on what was read.
 TEST_F(TrainerCheckpointTest, DataGoOnWhereTheyWereWhenTheGlobalBatchChanges) {
   const auto position_after = [&](std::int64_t step) {
