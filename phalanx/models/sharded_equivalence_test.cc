@@ -248,14 +248,18 @@ std::string run_processes(int world, MakeWorld make, const Layout& layout, int s
 
 // Shared memory takes other ways than threads do: windows that come and go, data that peers read where they lie.
 TEST(ShardedLlamaProcesses, HaveTheBitsOfThreadsOverSharedMemory) {
-  for (const auto& [world, micro_batches] : {std::pair{2, 1}, {2, 4}, {3, 1}, {3, 4}, {4, 1}}) {
-    const auto ddp = run(world, {.name = "ddp", .micro_batches = micro_batches});
+  struct Case {
+    int world, micro_batches, steps;
+  };
+  for (const auto& [world, micro_batches, steps] :
+       {Case{2, 1, 20}, Case{2, 4, 20}, Case{3, 1, 20}, Case{3, 4, 20}, Case{4, 1, 20}, Case{8, 1, 6}, Case{8, 3, 3}}) {
+    const auto ddp = run(world, {.name = "ddp", .micro_batches = micro_batches}, steps);
     for (Layout layout :
          {Layout{.name = "ddp"}, Layout{.name = "zero-1", .stage = 1}, Layout{.name = "zero-2", .stage = 2},
           Layout{.name = "zero-3", .stage = 3}, Layout{.name = "zero-3", .stage = 3, .reshard = false}}) {
       layout.micro_batches = micro_batches;
       SCOPED_TRACE(fmt::format("{} ranks, {}", world, label(layout)));
-      EXPECT_EQ(run_processes(world, shm_world, layout, 20,
+      EXPECT_EQ(run_processes(world, shm_world, layout, steps,
                               [&](const Outcome& outcome) { expect_same_bits(outcome, ddp[0]); }),
                 "");
     }

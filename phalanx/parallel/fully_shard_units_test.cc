@@ -14,6 +14,7 @@
 #include "phalanx/nn/init.h"
 #include "phalanx/nn/linear.h"
 #include "phalanx/nn/module.h"
+#include "phalanx/parallel/activation_checkpoint.h"
 #include "phalanx/parallel/ddp_test_support.h"
 #include "phalanx/parallel/fully_shard.h"
 #include "phalanx/parallel/fully_shard_test_support.h"
@@ -46,7 +47,8 @@ struct Nest : nn::Module {
   }
   at::Tensor forward(const at::Tensor& x) {
     at::Tensor y = at::tanh(nn::call(first, x));
-    if (inner) y = y + nn::call(inner, y);
+    // Of a tensor of its own: recomputed or not, no more than two gradients are added up anywhere.
+    if (inner) y = y + nn::call(inner, at::tanh(y));
     return x + nn::call(last, y);
   }
   std::shared_ptr<nn::Linear> first, last;
@@ -111,6 +113,56 @@ TEST(FullyShardUnits, InsideUnitsTakeOnePieceOfMemoryMoreForEachLevel) {
       EXPECT_EQ(expect_trains_as_ddp(world, c, d, kNestWidth, units, kCall, {.stage = 1}).gathered_bytes, 0);
     }
   });
+}
+
+enum class Recompute { nothing, outer, inner, all, all_but_costly };
+
+/// Nests whose units are computed again in the backward pass.
+void recompute(Nests& nests, Recompute which) {
+  for (const auto& outer : nests.list) {
+    for (Nest* nest = outer.get(); nest != nullptr; nest = nest->inner.get()) {
+      const bool is_outer = nest == outer.get();
+      if (which == Recompute::nothing || which == (is_outer ? Recompute::inner : Recompute::outer)) continue;
+      checkpoint_activations(*nest, which == Recompute::all_but_costly ? kernels::KeepPolicy(keep_costly) : nullptr);
+    }
+  }
+}
+
+// What a unit's recomputation needs is gathered once for that and the backward pass, in the memory that there is.
+TEST(FullyShardUnits, InsideUnitsMayBeReplicatedAccumulatedAndRecomputed) {
+  using enum Recompute;
+  struct Case {
+    int ranks, replicas, group, micro_batches;
+    Recompute recomputed;
+  };
+  for (const auto& [ranks, replicas, group, micro_batches, recomputed] :
+       {Case{4, 2, 0, 1, nothing}, Case{4, 2, 0, 3, nothing}, Case{2, 1, 0, 3, nothing}, Case{3, 1, 0, 2, all},
+        Case{2, 1, 0, 1, outer}, Case{2, 1, 0, 1, inner}, Case{2, 1, 0, 1, all}, Case{2, 1, 0, 1, all_but_costly},
+        Case{2, 1, 0, 2, outer}, Case{2, 1, 0, 2, inner}, Case{4, 2, 0, 2, all}, Case{4, 1, 2, 1, nothing},
+        Case{4, 1, 2, 2, all}}) {
+    for (const int levels : {2, 3}) {
+      for (const int stage : {1, 2, 3}) {
+        if (group > 0 && stage < 3) continue;
+        run_local_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {
+          // Here, as ranks are threads.
+          SCOPED_TRACE(::testing::Message()
+                       << ranks << " ranks, " << replicas << " replicas, groups of " << group << ", " << micro_batches
+                       << " micro-batches, " << levels << " levels, stage " << stage << ", recomputed "
+                       << static_cast<int>(recomputed));
+          Nests a(levels), b(levels);
+          recompute(b, recomputed);
+          const auto units = static_cast<std::size_t>(kNests * levels);
+          const auto sharded =
+              expect_trains_as_ddp(world, a, b, kNestWidth, units, kCall, {.stage = stage, .reshard_group = group},
+                                   {.replicas = replicas, .micro_batches = micro_batches});
+          const int gathers = stage < 3 ? kNests : micro_batches * (kNests + kNests - 1);
+          EXPECT_EQ(sharded.gathers, kShardedSteps * levels * gathers);
+          const std::int64_t padded = kNestBytes + sharded.padding_bytes / (kNests * levels);
+          EXPECT_EQ(sharded.gathered_bytes, stage < 3 ? 0 : (levels + 1) * padded);
+        });
+      }
+    }
+  }
 }
 
 TEST(FullyShardUnits, AroundUnitsStayWhileThoseAreUsed) {

@@ -225,8 +225,11 @@ void ShardedUnits::before_use(std::size_t unit) {
     }
     append_once(seen_, unit);
   }
+  state.in_recorded = at::GradMode::is_enabled();
   for (State& outer : states_) {
-    if (outer.in_use) outer.inner[unit] = true;
+    if (!outer.in_use) continue;
+    outer.inner[unit] = true;
+    state.in_recorded |= outer.in_recorded;
   }
   state.in_use = true;
   state.was_used = true;
@@ -256,9 +259,11 @@ at::Tensor ShardedUnits::after_use(std::size_t unit, at::Tensor output) {
   const bool recomputing = pass_ != nullptr;
   if (recomputing) return output;
   append_once(seen_ends_, unit);
+  // Inside a checkpointed layer nothing is recorded yet, but the backward pass will need it all the same.
+  const bool comes_again = recorded || (state.in_recorded && !at::GradMode::is_enabled());
   const bool is_last = unit == order_.back() || state.inner[order_.back()];
-  if (recorded && !in_step() && is_last) return output;
-  if (recorded) {
+  if (comes_again && !in_step() && is_last) return output;
+  if (comes_again) {
     const at::NoGradGuard no_grad;
     units_[unit]->keep_part();
   }
@@ -276,7 +281,10 @@ void ShardedUnits::begin_pass() {
 void ShardedUnits::expect_gradients() {
   for (std::size_t u = 0; u < units_.size(); ++u) {
     State& state = states_[u];
-    state = State{.in_use = state.in_use, .ready = std::vector<bool>(units_[u]->size(), false), .inner = state.inner};
+    state = State{.in_use = state.in_use,
+                  .in_recorded = state.in_recorded,
+                  .ready = std::vector<bool>(units_[u]->size(), false),
+                  .inner = state.inner};
     for (std::size_t i = 0; i < units_[u]->size(); ++i) state.pending += units_[u]->is_trained(i) ? 1 : 0;
     units_[u]->carry_reduced();
     units_[u]->offer_grad_buffers();

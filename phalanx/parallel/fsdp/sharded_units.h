@@ -77,6 +77,7 @@ class ShardedUnits : public StageSharding, public std::enable_shared_from_this<S
   };
   struct State {
     bool in_use = false;       // between before_use and after_use
+    bool in_recorded = false;  // in use, while autograd records it or what it is used inside of
     bool in_backward = false;  // between before_backward and its last gradient
     bool is_through = false;   // in this backward pass
     bool was_used = false;     // in this step of a pipeline
