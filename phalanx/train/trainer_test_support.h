@@ -13,6 +13,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "phalanx/base/temp_directory.h"
@@ -63,6 +64,37 @@ class TrainerTest : public ::testing::Test {
                                       "--job.dump_folder=" + path(run)};
     flags.insert(flags.end(), more.begin(), more.end());
     return parse_config("", "test", flags);
+  }
+
+  /// How a batch of 8 sequences is worked on; whatever `tp` and `pp` leave of the ranks has its own share of it.
+  struct Layout {
+    std::string name;
+    int ranks = 1;
+    int tp = 1, pp = 1;
+    std::vector<std::string> keys = {};
+  };
+  TrainConfig config_of(const Layout& layout, const std::string& run, const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> keys = {
+        "--training.global_batch_size=8",
+        "--training.local_batch_size=" + std::to_string(8 * layout.tp * layout.pp / layout.ranks),
+        "--parallelism.pipeline_parallel_degree=" + std::to_string(layout.pp),
+        "--parallelism.tensor_parallel_degree=" + std::to_string(layout.tp)};
+    keys.insert(keys.end(), layout.keys.begin(), layout.keys.end());
+    keys.insert(keys.end(), more.begin(), more.end());
+    return config(run, std::move(keys));
+  }
+  static std::vector<std::string> sharded(int stage, int shards = -1) {
+    return {"--parallelism.data_parallel_shard_degree=" + std::to_string(shards),
+            "--parallelism.zero_stage=" + std::to_string(stage)};
+  }
+
+  /// Losses of two layouts, which round in another order; the design's bound.
+  static constexpr double kLossTolerance = 1e-5;
+  static void expect_same_losses(const std::vector<double>& found, const std::vector<double>& expected) {
+    ASSERT_EQ(found.size(), expected.size());
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      EXPECT_NEAR(found[i], expected[i], kLossTolerance * expected[i]) << "line " << i + 1;
+    }
   }
 
   /// Trains on `ranks` threads; returns the final weights, put together where they are sharded, and checks that ranks
