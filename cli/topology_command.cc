@@ -26,6 +26,25 @@ void print_memory(const measure::Topology& machine) {
   }
 }
 
+// Copies between nodes say nothing where there is one.
+void print_numa(const measure::Topology& machine) {
+  if (machine.nodes.size() < 2) return;
+  fmt::print("Measured: copies by a CPU of the row's node within the memory of the column's\n");
+  try {
+    const measure::NumaSpeeds speeds = measure::measure_numa(machine);
+    fmt::print("  {:<10}", "");
+    for (const int node : speeds.memory_nodes) fmt::print(" {:>12}", fmt::format("node {}", node));
+    fmt::print("\n");
+    for (std::size_t i = 0; i < speeds.cpu_nodes.size(); ++i) {
+      fmt::print("  {:<10}", fmt::format("node {}", speeds.cpu_nodes[i]));
+      for (const double speed : speeds.bytes_per_second[i]) fmt::print(" {:>12}", human_bytes_per_second(speed));
+      fmt::print("\n");
+    }
+  } catch (const Error& error) {
+    fmt::print("  not measured: {}\n", error.what());
+  }
+}
+
 void print_link(const char* name, const std::function<measure::LinkSpeed()>& measured) {
   try {
     const measure::LinkSpeed speed = measured();
@@ -62,11 +81,13 @@ int topology_command(const Arguments& arguments) {
   std::fflush(stdout);
   if (only_facts) return 0;
   print_memory(machine);
+  print_numa(machine);
   fmt::print("Measured: between two processes\n  {:<23} {:>12} {:>12}\n", "link", "speed", "latency");
   std::fflush(stdout);
   print_link("shared memory", [] { return measure::measure_shared_memory(); });
   print_link("loopback TCP", [] { return measure::measure_loopback(); });
   print_gpu_copies();
+  fmt::print("Between machines: phalanx bench comm --ops pingpong,sendrecv, in a job with ranks on each of them\n");
   return 0;
 }
 

@@ -1,13 +1,21 @@
 #include "phalanx/measure/bandwidth.h"
 
+#include <fmt/format.h>
+#include <linux/mempolicy.h>
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <barrier>
+#include <cerrno>
+#include <climits>
 #include <cstring>
+#include <exception>
 #include <memory>
+#include <optional>
 #include <thread>
 
 #include "phalanx/base/error.h"
@@ -17,12 +25,30 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Two buffers that lie on whole pages, touched, on huge pages where the system gives them.
+/// Pages of these addresses come from that NUMA node alone. By the system call itself: all of libnuma that is needed.
+void keep_on_node(void* memory, std::uint64_t bytes, int node) {
+  constexpr std::size_t kBits = sizeof(unsigned long) * CHAR_BIT;
+  const auto at = static_cast<std::size_t>(node);
+  std::vector<unsigned long> mask(at / kBits + 1, 0);
+  mask[at / kBits] |= 1UL << (at % kBits);
+  // The kernel reads one bit less than it is told.
+  if (syscall(SYS_mbind, memory, bytes, MPOL_BIND, mask.data(), mask.size() * kBits + 1, 0) != 0)
+    throw Error(fmt::format("memory of NUMA node {} cannot be had: mbind: {}", node, std::strerror(errno)));
+}
+
+/// Two buffers that lie on whole pages, touched, on huge pages where the system gives them; of one node if it is named.
 class CopyPair {
  public:
-  explicit CopyPair(std::uint64_t bytes) : bytes_(bytes), mapped_((2 * bytes + kHuge - 1) / kHuge * kHuge) {
+  explicit CopyPair(std::uint64_t bytes, std::optional<int> node = {})
+      : bytes_(bytes), mapped_((2 * bytes + kHuge - 1) / kHuge * kHuge) {
     memory_ = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory_ == MAP_FAILED) throw Error("no memory for measuring copies");
+    try {
+      if (node) keep_on_node(memory_, mapped_, *node);
+    } catch (...) {
+      munmap(memory_, mapped_);
+      throw;
+    }
     madvise(memory_, mapped_, MADV_HUGEPAGE);
     std::memset(memory_, 1, mapped_);
   }
@@ -112,6 +138,11 @@ std::size_t sharing(const Topology& machine, int level, const std::vector<int>& 
   return 1;
 }
 
+/// Of two buffers for what no cache holds: together four times the last one, but no more than a machine has to spare.
+std::uint64_t memory_buffer_bytes(std::uint64_t last_cache) {
+  return std::clamp<std::uint64_t>(2 * last_cache, 64U << 20, 256U << 20);
+}
+
 }  // namespace
 
 std::uint64_t copy_buffer_bytes(std::uint64_t level_bytes, std::size_t sharing) {
@@ -132,13 +163,44 @@ std::vector<MemoryLevel> measure_memory(const Topology& machine, std::chrono::mi
     levels.push_back({"L" + std::to_string(level), alone, speed_of({cpus.front()}, alone, each),
                       speed_of(cpus, shared, each), static_cast<int>(cpus.size())});
   }
-  // The pair of buffers is four times the last cache, but no more than a small machine has to spare.
   const std::uint64_t all_memory = std::uint64_t{1} << 30;
-  const std::uint64_t alone = std::clamp<std::uint64_t>(2 * last_cache, 64U << 20, 256U << 20);
+  const std::uint64_t alone = memory_buffer_bytes(last_cache);
   const std::uint64_t shared = std::max<std::uint64_t>(16U << 20, std::min(alone, all_memory / 2 / cpus.size()));
   levels.push_back({"memory", alone, speed_of({cpus.front()}, alone, 2 * each), speed_of(cpus, shared, 2 * each),
                     static_cast<int>(cpus.size())});
   return levels;
+}
+
+NumaSpeeds measure_numa(const Topology& machine, std::chrono::milliseconds each) {
+  const std::vector<int> usable = usable_cpus(machine);
+  NumaSpeeds speeds;
+  std::vector<int> cpus;  // one of each of cpu_nodes
+  for (const NumaNode& node : machine.nodes) {
+    if (node.bytes > 0) speeds.memory_nodes.push_back(node.id);
+    const auto cpu =
+        std::ranges::find_if(usable, [&](int id) { return std::ranges::find(node.cpus, id) != node.cpus.end(); });
+    if (cpu == usable.end()) continue;
+    speeds.cpu_nodes.push_back(node.id);
+    cpus.push_back(*cpu);
+  }
+  std::uint64_t last_cache = 0;
+  for (int level = 1; level <= 4; ++level)
+    last_cache = std::max(last_cache, machine.cache_bytes(level, usable.front()));
+  const std::uint64_t bytes = memory_buffer_bytes(last_cache);
+  std::exception_ptr failure;
+  for (const int cpu : cpus) {
+    std::vector<double>& row = speeds.bytes_per_second.emplace_back();
+    std::jthread([&] {
+      bind_to(cpu);
+      try {
+        for (const int node : speeds.memory_nodes) row.push_back(copy_speed(CopyPair(bytes, node), bytes, each));
+      } catch (const Error&) {
+        failure = std::current_exception();
+      }
+    }).join();
+    if (failure) std::rethrow_exception(failure);
+  }
+  return speeds;
 }
 
 }  // namespace phalanx::measure

@@ -148,6 +148,34 @@ TEST(Topology, ReadsThisMachine) {
   ASSERT_GE(machine.network.size(), 1U);
 }
 
+// The matrix of nodes has a speed for each pair, also where there is one node; and memory that a machine does not have
+// is asked for in vain.
+TEST(Bandwidth, NumaNodesAreMeasured) {
+  Topology machine = read_topology();
+  if (machine.nodes.empty()) GTEST_SKIP() << "the kernel tells of no NUMA nodes";
+  NumaSpeeds speeds;
+  try {
+    speeds = measure_numa(machine, std::chrono::milliseconds(3));
+  } catch (const Error& error) {
+    ASSERT_THAT(error.what(), HasSubstr("Operation not permitted"));
+    GTEST_SKIP() << error.what();
+  }
+  ASSERT_GE(speeds.cpu_nodes.size(), 1U);
+  ASSERT_GE(speeds.memory_nodes.size(), 1U);
+  ASSERT_EQ(speeds.bytes_per_second.size(), speeds.cpu_nodes.size());
+  for (const auto& row : speeds.bytes_per_second) {
+    ASSERT_EQ(row.size(), speeds.memory_nodes.size());
+    for (const double speed : row) EXPECT_GT(speed, 1e7);
+  }
+  machine.nodes.push_back({.id = 1000, .bytes = 1 << 30});
+  try {
+    measure_numa(machine, std::chrono::milliseconds(1));
+    ADD_FAILURE() << "there is no node 1000";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("memory of NUMA node 1000 cannot be had"));
+  }
+}
+
 TEST(Bandwidth, EachLevelIsMeasured) {
   EXPECT_EQ(copy_buffer_bytes(48 << 10, 1), 12U << 10);
   EXPECT_EQ(copy_buffer_bytes(48 << 20, 2), 6U << 20);
