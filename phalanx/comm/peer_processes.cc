@@ -57,12 +57,12 @@ int open_pidfd(int pid) {
 #endif
 }
 
-// Where a process number means something: the kernel that is running and its PID namespace.
-std::string number_space() {
+// A namespace of this process, "pid" or "net": the kernel that is running and its number there.
+std::string name_space(const char* kind) {
   std::string boot_id;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
   struct stat status {};
-  const bool known = stat("/proc/self/ns/pid", &status) == 0;
+  const bool known = stat(fmt::format("/proc/self/ns/{}", kind).c_str(), &status) == 0;
   return fmt::format("{}:{}", boot_id.empty() ? "?" : boot_id, known ? status.st_ino : 0);
 }
 
@@ -87,16 +87,17 @@ std::string PeerProcesses::identity() {
   ProcessStat stat;
   if (!read_process_stat(getpid(), stat))
     throw CommError("this process's /proc/<pid>/stat cannot be read: is /proc mounted?");
-  return fmt::format("{} {} {}", number_space(), getpid(), stat.start_time);
+  return fmt::format("{} {} {} {}", name_space("pid"), getpid(), stat.start_time, name_space("net"));
 }
 
 PeerProcesses::PeerProcesses(const std::vector<std::string>& identities, std::chrono::milliseconds heartbeat)
     : heartbeat_(heartbeat) {
-  const std::string here = number_space();
+  const std::string here = name_space("pid"), network_here = name_space("net");
   for (const std::string& text : identities) {
     Process process;
-    std::string space;
-    std::istringstream(text) >> space >> process.pid >> process.start_time;
+    std::string space, network;
+    std::istringstream(text) >> space >> process.pid >> process.start_time >> network;
+    process.shares_network = network == network_here;
     process.is_self = space == here && process.pid == getpid();
     if (space == here && process.pid > 0 && !process.is_self) {
       process.pidfd = open_pidfd(process.pid);
@@ -124,6 +125,8 @@ bool PeerProcesses::can_see(int rank) const {
   const Process& process = processes_[static_cast<std::size_t>(rank)];
   return process.is_self || (process.is_visible && process.can_be_read);
 }
+
+bool PeerProcesses::shares_network(int rank) const { return processes_[static_cast<std::size_t>(rank)].shares_network; }
 
 bool PeerProcesses::is_dead(int rank) const {
   const Process& process = processes_[static_cast<std::size_t>(rank)];

@@ -27,12 +27,15 @@ class PeerProcesses {
   PeerProcesses(const PeerProcesses&) = delete;
   PeerProcesses& operator=(const PeerProcesses&) = delete;
 
-  /// This process, in words that only processes of the same kernel and PID namespace can use. Throws CommError without
-  /// a /proc.
+  /// This process, in words that only processes of the same kernel and PID namespace can use, and its network
+  /// namespace. Throws CommError without a /proc.
   static std::string identity();
 
   /// Whether the rank's state can be told here. Not of another machine or container, nor where /proc hides it.
   bool can_see(int rank) const;
+  /// Whether the rank has this process's network: if not, a rank that is well may still be out of reach. Of another
+  /// kernel's: false.
+  bool shares_network(int rank) const;
   /// Empty while it lives and runs, or has been stopped for less than the limit. To be asked every 100 ms or so while
   /// it is waited for: the time it was not asked does not count.
   std::string trouble(int rank);
@@ -45,8 +48,9 @@ class PeerProcesses {
     std::uint64_t start_time = 0;
     int pidfd = -1;
     bool is_self = false;
-    bool is_visible = false;                         // its end can be seen
-    bool can_be_read = false;                        // its state, too
+    bool is_visible = false;   // its end can be seen
+    bool can_be_read = false;  // its state, too
+    bool shares_network = false;
     Clock::time_point stopped_since{}, looked_at{};  // of a process seen stopped
   };
   std::string why_stopped(Process& process);

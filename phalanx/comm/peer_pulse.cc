@@ -92,7 +92,12 @@ void PeerPulse::begin_call() {
 
 std::string PeerPulse::trouble(int rank) {
   if (rank == rank_ || options_.heartbeat.count() <= 0) return {};
-  if (processes_.can_see(rank)) return processes_.is_dead(rank) ? std::string() : processes_.trouble(rank);
+  if (processes_.can_see(rank)) {
+    if (processes_.is_dead(rank)) return {};
+    // One that lives is well, unless a link that may be down lies between.
+    const std::string stopped = processes_.trouble(rank);
+    if (!stopped.empty() || processes_.shares_network(rank)) return stopped;
+  }
   const bool hosts = rank == options_.store_rank;
   if (hosts || options_.store_rank < 0)
     if (const auto silence = certain_store_silence(); silence.count() > 0)

@@ -5,9 +5,9 @@
 // that computes for hours has a pulse, one whose process or machine stands still has none), and for each group that it
 // waits in, what it waits for. The others read these keys only while they wait themselves: every 100 ms, more seldom in
 // worlds of more than 30 ranks. The processes of this machine are looked at directly (peer_processes.h), so there even
-// a thread that gets no processor is no cause for alarm. Time in which the reader itself stood still does not count.
-// Where no rank hosts the store, one that gets no answer from it for as long gives up too: it is the one that is cut
-// off.
+// a thread that gets no processor is no cause for alarm; but those of another network namespace must be heard of, too.
+// Time in which the reader itself stood still does not count. Where no rank hosts the store, one that gets no answer
+// from it for as long gives up too: it is the one that is cut off.
 //
 //   pulse.wait_in("world", "collective 12");               // now and then, while waiting
 //   if (auto why = pulse.trouble(2); !why.empty()) ...     // "is stopped (SIGSTOP): ...", "has given no sign of life
