@@ -1,7 +1,11 @@
 #include "phalanx/checkpoint/checkpoint_reader.h"
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/where.h>
 #include <fmt/format.h>
 
+#include <span>
 #include <unordered_set>
 #include <utility>
 
@@ -13,19 +17,51 @@
 
 namespace phalanx {
 
+namespace {
+
+/// Into a parameter that holds its saved 16-bit values: those of its master, where they still are the master rounded.
+std::uint64_t widen_by_master(const NamedTensor& parameter, at::ScalarType narrow, const SavedTensor& master,
+                              SavedState& saved) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor values = parameter.tensor.detach();
+  if (values.numel() == 0) return 0;
+  const at::Tensor exact = at::empty(values.sizes(), values.options().dtype(scalar_type_of(master.dtype)));
+  const std::uint64_t bytes =
+      fill_tensor({parameter.name, exact, parameter.shard}, master.dtype,
+                  [&](const Box& box, std::span<std::byte> target) { return saved.read(master, box, target); });
+  values.copy_(at::where(exact.to(narrow).eq(values.to(narrow)), exact, values));
+  return bytes;
+}
+
+}  // namespace
+
 CheckpointReader::CheckpointReader(std::filesystem::path folder)
     : folder_(std::move(folder)), manifest_(read_step_manifest(folder_)) {}
 
 ReadBytes CheckpointReader::read(const std::vector<NamedTensor>& tensors, ReadOptions options) const {
   SavedState saved(folder_, manifest_);
+  const auto find = [&](const std::string& name) {
+    const auto* found = saved.find(name);
+    // Of a parameter that was saved in float32, and so without a master.
+    return found != nullptr || !options.convert_dtype ? found : saved.find(parameter_of_master(name));
+  };
   std::unordered_set<std::string> wanted;
   std::vector<NamedTensor> taken;
+  // A state that has no masters, for its parameters are wide, must not lose what those of the saved one tell.
+  const auto master_for = [&](const NamedTensor& named) -> const SavedTensor* {
+    const std::string name = master_of(named.name);
+    const auto *narrow = saved.find(named.name), *master = saved.find(name);
+    const bool is_asked_for = options.convert_dtype && !options.allow_unexpected && !wanted.contains(name);
+    const bool helps = narrow != nullptr && master != nullptr && master->shape == narrow->shape &&
+                       safetensors::element_size(narrow->dtype) < named.tensor.itemsize();
+    return is_asked_for && helps ? master : nullptr;
+  };
   Mismatches mismatches;
   for (const auto& named : tensors) {
     const auto info = describe_tensor(named);
     if (!wanted.insert(named.name).second)
       throw CheckpointError(fmt::format("the state names tensor {} twice", safetensors::quote_name(named.name)));
-    const auto* found = saved.find(named.name);
+    const auto* found = find(named.name);
     const bool fits =
         found != nullptr && info.shape == found->shape && (info.dtype == found->dtype || options.convert_dtype);
     if (fits) {
@@ -38,22 +74,30 @@ ReadBytes CheckpointReader::read(const std::vector<NamedTensor>& tensors, ReadOp
       mismatches.differs(info, {.name = found->name, .dtype = found->dtype, .shape = found->shape});
     }
   }
+  const auto stands_for_its_parameter = [&](const std::string& name) {
+    return options.convert_dtype && wanted.contains(parameter_of_master(name));
+  };
   for (const auto& tensor : saved.tensors()) {
+    if (stands_for_its_parameter(tensor.name)) continue;
     if (!options.allow_unexpected && !wanted.contains(tensor.name) && !is_of_layout(tensor.name))
       mismatches.unexpected({.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape});
   }
   // What is wrong with the files comes before what does not fit: an older checkpoint may then serve.
   for (const auto& named : tensors) {
-    if (const auto* found = saved.find(named.name)) saved.check_complete(*found);
+    if (const auto* found = find(named.name)) saved.check_complete(*found);
+    if (const auto* master = master_for(named)) saved.check_complete(*master);
   }
   mismatches.throw_if_any(fmt::format("checkpoint {} does not fit this model", folder_.string()), options.advice);
 
   ReadBytes bytes;
   for (const auto& named : taken) {
-    const auto& tensor = *saved.find(named.name);
+    const auto& tensor = *find(named.name);
     bytes.taken += fill_tensor(named, tensor.dtype, [&](const Box& box, std::span<std::byte> target) {
       return saved.read(tensor, box, target);
     });
+    if (const auto* master = master_for(named)) {
+      bytes.taken += widen_by_master(named, scalar_type_of(tensor.dtype), *master, saved);
+    }
   }
   bytes.verified = saved.verified_bytes();
   return bytes;

@@ -17,7 +17,8 @@ struct CheckpointOptions {
   int keep_latest_k = 0;              // 0 keeps all
   std::int64_t keep_every_steps = 0;  // checkpoints whose step this divides are never removed; 0: none
   // Loading: tensors of other types than those saved are converted. Else they are an error: a run that goes on is to be
-  // exact.
+  // exact. The masters of 16-bit parameters (optim/optimizer.h) come from parameters saved in float32, and go into
+  // them.
   bool convert_dtype = false;
 };
 
