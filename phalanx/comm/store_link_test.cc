@@ -67,19 +67,28 @@ TEST(Failures, ASlowAndLossyLinkToTheStoreIsNoFailure) {
   EXPECT_GT(stage.link.bytes(), 1000);
 }
 
-// The far rank computes while the others wait for it. They cannot know how it is; nor can it, once it waits too.
+// The far rank computes while the others wait for it, whatever becomes of its link; then it waits too. Its own error,
+// and that of the others within `bound`.
+std::string error_of_link(FaultRank& self, Communicator& comm, std::chrono::milliseconds bound) {
+  comm.barrier();
+  self.arrive();
+  if (self.rank() == kFar) self.await_go(1);
+  std::string text = self.error_within(self.rank() == kFar ? 60'000ms : bound, [&] {
+    for (;;) sum_with(comm);
+  });
+  expect_words(text, "all_reduce(float32[1000], sum)");
+  return text;
+}
+
+// The ranks cannot know how the far one is; nor can it, once it waits too.
 TEST(Failures, ALinkToTheStoreThatGoesSilentIsAnErrorOnAllWithinTheHeartbeatLimit) {
   EXPECT_EQ(again_if_late([] {
               StoreLink stage;
               FaultWorld world(kLinkRanks, [&](FaultRank& self) {
                 const auto comm = stage.join(self.rank());
-                comm->barrier();
-                self.arrive();
-                if (self.rank() == kFar) self.await_go(1);
-                const bool far = self.rank() == kFar;
-                const std::string text = self.error_within(far ? 60'000ms : kLimit, [&] { sum_with(*comm); });
-                expect_words(text, "all_reduce(float32[1000], sum)");
-                expect_words(text, far ? " has not answered this rank for " : "rank 1 has given no sign of life");
+                expect_words(error_of_link(self, *comm, kLimit), self.rank() == kFar
+                                                                     ? " has not answered this rank for "
+                                                                     : "rank 1 has given no sign of life");
                 self.arrive();
                 self.await_go(2);
                 _exit(0);  // to leave in order takes seconds while the store is silent
@@ -100,14 +109,7 @@ TEST(Failures, ALinkToTheStoreThatBreaksIsOneClearErrorOnAll) {
               StoreLink stage;
               FaultWorld world(kLinkRanks, [&](FaultRank& self) {
                 const auto comm = stage.join(self.rank());
-                comm->barrier();
-                self.arrive();
-                if (self.rank() == kFar) self.await_go(1);
-                const std::string text = self.error_within(self.rank() == kFar ? 60'000ms : 1000ms, [&] {
-                  for (;;) sum_with(*comm);
-                });
-                expect_words(text, "all_reduce(float32[1000], sum)");
-                expect_words(text,
+                expect_words(error_of_link(self, *comm, 1000ms),
                              self.rank() == kFar ? "this rank has lost its connection to the " : "rank 1 has died");
               });
               for (int rank = 0; rank < kLinkRanks; ++rank) EXPECT_TRUE(world.await(rank, 1));

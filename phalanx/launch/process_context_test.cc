@@ -6,13 +6,13 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "phalanx/comm/tcp_store.h"
 #include "phalanx/launch/testing/collected_process.h"
+#include "phalanx/launch/testing/machines.h"
 
 namespace phalanx {
 namespace {
@@ -95,47 +95,22 @@ TEST(ProcessContextTest, StaticMasterAndTcpMethod) {
   }
 }
 
-// Two machines: network namespaces, joined by a pair of virtual devices.
-class TwoMachines {
- public:
-  TwoMachines() : name_(fmt::format("phxc{}", getpid())) {
-    good_ = run("ip netns add " + machine(0)) && run("ip netns add " + machine(1)) &&
-            run(fmt::format("ip link add eth0 netns {} type veth peer name eth0 netns {}", machine(0), machine(1)));
-    for (int i = 0; good_ && i < 2; ++i)
-      good_ = run(fmt::format("ip -n {} addr add 10.213.8.{}/24 dev eth0", machine(i), i + 1)) &&
-              run(fmt::format("ip -n {} link set eth0 up", machine(i))) &&
-              run(fmt::format("ip -n {} link set lo up", machine(i)));
-  }
-  ~TwoMachines() {
-    for (int i = 0; i < 2; ++i) run("ip netns del " + machine(i));
-  }
-  bool good() const { return good_; }
-  std::string machine(int i) const { return fmt::format("{}m{}", name_, i); }
-
- private:
-  static bool run(const std::string& command) { return std::system((command + " 2> /dev/null").c_str()) == 0; }
-  std::string name_;
-  bool good_ = false;
-};
-
 // Nobody tells the ranks which of them share a machine.
 TEST(ProcessContextTest, RanksOfTwoMachinesMeetOnTwoLevels) {
-  const TwoMachines machines;
-  if (!machines.good())
-    GTEST_SKIP() << "network namespaces cannot be made here (ip netns and veth are needed, as root)";
+  const Machines machines(2);
+  SKIP_WITHOUT(machines);
   for (const std::string backend : {"auto", "shm+gloo", "gloo"}) {
     std::vector<std::unique_ptr<CollectedProcess>> ranks;
     for (int rank = 0; rank < 3; ++rank) {
       auto environment = clean_environment();
       environment["RANK"] = std::to_string(rank);
       environment["WORLD_SIZE"] = "3";
-      environment["MASTER_ADDR"] = "10.213.8.1";
+      environment["MASTER_ADDR"] = machines.address(0);
       environment["MASTER_PORT"] = "29400";  // nothing else is there
       environment["PHALANX_JOB_SECRET"] = "the secret of this test";
-      ranks.push_back(std::make_unique<CollectedProcess>(
-          std::vector<std::string>{"ip", "netns", "exec", machines.machine(rank / 2),
-                                   built_program("launch_test_worker"), "--backend", backend},
-          environment));
+      std::vector<std::string> command = machines.on(rank / 2);
+      command.insert(command.end(), {built_program("launch_test_worker"), "--backend", backend});
+      ranks.push_back(std::make_unique<CollectedProcess>(command, environment));
     }
     const std::string expected = backend == "gloo" ? "gloo" : "shm+gloo";
     for (int rank = 0; rank < 3; ++rank) {
