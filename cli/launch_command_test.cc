@@ -10,6 +10,7 @@
 #include "phalanx/base/cpu.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/launch/visible_gpus.h"
 
 namespace phalanx::cli {
 namespace {
@@ -112,6 +113,20 @@ TEST(LaunchCommandTest, RanksAreCountedByGpusAndCores) {
   // A container may have the devices and not the driver's folder: UUIDs are believed then.
   std::filesystem::remove_all(four.root() / "proc");
   EXPECT_EQ(four.visible("GPU-x,GPU-y"), 2);
+}
+
+TEST(LaunchCommandTest, ListedGpusAreThoseThatCudaGivesAProgram) {
+  const GpuMachine four(4), none(0);
+  using testing::ElementsAre;
+  EXPECT_THAT(listed_gpus("3, 1 ,0", four.root()), ElementsAre("3", "1", "0"));
+  EXPECT_THAT(listed_gpus("GPU-2a,0", four.root()), ElementsAre("GPU-2a", "0"));
+  EXPECT_THAT(listed_gpus("1,-1,2", four.root()), ElementsAre("1"));
+  EXPECT_THAT(listed_gpus("1,4,2", four.root()), ElementsAre("1"));
+  EXPECT_THAT(listed_gpus("MIG-1,MIG-2", four.root()), ElementsAre("MIG-1", "MIG-2"));
+  EXPECT_THAT(listed_gpus("0,MIG-1", four.root()), ElementsAre("0"));
+  for (const char* hidden : {"", "-1,0", "0,0", "x"}) EXPECT_TRUE(listed_gpus(hidden, four.root()).empty()) << hidden;
+  // The files of GPUs need not be there, in a container, say.
+  EXPECT_THAT(listed_gpus("7,5,-1,3", none.root()), ElementsAre("7", "5"));
 }
 
 TEST(LaunchCommandTest, FlagsMayComeFromTheEnvironment) {

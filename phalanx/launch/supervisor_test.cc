@@ -245,16 +245,25 @@ TEST(SupervisorTest, RanksGetTorchrunsVariables) {
                             "PHALANX_JOB_SECRET_FILE",
                             "MASTER_PORT",
                             "TORCHELASTIC_ERROR_FILE"},
-                           {.environment = {{"CUDA_VISIBLE_DEVICES", "5, 3"}}});
+                           {.environment = {{"CUDA_VISIBLE_DEVICES", "MIG-5, MIG-3"}}});
   EXPECT_EQ(launcher.wait(), 0) << launcher.err();
   EXPECT_THAT(note_of(notes, "environment.1"),
               StartsWith("RANK=1\nLOCAL_RANK=0\nGROUP_RANK=0\nROLE_RANK=1\nROLE_NAME=trainer\nLOCAL_WORLD_SIZE=2\n"
                          "WORLD_SIZE=2\nGROUP_WORLD_SIZE=1\nROLE_WORLD_SIZE=2\nMASTER_ADDR=127.0.0.1\n"
                          "TORCHELASTIC_RESTART_COUNT=0\nTORCHELASTIC_MAX_RESTARTS=3\nTORCHELASTIC_RUN_ID=job7\n"
                          "TORCHELASTIC_USE_AGENT_STORE=False\nTORCH_NCCL_ASYNC_ERROR_HANDLING=1\n"
-                         "CUDA_VISIBLE_DEVICES=3\nPHALANX_JOB_SECRET_FILE=(not set)\n"));
+                         "CUDA_VISIBLE_DEVICES=MIG-3\nPHALANX_JOB_SECRET_FILE=(not set)\n"));
   EXPECT_THAT(note_of(notes, "environment.1"),
               testing::ContainsRegex("\nMASTER_PORT=[1-9][0-9]+\nTORCHELASTIC_ERROR_FILE=/.+[.]json\n"));
+}
+
+// CUDA takes no GPU behind an entry that is none, so neither does a rank that is to see one alone.
+TEST(SupervisorTest, ARankThatIsToSeeOneGpuTakesNoneThatCudaWouldNot) {
+  RunningLauncher launcher(2, {"--virtual-local-rank=1", test_program(), "exit", "0"},
+                           {.environment = {{"CUDA_VISIBLE_DEVICES", "MIG-5,-1,MIG-3"}}});
+  EXPECT_NE(launcher.wait(), 0);
+  EXPECT_THAT(launcher.err(), HasSubstr("--virtual-local-rank: there is no GPU for local rank 1: CUDA_VISIBLE_DEVICES "
+                                        "is 'MIG-5,-1,MIG-3', of which CUDA sees 1; start fewer ranks"));
 }
 
 TEST(SupervisorTest, ASecretIsMadeForTheJobAndTheLocalRankIsPutIntoArguments) {

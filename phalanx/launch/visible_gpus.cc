@@ -4,10 +4,8 @@
 #include <charconv>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <set>
-#include <string>
-#include <string_view>
-#include <vector>
 
 namespace phalanx {
 namespace {
@@ -62,23 +60,33 @@ std::string gpu_named(std::string_view entry, int devices, const std::vector<std
 
 }  // namespace
 
+std::vector<std::string> listed_gpus(std::string_view list, const std::filesystem::path& root) {
+  const int devices = count_device_files(root);
+  const auto uuids = gpu_uuids(root);
+  const bool is_mig = without_spaces(list).starts_with(kMig);
+  std::vector<std::string> entries;
+  std::set<std::string> seen;
+  for (bool more = true; more;) {
+    const std::size_t comma = list.find(',');
+    const std::string_view entry = without_spaces(list.substr(0, comma));
+    const std::string gpu = is_mig && entry.starts_with(kMig)
+                                ? std::string(entry)
+                                : gpu_named(entry, devices > 0 ? devices : std::numeric_limits<int>::max(), uuids);
+    if (gpu.empty()) break;
+    if (!seen.insert(gpu).second) return {};
+    entries.emplace_back(entry);
+    more = comma != std::string_view::npos;
+    if (more) list.remove_prefix(comma + 1);
+  }
+  return entries;
+}
+
 int count_visible_gpus(const EnvironmentMap& environment, const std::filesystem::path& root) {
   const int devices = count_device_files(root);
   const auto variable = environment.find("CUDA_VISIBLE_DEVICES");
   if (devices == 0 || variable == environment.end()) return devices;
-  std::string_view rest = variable->second;
-  if (without_spaces(rest).starts_with(kMig)) return 1;
-  const auto uuids = gpu_uuids(root);
-  std::set<std::string> seen;
-  for (bool more = true; more;) {
-    const std::size_t comma = rest.find(',');
-    const std::string gpu = gpu_named(without_spaces(rest.substr(0, comma)), devices, uuids);
-    if (gpu.empty()) break;
-    if (!seen.insert(gpu).second) return 0;
-    more = comma != std::string_view::npos;
-    if (more) rest.remove_prefix(comma + 1);
-  }
-  return std::min<int>(static_cast<int>(seen.size()), devices);
+  if (without_spaces(variable->second).starts_with(kMig)) return 1;
+  return std::min<int>(static_cast<int>(listed_gpus(variable->second, root).size()), devices);
 }
 
 }  // namespace phalanx

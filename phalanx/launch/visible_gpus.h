@@ -7,15 +7,23 @@
 // does not, an entry is believed). Of MIG instances (`MIG-...`) CUDA shows a process one, whichever are listed.
 //
 //   count_visible_gpus({{"CUDA_VISIBLE_DEVICES", "2,0,7"}})    // 2 on a machine with 4 GPUs
+//   listed_gpus("2,0,7")                                       // {"2", "0"} there
 #pragma once
 
 #include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "phalanx/launch/environment_preparation.h"
 
 namespace phalanx {
 
-/// root: below which /dev and /proc are; tests replace it.
+/// The entries of such a list that CUDA gives a program, as they are written. Where no GPU's file is to be seen,
+/// numbers are believed, too; all MIG instances of a list that begins with one are entries, since each may be given to
+/// a process of its own. root: below which /dev and /proc are; tests replace it.
+std::vector<std::string> listed_gpus(std::string_view list, const std::filesystem::path& root = "/");
+
 int count_visible_gpus(const EnvironmentMap& environment, const std::filesystem::path& root = "/");
 
 }  // namespace phalanx

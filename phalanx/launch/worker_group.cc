@@ -13,6 +13,7 @@
 
 #include "phalanx/base/cpu.h"
 #include "phalanx/base/error.h"
+#include "phalanx/launch/visible_gpus.h"
 #include "phalanx/launch/worker_report.h"
 
 namespace phalanx {
@@ -37,17 +38,13 @@ std::vector<std::string> command_of(std::vector<std::string> command, int local_
 std::string gpu_of(const EnvironmentMap& environment, int local_rank) {
   const auto found = environment.find("CUDA_VISIBLE_DEVICES");
   if (found == environment.end()) return std::to_string(local_rank);
-  std::string_view rest = found->second;
-  for (int i = 0; i < local_rank && !rest.empty(); ++i)
-    rest.remove_prefix(std::min(rest.find(','), rest.size() - 1) + 1);
-  std::string_view item = rest.substr(0, rest.find(','));
-  while (!item.empty() && item.front() == ' ') item.remove_prefix(1);
-  while (!item.empty() && item.back() == ' ') item.remove_suffix(1);
-  if (item.empty())
+  const std::vector<std::string> gpus = listed_gpus(found->second);
+  if (static_cast<std::size_t>(local_rank) >= gpus.size())
     throw UsageError(
-        fmt::format("--virtual-local-rank: there is no GPU for local rank {}: CUDA_VISIBLE_DEVICES is '{}'", local_rank,
-                    found->second));
-  return std::string(item);
+        fmt::format("--virtual-local-rank: there is no GPU for local rank {}: CUDA_VISIBLE_DEVICES is '{}', of which "
+                    "CUDA sees {}; start fewer ranks, or list a GPU for each",
+                    local_rank, found->second, gpus.size()));
+  return gpus[static_cast<std::size_t>(local_rank)];
 }
 
 }  // namespace
