@@ -1,22 +1,12 @@
 // Open MPI's own blocking calls, as a program would make them: the peer of the shm and the mpi backend.
 #pragma once
 
-#include <cstdint>
-#include <functional>
-#include <string>
+#include "phalanx/measure/comm_bench_call.h"
 
 namespace phalanx::benchmarks {
 
-/// The buffers of one rank: float32.
-struct PeerBuffers {
-  float* whole = nullptr;  // `count` elements
-  float* part = nullptr;   // count / ranks
-  float* received = nullptr;
-  std::int64_t count = 0;
-};
-
-/// Does the verb once. MPI is initialised at the first call, for one thread, unless it has been. Throws
-/// std::runtime_error for a build without MPI.
-std::function<void()> open_mpi_call(const std::string& verb, PeerBuffers buffers);
+/// "openmpi": every verb, with float32, float64, int32, int64 and uint8. MPI is initialised when the first call is made
+/// ready, for one thread, unless it has been. A build without MPI says so for every case.
+measure::BenchPeer open_mpi_peer();
 
 }  // namespace phalanx::benchmarks

@@ -30,13 +30,13 @@ void write_files(const BenchArguments& parsed, const measure::CommBenchResult& r
 
 }  // namespace
 
-int bench_worker(const Arguments& arguments) {
+int bench_worker(const Arguments& arguments, const std::vector<measure::BenchPeer>& peers) {
   const BenchArguments parsed = parse_bench_arguments(arguments);
   // Kept until the process ends, so that a late second signal finds the handler; see train_worker.cc.
   static const train::StopSignal stop;
   announce_graceful_stop(std::chrono::seconds(60));
-  const ProcessContext context =
-      init_from_environment({.backend = measure::world_backend(parsed.options), .device = parsed.options.device});
+  const ProcessContext context = init_from_environment(
+      {.backend = measure::world_backend(parsed.options, peers), .device = parsed.options.device});
   const bool tells = context.rank == 0;
   // A file that cannot be written is known before minutes of measuring.
   if (tells) write_files(parsed, {});
@@ -44,7 +44,8 @@ int bench_worker(const Arguments& arguments) {
       context, parsed.options,
       {.on_start = [](const measure::CommBenchResult& start) { print_now(measure::table_header(start)); },
        .on_row = [&](const auto& row, const auto& peers) { print_now(measure::table_line(row, peers)); },
-       .stop_requested = [] { return stop.requested(); }});
+       .stop_requested = [] { return stop.requested(); },
+       .peers = peers});
   if (!tells) return 0;
   for (const std::string& note : result.notes) print_now(fmt::format("# {}\n", note));
   if (result.stopped) {

@@ -22,7 +22,7 @@ int main(int argc, char** argv) {
       {"train", "", "", train_worker},
       {"verify", "", "", verify_worker},
       {"doctor", "", kDoctorHelp, doctor_command},
-      {"bench", "", "", bench_worker},
+      {"bench", "", "", [](const Arguments& arguments) { return bench_worker(arguments); }},
       {"generate", "", "", generate_worker},
       {"eval", "", "", eval_worker},
   };

@@ -336,9 +336,10 @@ CommBenchResult run_comm_bench(const ProcessContext& context, const CommBenchOpt
   return CommBench(context, options, hooks).run();
 }
 
-std::string world_backend(const CommBenchOptions& options) {
+std::string world_backend(const CommBenchOptions& options, const std::vector<BenchPeer>& peers) {
   // A backend that this file does not make by itself is the world's: init_from_environment() knows it, or says not.
-  const std::vector<std::string> own{"auto", "shm", "symmetric", "gloo", "local", "c10d"};
+  std::vector<std::string> own{"auto", "shm", "symmetric", "gloo", "local", "c10d"};
+  for (const BenchPeer& peer : peers) own.push_back(peer.name);
   for (const std::string& name : options.backends) {
     if (std::ranges::find(own, name) == own.end()) return name;
   }

@@ -34,6 +34,6 @@ CommBenchResult run_comm_bench(const ProcessContext& context, const CommBenchOpt
                                const CommBenchHooks& hooks = {});
 
 /// The backend that init_from_environment() must be asked for, so that options.backends can be measured.
-std::string world_backend(const CommBenchOptions& options);
+std::string world_backend(const CommBenchOptions& options, const std::vector<BenchPeer>& peers = {});
 
 }  // namespace phalanx::measure
