@@ -45,6 +45,8 @@ struct Transfer {
   int tag = 0;
 };
 
+struct Signature;
+
 /// What one rank asks for. Counts are in elements; all ranges are contiguous.
 ///   verb            input, input_count             output, output_count          counts
 ///   broadcast       - (output on root is read)     n                             -
@@ -76,6 +78,7 @@ struct OperationDescription {
   std::vector<std::int64_t> output_counts;  // all_to_all
   std::vector<Transfer> transfers;          // send, recv, batch_p2p
   bool compare_only = false;                // collectives of gloo and mpi: done once all ranks are known to ask alike
+  const Signature* stands_for = nullptr;    // what the ranks compare, and errors tell, instead of this itself
 };
 
 enum class Progress : std::uint8_t {

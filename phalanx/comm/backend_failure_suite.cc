@@ -46,6 +46,73 @@ void fail_root(Communicator& comm) {
                        comm, [&] { comm.broadcast(x, {.root = comm.rank() % 2}); }, "root mismatch"),
                    {"root 0", "root 1"});
 }
+// call(root): by which every even rank takes rank 0 for the root, and every odd one rank 1. Behind a stream, a rank
+// whose own part is done learns it from its next call.
+template <class Call>
+void fail_root_of(Communicator& comm, const char* verb, Call call) {
+  const std::string text = prompt_error_of(
+      comm,
+      [&] {
+        call(comm.rank() % 2);
+        comm.barrier();
+      },
+      std::string("root of ") + verb);
+  require_mentions(text, {verb, "root 0", "root 1", "do not call the same operation: rank"});
+}
+void fail_root_of_reduce(Communicator& comm) {
+  at::Tensor x = at::full({8}, 1.0F);
+  fail_root_of(comm, "reduce(float32[8]", [&](int root) { comm.reduce(x, {.root = root}); });
+}
+void fail_root_of_gather(Communicator& comm) {
+  const at::Tensor x = at::full({8}, 1.0F), all = at::full({8 * comm.size()}, 1.0F);
+  fail_root_of(comm, "gather(float32[8]",
+               [&](int root) { comm.gather(root == comm.rank() ? all : at::Tensor(), x, {.root = root}); });
+}
+void fail_root_of_scatter(Communicator& comm) {
+  const at::Tensor x = at::full({8}, 1.0F), all = at::full({8 * comm.size()}, 1.0F);
+  fail_root_of(comm, "scatter(float32[8]",
+               [&](int root) { comm.scatter(x, root == comm.rank() ? all : at::Tensor(), {.root = root}); });
+}
+// Rank 1 does something else than the others.
+template <class Other, class Others>
+std::string at_odds(Communicator& comm, const char* what, Other other, Others others) {
+  return prompt_error_of(
+      comm,
+      [&] {
+        if (comm.rank() == 1)
+          other();
+        else
+          others();
+      },
+      what);
+}
+void fail_barrier(Communicator& comm) {
+  at::Tensor x = at::full({9}, 1.0F);
+  require_mentions(at_odds(
+                       comm, "barrier", [&] { comm.barrier(); }, [&] { comm.all_reduce(x); }),
+                   {"all_reduce(float32[9], sum)", "rank 1: barrier()"});
+}
+void fail_bytes(Communicator& comm) {
+  at::Tensor x = at::full({9}, 1.0F);
+  require_mentions(at_odds(
+                       comm, "bytes", [&] { comm.all_gather_bytes("some"); }, [&] { comm.all_reduce(x); }),
+                   {"all_reduce(float32[9], sum)", "rank 1: all_gather(int64[1])"});
+}
+void fail_bytes_and_barrier(Communicator& comm) {
+  require_mentions(at_odds(
+                       comm, "bytes and barrier", [&] { comm.broadcast_bytes("some", 1); }, [&] { comm.barrier(); }),
+                   {"barrier()", "rank 1: broadcast(int64[1], root 1)"});
+}
+void fail_batch(Communicator& comm) {
+  at::Tensor x = at::full({9}, 1.0F), in = at::full({9}, 0.0F);
+  require_mentions(at_odds(
+                       comm, "batch",
+                       [&] {
+                         comm.batch_peer_to_peer({{true, x, 0, 3}, {false, in, 0, 3}});
+                       },
+                       [&] { comm.all_reduce(x); }),
+                   {"do not call the same operation", "rank 1 "});
+}
 void fail_op(Communicator& comm) {
   at::Tensor x = at::full({8}, 1.0F);
   require_mentions(
@@ -196,6 +263,13 @@ constexpr std::array kFailureSuite{SuiteCase{"verb", fail_verb},
                                    SuiteCase{"type", fail_type},
                                    SuiteCase{"size", fail_size},
                                    SuiteCase{"root", fail_root},
+                                   SuiteCase{"root_of_reduce", fail_root_of_reduce},
+                                   SuiteCase{"root_of_gather", fail_root_of_gather},
+                                   SuiteCase{"root_of_scatter", fail_root_of_scatter},
+                                   SuiteCase{"barrier", fail_barrier},
+                                   SuiteCase{"bytes", fail_bytes},
+                                   SuiteCase{"bytes_and_barrier", fail_bytes_and_barrier},
+                                   SuiteCase{"batch", fail_batch},
                                    SuiteCase{"op", fail_op},
                                    SuiteCase{"counts", fail_counts},
                                    SuiteCase{"type_elsewhere", fail_type_elsewhere},

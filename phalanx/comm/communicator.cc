@@ -231,8 +231,10 @@ class Communicator::Impl {
     try {
       backend = backend_->split(request);
     } catch (const CommError& error) {
-      family_->logs->dump(error.what());
-      throw;
+      const std::string text = fmt::format("split(color {}, key {}), of group '{}', rank {} of {}: {}", color, key,
+                                           *name_, this->rank(), size(), error.what());
+      family_->logs->dump(text);
+      throw CommError(text);
     }
     if (!backend) return nullptr;
     CommunicatorOptions options = options_;

@@ -22,6 +22,7 @@
 #include "phalanx/comm/gloo.h"
 #include "phalanx/comm/shm.h"
 #include "phalanx/comm/tcp_store.h"
+#include "phalanx/comm/testing/fault_calls.h"
 #include "phalanx/comm/two_level.h"
 
 namespace phalanx {
@@ -68,99 +69,7 @@ std::shared_ptr<Communicator> make_world(Kind kind, const HostPort& server, int 
        .communicator = std::move(options)});
 }
 
-// One operation of the table: what each rank does, and what the others' error calls it.
-struct Call {
-  std::string name;
-  std::string words;  // with {n} for the number of elements and {v} for the victim
-  std::function<Work(Communicator&, std::int64_t)> run;
-  std::function<void(Communicator&, std::int64_t)> prepare = {};  // before anybody is struck
-};
-
 at::Tensor ones(std::int64_t count) { return at::full({count}, 1.0F); }
-
-std::vector<Call> all_calls() {
-  const auto everybody_with_victim = [](Communicator& comm, bool victim_sends, std::int64_t n, int tag) {
-    // The victim's side of messages with all others.
-    std::vector<Communicator::PeerOp> operations;
-    for (int r = 0; r < comm.size(); ++r)
-      if (r != kVictim) operations.push_back({victim_sends, ones(n), r, tag});
-    return comm.batch_peer_to_peer(std::move(operations), {.async = true});
-  };
-  std::vector<Call> calls{
-      {"all_reduce", "all_reduce(float32[{n}], sum)",
-       [](Communicator& c, std::int64_t n) { return c.all_reduce(ones(n), {.async = true}); }},
-      {"all_gather", "all_gather(float32[{n}])",
-       [](Communicator& c, std::int64_t n) { return c.all_gather(ones(n * c.size()), ones(n), {.async = true}); }},
-      {"reduce_scatter", "reduce_scatter(float32[{n}], max)",
-       [](Communicator& c, std::int64_t n) {
-         return c.reduce_scatter(ones(n), ones(n * c.size()), {.op = ReduceOp::max, .async = true});
-       }},
-      {"all_to_all", "all_to_all(float32[{n}])",
-       [](Communicator& c, std::int64_t n) {
-         return c.all_to_all(ones((n + 2) / 3 * 3), ones((n + 2) / 3 * 3), {.async = true});
-       }},
-      {"barrier", "barrier()", [](Communicator& c, std::int64_t) { return c.barrier({.async = true}); }},
-      {"send", "send(float32[{n}] to rank {v}, tag 3)",
-       [=](Communicator& c, std::int64_t n) {
-         if (c.rank() == kVictim) return everybody_with_victim(c, false, n, 3);
-         return c.send(ones(n), kVictim, {.tag = 3, .async = true});
-       }},
-      {"recv", "recv(float32[{n}] from rank {v}, tag 4)",
-       [=](Communicator& c, std::int64_t n) {
-         if (c.rank() == kVictim) return everybody_with_victim(c, true, n, 4);
-         return c.recv(ones(n), kVictim, {.tag = 4, .async = true});
-       }},
-      {"batch", "batch_peer_to_peer(2 transfers; float32[{n}] to rank {v}, tag 5",
-       [](Communicator& c, std::int64_t n) {
-         std::vector<Communicator::PeerOp> operations;
-         for (int r = 0; r < c.size(); ++r)
-           if ((r == kVictim) != (c.rank() == kVictim))
-             for (const bool sends : {true, false}) operations.push_back({sends, ones(n), r, 5});
-         return c.batch_peer_to_peer(std::move(operations), {.async = true});
-       }},
-  };
-  for (const bool gathers : {false, true}) {
-    const auto data = std::make_shared<at::Tensor>();
-    calls.push_back({gathers ? "symmetric all_gather" : "symmetric all_reduce",
-                     gathers ? "all_gather(float32[{n}])" : "all_reduce(float32[{n}], sum)",
-                     [=](Communicator& c, std::int64_t n) {
-                       return gathers ? c.all_gather(ones(n * c.size()), *data, {.async = true})
-                                      : c.all_reduce(*data, {.async = true});
-                     },
-                     [=](Communicator& c, std::int64_t n) { *data = c.symmetric_empty({n}, at::kFloat).fill_(1); }});
-  }
-  for (const int root : {0, kVictim}) {
-    const std::string of = fmt::format(" with root {}", root);
-    calls.push_back(
-        {"broadcast" + of, fmt::format("broadcast(float32[{{n}}], root {})", root),
-         [=](Communicator& c, std::int64_t n) { return c.broadcast(ones(n), {.root = root, .async = true}); }});
-    calls.push_back(
-        {"reduce" + of, fmt::format("reduce(float32[{{n}}], sum, root {})", root),
-         [=](Communicator& c, std::int64_t n) { return c.reduce(ones(n), {.root = root, .async = true}); }});
-    calls.push_back(
-        {"gather" + of, fmt::format("gather(float32[{{n}}], root {})", root), [=](Communicator& c, std::int64_t n) {
-           return c.gather(c.rank() == root ? ones(n * c.size()) : at::Tensor(), ones(n),
-                           {.root = root, .async = true});
-         }});
-    calls.push_back(
-        {"scatter" + of, fmt::format("scatter(float32[{{n}}], root {})", root), [=](Communicator& c, std::int64_t n) {
-           return c.scatter(ones(n), c.rank() == root ? ones(n * c.size()) : at::Tensor(),
-                            {.root = root, .async = true});
-         }});
-  }
-  return calls;
-}
-
-std::string words_of(const Call& call, std::int64_t count) {
-  std::string text = call.words;
-  const auto put = [&](const std::string& mark, std::int64_t value) {
-    if (const std::size_t at = text.find(mark); at != std::string::npos)
-      text.replace(at, mark.size(), std::to_string(value));
-  };
-  put("{n}", call.name == "all_to_all" ? (count + 2) / 3 * 3 : count);
-  put("{v}", kVictim);
-  return text;
-}
 
 void require_parts(const std::string& text, std::initializer_list<std::string> parts) {
   for (const std::string& part : parts)
@@ -212,12 +121,12 @@ class EveryVerb : public FolderTest, public ::testing::WithParamInterface<Scene>
       const auto comm = make_world(scene.kind, server.address(), self.rank(), kRanks,
                                    {.heartbeat = limit, .trace_folder = folder_.string()});
       struct Group {
-        Call call;
+        FaultCall call;
         std::shared_ptr<Communicator> comm;
-        Work work;
+        FaultCall::Pending wait;
       };
       std::vector<Group> groups;
-      for (const Call& call : all_calls()) {
+      for (const FaultCall& call : fault_calls(kVictim)) {
         groups.push_back({call, comm->split(0, comm->rank(), "of " + call.name), {}});
         if (call.prepare) call.prepare(*groups.back().comm, scene.count);
       }
@@ -227,16 +136,17 @@ class EveryVerb : public FolderTest, public ::testing::WithParamInterface<Scene>
         self.await_go(1);
       }
       while (!groups.empty()) {
-        for (Group& group : groups) group.work = group.call.run(*group.comm, scene.count);
+        for (Group& group : groups) group.wait = group.call.begin(*group.comm, scene.count);
         self.arrive();
         std::erase_if(groups, [&](const Group& group) {
           try {
-            group.work.wait();
+            group.wait();
             return false;
           } catch (const CommError& e) {
             if (self.rank() != kVictim) self.require_in_time(bound, e.what());
-            require_parts(e.what(), {what, words_of(group.call, scene.count), "op ",
-                                     fmt::format("of group 'of {}', rank {} of 3", group.call.name, self.rank())});
+            require_told(group.call, e.what(), scene.count, kVictim);
+            require_parts(e.what(),
+                          {what, fmt::format("of group 'of {}', rank {} of 3: ", group.call.name, self.rank())});
             return true;
           }
         });
@@ -369,6 +279,27 @@ TEST_P(OnBackend, WithoutAHeartbeatAStoppedRankIsATimeOut) {
             "");
 }
 
+TEST_P(OnBackend, AStoppedRankIsToldWithinFiveSecondsWhereNothingElseWasChosen) {
+  EXPECT_EQ(again_if_late([&] {
+              TcpStoreServer server;
+              FaultWorld world(2, [&](FaultRank& self) {
+                unsetenv("PHALANX_COMM_HEARTBEAT_SECONDS");
+                const auto comm = make_world(GetParam(), server.address(), self.rank(), 2, {});
+                comm->barrier();
+                self.arrive();
+                if (self.rank() == 1) return self.await_go(1);
+                require_parts(self.error_within(5s, [&] { comm->barrier(); }), {"barrier()", "rank 1 "});
+              });
+              EXPECT_TRUE(world.await(0, 1) && world.await(1, 1));
+              world.strike(1, SIGSTOP);
+              EXPECT_TRUE(world.await_end(0));
+              world.go(1);
+              world.send(1, SIGCONT);
+              return world.finish();
+            }),
+            "");
+}
+
 TEST_P(OnBackend, ARankThatDiesWhileTheWorldIsMadeIsNamed) {
   EXPECT_EQ(again_if_late([&] {
               TcpStoreServer server;
@@ -377,7 +308,7 @@ TEST_P(OnBackend, ARankThatDiesWhileTheWorldIsMadeIsNamed) {
                 if (self.rank() == 2) return;
                 self.arrive();
                 const std::string text = self.error_within(
-                    2s, [&] { make_world(GetParam(), server.address(), self.rank(), kRanks, {.first_timeout = 50s}); });
+                    1s, [&] { make_world(GetParam(), server.address(), self.rank(), kRanks, {.first_timeout = 50s}); });
                 require_parts(text, {"could not be made: ", "rank 1 has died"});
               });
               // The victim is in the meeting when its key says so.

@@ -100,7 +100,7 @@ TEST(GlooBackend, AKilledRankIsSeenInASplitAndByWhoeverSendsToIt) {
                   at::Tensor x = at::full({5}, 1.0F);
                   const bool is_with_victim = comm->rank() % 2 == 1;
                   for (int k = 0; k < 20 && !is_with_victim; ++k) pair->all_reduce(x);  // nobody of this group has died
-                  const std::string text = self.error_within(seconds(2), [&] {
+                  const std::string text = self.error_within(seconds(1), [&] {
                     if (!is_with_victim) comm->recv(x, 1);
                     for (;;) pair->all_reduce(x);
                   });

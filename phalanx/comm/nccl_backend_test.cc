@@ -25,6 +25,7 @@
 #include "phalanx/comm/tcp_store.h"
 #include "phalanx/comm/testing/fake_nccl.h"
 #include "phalanx/comm/testing/fake_streams.h"
+#include "phalanx/comm/testing/fault_calls.h"
 #include "phalanx/comm/testing/forked_ranks.h"
 
 namespace phalanx {
@@ -77,12 +78,13 @@ std::string run_nccl_threads(int world, const NcclBody& body, const NcclOptions&
 }
 
 // A rank that is a process.
-std::shared_ptr<NcclRank> make_nccl_rank(const HostPort& server, int rank, int world, const NcclOptions& options = {}) {
+std::shared_ptr<NcclRank> make_nccl_rank(const HostPort& server, int rank, int world, const NcclOptions& options = {},
+                                         std::chrono::milliseconds heartbeat = kDefaultHeartbeat) {
   TcpStore store(server);
   auto made = std::make_shared<NcclRank>();
-  made->nccl = std::make_shared<FakeNccl>(make_shm_backend(store, rank, world, "transport", 60s));
-  made->comm = make_nccl_communicator(make_shm_backend(store, rank, world, "control", 60s), -1, made->nccl->table(),
-                                      made->streams, options);
+  made->nccl = std::make_shared<FakeNccl>(make_shm_backend(store, rank, world, "transport", 60s, 0s));
+  made->comm = make_nccl_communicator(make_shm_backend(store, rank, world, "control", 60s, heartbeat), -1,
+                                      made->nccl->table(), made->streams, options);
   return made;
 }
 
@@ -130,26 +132,64 @@ TEST(NcclBackend, StrictPassesTheSuiteToo) { EXPECT_EQ(run_nccl_threads(3, run_w
 
 TEST(NcclBackend, ProcessesPassTheSuite) { EXPECT_EQ(run_nccl_processes(3, run_whole_suite), ""); }
 
-TEST(NcclBackend, SurvivorsNameTheRankThatWasKilledWithinASecond) {
-  for (const bool strict : {false, true}) {
-    EXPECT_EQ(again_if_late([=] {
+// A rank of a world of its own for each call: what a stream waits for in vain holds up whatever comes behind it.
+class NcclDeaths : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Calls, NcclDeaths, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "strict" : "behind_the_stream"; });
+
+constexpr std::int64_t kDeathCount = 300'000;
+
+// Until it fails, over and over; the error must name the call.
+void call_until_told(FaultRank& self, NcclRank& rank, const FaultCall& call, std::chrono::milliseconds bound,
+                     const std::string& words) {
+  const std::string text = self.error_within(bound, [&] {
+    for (;;) call.begin(*rank.comm, kDeathCount)();
+  });
+  require_told(call, text, kDeathCount, 1);
+  for (const std::string& part : {words, std::string("group 'world'")})
+    if (text.find(part) == std::string::npos) throw std::runtime_error(call.name + ": wrong error: " + text);
+}
+
+TEST_P(NcclDeaths, SurvivorsNameTheRankThatWasKilledWithinASecond) {
+  for (const FaultCall& call : fault_calls(1)) {
+    if (call.prepare) continue;  // symmetric memory is shm's
+    EXPECT_EQ(again_if_late([&] {
                 TcpStoreServer server;
                 return kill_one_of(3, 1, [&](FaultRank& self) -> std::function<void()> {
-                  const auto rank = make_nccl_rank(server.address(), self.rank(), 3, {.strict = strict});
+                  const auto rank = make_nccl_rank(server.address(), self.rank(), 3, {.strict = GetParam()});
                   rank->comm->barrier();
-                  return [rank, &self] {
-                    at::Tensor x = at::full({300'000}, 1.0F);
-                    const std::string text = self.error_within(1s, [&] {
-                      for (;;) rank->comm->all_reduce(x);
-                    });
-                    for (const char* part : {"rank 1", "all_reduce(float32[300000], sum)", "group 'world'"})
-                      if (text.find(part) == std::string::npos) throw std::runtime_error("wrong error: " + text);
+                  return [&, rank] {
+                    call_until_told(self, *rank, call, 1s, "rank 1 has died");
                     end_nccl_rank(*rank);
                   };
                 });
               }),
-              "");
+              "")
+        << call.name;
   }
+}
+
+TEST_P(NcclDeaths, AStoppedRankIsToldWithinTheHeartbeatLimit) {
+  EXPECT_EQ(again_if_late([&] {
+              TcpStoreServer server;
+              const FaultCall call = fault_calls(1).front();
+              FaultWorld world(3, [&](FaultRank& self) {
+                const auto rank = make_nccl_rank(server.address(), self.rank(), 3, {.strict = GetParam()}, 1500ms);
+                rank->comm->barrier();
+                self.arrive();
+                if (self.rank() == 1) self.await_go(1);
+                // Continued, the rank learns that the others have given it up.
+                call_until_told(self, *rank, call, self.rank() == 1 ? 60s : 1500ms, "rank 1 is stopped (SIGSTOP)");
+                end_nccl_rank(*rank);
+              });
+              for (int rank = 0; rank < 3; ++rank) EXPECT_TRUE(world.await(rank, 1));
+              world.strike(1, SIGSTOP);
+              for (const int rank : {0, 2}) EXPECT_TRUE(world.await_end(rank)) << rank;
+              world.go(1);
+              world.send(1, SIGCONT);
+              return world.finish();
+            }),
+            "");
 }
 
 // --- streams

@@ -106,7 +106,7 @@ TEST(ShmBackend, AKilledRankIsSeenByThoseWhoSendToItAndByAsynchronousWork) {
                 comm->barrier();
                 return [comm, &self] {
                   at::Tensor x = at::full({5}, 1.0F);
-                  const std::string text = self.error_within(2s, [&] {
+                  const std::string text = self.error_within(1s, [&] {
                     if (comm->rank() == 0)
                       for (;;) comm->send(x, 1);
                     else

@@ -32,6 +32,7 @@ bool is_rooted(Verb verb) {
 }
 
 Signature signature_of(const OperationDescription& d) {
+  if (d.stands_for != nullptr) return *d.stands_for;
   Signature s;
   s.sequence = d.sequence;
   s.verb = d.verb;

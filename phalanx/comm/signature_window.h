@@ -52,7 +52,6 @@ class SignatureWindow {
   std::uint64_t added_ = 0;
   // The driver's.
   std::uint64_t compared_ = 0;
-  std::uint64_t exchanges_ = 0;
   Contribution mine_;
   std::vector<Contribution> all_;
   OperationDescription description_;
