@@ -20,6 +20,7 @@
 #include "phalanx/comm/backend_suite.h"
 #include "phalanx/comm/fault_world.h"
 #include "phalanx/comm/gloo.h"
+#include "phalanx/comm/peer_processes.h"
 #include "phalanx/comm/shm.h"
 #include "phalanx/comm/tcp_store.h"
 #include "phalanx/comm/testing/fault_calls.h"
@@ -277,6 +278,16 @@ TEST_P(OnBackend, WithoutAHeartbeatAStoppedRankIsATimeOut) {
               return world.finish();
             }),
             "");
+}
+
+TEST(HeartbeatLimit, IsFiveSecondsWhereNothingElseWasChosen) {
+  unsetenv("PHALANX_COMM_HEARTBEAT_SECONDS");
+  EXPECT_EQ(heartbeat_limit(std::nullopt), 5s);
+  EXPECT_EQ(heartbeat_limit(2s), 2s);
+  setenv("PHALANX_COMM_HEARTBEAT_SECONDS", "2.5", 1);
+  EXPECT_EQ(heartbeat_limit(std::nullopt), 2500ms);
+  EXPECT_EQ(heartbeat_limit(0s), 0s);
+  unsetenv("PHALANX_COMM_HEARTBEAT_SECONDS");
 }
 
 TEST_P(OnBackend, AStoppedRankIsToldWithinFiveSecondsWhereNothingElseWasChosen) {
