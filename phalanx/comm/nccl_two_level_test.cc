@@ -23,6 +23,7 @@
 #include "phalanx/comm/tcp_store.h"
 #include "phalanx/comm/testing/fake_nccl.h"
 #include "phalanx/comm/testing/fake_streams.h"
+#include "phalanx/comm/testing/fault_calls.h"
 #include "phalanx/comm/testing/forked_ranks.h"
 #include "phalanx/comm/testing/nccl_levels_rank.h"
 #include "phalanx/comm/two_level.h"
@@ -278,28 +279,34 @@ TEST(NcclLevelsGloo, AMachineWithoutNcclIsAnErrorOnAll) {
             "");
 }
 
-TEST(NcclLevelsGloo, SurvivorsNameTheRankThatWasKilled) {
-  // In the middle of NCCL's work, and of gloo's: whichever it is in when it dies.
-  const auto run = [] {
-    TcpStoreServer server;
-    FaultWorld world(4, [&](FaultRank& self) {
-      const auto rank = make_gloo_levels_rank(server.address(), self.rank(), {0, 0, 1, 1});
-      at::Tensor x = at::full({100'000}, 1.0F);
-      rank->comm->all_reduce(x);
-      self.arrive();
-      const std::string text = self.error_within(1s, [&] {
-        for (;;) rank->comm->all_reduce(x);
-      });
-      for (const char* part : {"rank 2 has died", "all_reduce(float32[100000], sum)", "group 'world'"})
-        require_that(text.find(part) != std::string::npos, "wrong error: " + text);
-      end_levels_rank(*rank);
+// In the middle of NCCL's work, or of gloo's: whichever it is in when it dies.
+std::string dies_in(const FaultCall& call) {
+  constexpr int kVictim = 2;
+  constexpr std::int64_t kCount = 100'000;
+  TcpStoreServer server;
+  FaultWorld world(4, [&](FaultRank& self) {
+    const auto rank = make_gloo_levels_rank(server.address(), self.rank(), {0, 0, 1, 1});
+    call.begin(*rank->comm, kCount)();
+    self.arrive();
+    const std::string text = self.error_within(1s, [&] {
+      for (;;) call.begin(*rank->comm, kCount)();
     });
-    for (int r = 0; r < 4; ++r)
-      if (!world.await(r, 1)) return fmt::format("rank {} did not come", r);
-    world.strike(2, SIGKILL);
-    return world.finish();
-  };
-  for (int time = 0; time < 3; ++time) EXPECT_EQ(again_if_late(run), "");
+    require_told(call, text, kCount, kVictim);
+    for (const char* part : {"rank 2 has died", "group 'world'"})
+      require_that(text.find(part) != std::string::npos, "wrong error: " + text);
+    end_levels_rank(*rank);
+  });
+  for (int r = 0; r < 4; ++r)
+    if (!world.await(r, 1)) return fmt::format("rank {} did not come", r);
+  world.strike(kVictim, SIGKILL);
+  return world.finish();
+}
+
+TEST(NcclLevelsGloo, SurvivorsNameTheRankThatWasKilledWithinASecond) {
+  for (const FaultCall& call : fault_calls(2)) {
+    if (call.prepare) continue;  // symmetric memory is shm's
+    EXPECT_EQ(again_if_late([&] { return dies_in(call); }), "") << call.name;
+  }
 }
 
 }  // namespace
