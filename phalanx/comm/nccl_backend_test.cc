@@ -93,10 +93,10 @@ void end_nccl_rank(NcclRank& rank) {
   if (rank.nccl->misuses() != 0) throw std::runtime_error("NCCL was called in a way that it does not allow");
 }
 
-std::string run_nccl_processes(int world, const NcclBody& body) {
+std::string run_nccl_processes(int world, const NcclBody& body, const NcclOptions& options = {}) {
   TcpStoreServer server;
   return run_forked_ranks(world, [&](int r) {
-    const auto rank = make_nccl_rank(server.address(), r, world);
+    const auto rank = make_nccl_rank(server.address(), r, world, options);
     body(*rank);
     end_nccl_rank(*rank);
   });
@@ -106,31 +106,42 @@ void run_whole_suite(NcclRank& rank) {
   run_backend_suite(*rank.comm, [](const SuiteCase& test) { return !test.needs_rank_order; });
 }
 
-class NcclSuite : public ::testing::TestWithParam<int> {};
+using NcclRanks = std::string(int world, const NcclBody& body, const NcclOptions& options);
 
-TEST_P(NcclSuite, Passes) { EXPECT_EQ(run_nccl_threads(GetParam(), run_whole_suite), ""); }
-
-TEST_P(NcclSuite, FailsClearly) {
-  if (GetParam() < 2) return;
+void expect_clear_failures(int world, NcclRanks& run_ranks) {
   for (const bool strict : {false, true}) {
     for (const SuiteCase& test : backend_failure_suite()) {
       // Behind the stream, a rank whose own part is right learns of it after the call.
       if (!strict && std::string_view(test.name) == "counts") continue;
       SCOPED_TRACE(fmt::format("{}{}", test.name, strict ? ", strict" : ""));
       EXPECT_EQ(again_if_late([&] {
-                  return run_nccl_threads(GetParam(), [&](NcclRank& rank) { test.run(*rank.comm); },
-                                          {.strict = strict, .communicator = failure_options(test)});
+                  return run_ranks(world, [&](NcclRank& rank) { test.run(*rank.comm); },
+                                   {.strict = strict, .communicator = failure_options(test)});
                 }),
                 "");
     }
   }
 }
 
+class NcclSuite : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Worlds, NcclSuite, ::testing::Values(1, 2, 3, 4, 8));
+
+TEST_P(NcclSuite, Passes) { EXPECT_EQ(run_nccl_threads(GetParam(), run_whole_suite), ""); }
+
+TEST_P(NcclSuite, FailsClearly) {
+  if (GetParam() > 1) expect_clear_failures(GetParam(), run_nccl_threads);
+}
 
 TEST(NcclBackend, StrictPassesTheSuiteToo) { EXPECT_EQ(run_nccl_threads(3, run_whole_suite, {.strict = true}), ""); }
 
-TEST(NcclBackend, ProcessesPassTheSuite) { EXPECT_EQ(run_nccl_processes(3, run_whole_suite), ""); }
+class NcclProcesses : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Worlds, NcclProcesses, ::testing::Values(2, 3, 4, 8));
+
+TEST_P(NcclProcesses, PassTheSuite) { EXPECT_EQ(run_nccl_processes(GetParam(), run_whole_suite), ""); }
+
+TEST(NcclBackend, ProcessesFailClearly) {
+  for (const int world : {2, 4}) expect_clear_failures(world, run_nccl_processes);
+}
 
 // A rank of a world of its own for each call: what a stream waits for in vain holds up whatever comes behind it.
 class NcclDeaths : public ::testing::TestWithParam<bool> {};
@@ -150,23 +161,31 @@ void call_until_told(FaultRank& self, NcclRank& rank, const FaultCall& call, std
     if (text.find(part) == std::string::npos) throw std::runtime_error(call.name + ": wrong error: " + text);
 }
 
+void expect_death_is_told(int world, const FaultCall& call, bool strict) {
+  EXPECT_EQ(again_if_late([&] {
+              TcpStoreServer server;
+              return kill_one_of(world, 1, [&](FaultRank& self) -> std::function<void()> {
+                const auto rank = make_nccl_rank(server.address(), self.rank(), world, {.strict = strict});
+                rank->comm->barrier();
+                return [&, rank] {
+                  call_until_told(self, *rank, call, 1s, "rank 1 has died");
+                  end_nccl_rank(*rank);
+                };
+              });
+            }),
+            "")
+      << call.name << ", " << world << " ranks";
+}
+
 TEST_P(NcclDeaths, SurvivorsNameTheRankThatWasKilledWithinASecond) {
   for (const FaultCall& call : fault_calls(1)) {
     if (call.prepare) continue;  // symmetric memory is shm's
-    EXPECT_EQ(again_if_late([&] {
-                TcpStoreServer server;
-                return kill_one_of(3, 1, [&](FaultRank& self) -> std::function<void()> {
-                  const auto rank = make_nccl_rank(server.address(), self.rank(), 3, {.strict = GetParam()});
-                  rank->comm->barrier();
-                  return [&, rank] {
-                    call_until_told(self, *rank, call, 1s, "rank 1 has died");
-                    end_nccl_rank(*rank);
-                  };
-                });
-              }),
-              "")
-        << call.name;
+    expect_death_is_told(3, call, GetParam());
   }
+}
+
+TEST_P(NcclDeaths, AtOtherNumbersOfRanksToo) {
+  for (const int world : {2, 4, 8}) expect_death_is_told(world, fault_calls(1).front(), GetParam());
 }
 
 TEST_P(NcclDeaths, AStoppedRankIsToldWithinTheHeartbeatLimit) {
