@@ -8,19 +8,20 @@ PYTHON = $(firstword $(wildcard .venv/bin/python) python3)
 CONFIGURE_FLAGS = $(if $(wildcard .deps/lib/cmake),-DCMAKE_PREFIX_PATH=$(CURDIR)/.deps)
 
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap configure build all test test-all fuzz slurm soak deaths timeline mutations layouts demo format check cuda-check clean
+.PHONY: help bootstrap configure build all test test-all fuzz slurm soak deaths kills timeline mutations layouts demo format check cuda-check clean
 
 help:
 	@echo 'make demo      set up, build, train a small Llama on 2 ranks, resume it, generate text'
 	@echo 'make test      set up, build, run every test'
 	@echo 'make build     set up, build the programs and libraries (into $(BUILD), $(JOBS) jobs; make build JOBS=4)'
 	@echo 'make all       the same with tests, recipes and benchmarks'
-	@echo 'make test-all  the soak, deaths under Open MPI, the timeline, every layout, every mutation, and the tests again under AddressSanitizer (into $(SANITIZED))'
+	@echo 'make test-all  the soak, deaths under Open MPI, kills of saves, the timeline, every layout, every mutation, and the tests again under AddressSanitizer (into $(SANITIZED))'
 	@echo 'make fuzz      hostile input for every parser, under sanitizers; needs clang (make fuzz FUZZ_SECONDS=600)'
 	@echo 'make soak      200 random kills, stops and restarts of communicating ranks; about 2 minutes (make soak FAULTS=40)'
 	@echo 'make deaths    a rank killed in every call under Open MPI; about 2 minutes'
 	@echo 'make slurm     ranks and job scripts under a Slurm of two nodes that it starts and stops; needs root; about a minute'
 	@echo 'make layouts   every layout of up to 8 ranks and every pipeline schedule beside one rank; some minutes'
+	@echo 'make kills     a saving rank killed at every file operation of a save; about a minute'
 	@echo 'make mutations everything that the check of layouts must find, spoilt and found; about 10 minutes'
 	@echo 'make timeline  pipelines of 2 ranks that compute, against the simulator: needs two cores with nothing else to do'
 	@echo 'make check     formatting, layering and lint checks'
@@ -63,6 +64,9 @@ soak: all
 deaths: all
 	OMP_NUM_THREADS=1 PHALANX_ALL_DEATHS=1 $(BUILD)/bin/comm_test --gtest_filter='MpiBackend.ADeadRank*'
 
+kills: all
+	OMP_NUM_THREADS=1 PHALANX_ALL_KILLS=1 $(BUILD)/bin/checkpoint_test --gtest_filter='*KilledAtEveryOperation*'
+
 mutations: all
 	OMP_NUM_THREADS=1 PHALANX_ALL_MUTATIONS=1 $(BUILD)/bin/train_test --gtest_filter='LayoutMutations*'
 
@@ -72,7 +76,7 @@ layouts: all
 timeline: build
 	$(PYTHON) scripts/pipeline_timeline.py --program $(BUILD)/bin/phalanx --check
 
-test-all: test slurm soak deaths timeline layouts mutations
+test-all: test slurm soak deaths kills timeline layouts mutations
 	cmake --preset asan -B $(SANITIZED) $(CONFIGURE_FLAGS)
 	cmake --build $(SANITIZED) --parallel $(JOBS)
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 ctest --test-dir $(SANITIZED) --output-on-failure --no-tests=error

@@ -1,13 +1,23 @@
 #include "phalanx/base/faulty_file_system.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <csignal>
 #include <cstring>
 #include <utility>
 
 #include "phalanx/base/error.h"
 
 namespace phalanx {
+namespace {
+
+[[noreturn]] void kill_this_process() {
+  ::kill(::getpid(), SIGKILL);
+  for (;;) ::pause();
+}
+
+}  // namespace
 
 class FaultyFile final : public WritableFile {
  public:
@@ -19,6 +29,7 @@ class FaultyFile final : public WritableFile {
     const std::string operation = fmt::format("write {} ({} bytes)", name_, bytes.size());
     if (fs_.before(operation, /*needs_space=*/true, /*is_write=*/true) == FaultyFileSystem::Outcome::stops_half_way) {
       below_->write(bytes.first(bytes.size() / 2));
+      if (fs_.plan_.kind == Fault::kill) kill_this_process();
       if (fs_.plan_.kind == Fault::crash) throw SimulatedCrash("crash during " + operation);
       throw FileError(fmt::format("cannot {}: {}", operation, std::strerror(ENOSPC)), ENOSPC);
     }
@@ -55,6 +66,9 @@ FaultyFileSystem::Outcome FaultyFileSystem::before(const std::string& operation,
     case Fault::crash:
       if (is_write && number == plan_.fail_at) return Outcome::stops_half_way;
       throw SimulatedCrash("crash at " + operation);
+    case Fault::kill:
+      if (is_write) return Outcome::stops_half_way;
+      kill_this_process();
   }
   return Outcome::works;
 }

@@ -23,7 +23,8 @@ namespace phalanx {
 enum class Fault {
   error,  // this operation throws FileError and has no effect; later ones work
   full,   // as a full disk: from here on every create, append, write and sync fails with ENOSPC, writes half way
-  crash   // as kill -9: a write stops half way, anything else does not happen, and so does everything after it
+  crash,  // as kill -9: a write stops half way, anything else does not happen, and so does everything after it
+  kill    // kill -9 of this process, for a test that has forked one: a write stops half way, nothing comes after it
 };
 
 struct FaultPlan {

@@ -14,6 +14,8 @@ namespace phalanx {
 inline constexpr std::uint64_t kHashBlockBytes = 1 << 20;
 
 std::uint64_t hash_block(std::span<const std::byte> bytes);
+/// Block `block` of the file's bytes, which must have so many.
+std::span<const std::byte> bytes_of_block(std::span<const std::byte> file, std::uint64_t block);
 /// 16 hexadecimal digits.
 std::string format_hash(std::uint64_t hash);
 

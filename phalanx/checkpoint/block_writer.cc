@@ -12,6 +12,12 @@ BlockWriter::BlockWriter(FileSystem& fs, const std::filesystem::path& path) : fi
   pending_.reserve(kHashBlockBytes);
 }
 
+void BlockWriter::append_header(std::string_view header) {
+  const auto bytes = std::as_bytes(std::span(header));
+  entry_.header_hash = hash_block(bytes);
+  append(bytes);
+}
+
 void BlockWriter::append(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     if (pending_.empty() && bytes.size() >= kHashBlockBytes) {

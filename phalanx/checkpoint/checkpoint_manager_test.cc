@@ -187,13 +187,13 @@ TEST(CheckpointManager, SaysWhyItPassesOverNewerCheckpoints) {
   EXPECT_THAT(message, HasSubstr("step-10: "));
 }
 
-TEST(CheckpointManager, EveryFlippedByteIsDetectedAndTheTensorNamed) {
+TEST(CheckpointManager, EveryFlippedByteIsDetected) {
   const TempDirectory scratch("checkpoint");
   CheckpointManager checkpoints(scratch.path());
   const auto folder = checkpoints.save(make_state(3), 1).path;
   const auto whole = checkpoint_testing::slurp(folder / kShard);
   auto state = make_state(0);
-  for (std::size_t i = 0; i < whole.size(); i += i < 64 ? 1 : 13) {
+  for (std::size_t i = 0; i < whole.size(); ++i) {
     auto damaged = whole;
     damaged[i] = static_cast<char>(damaged[i] ^ (1 << (i % 8)));
     checkpoint_testing::spill(folder / kShard, damaged);

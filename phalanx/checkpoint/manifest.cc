@@ -25,7 +25,9 @@ std::string checksum_line(std::string_view rest) {
 nlohmann::json to_json(const ManifestFile& file) {
   auto hashes = nlohmann::json::array();
   for (const auto hash : file.block_hashes) hashes.push_back(format_hash(hash));
-  return {{"name", file.name}, {"size", file.size}, {"xxh3", std::move(hashes)}};
+  nlohmann::json json = {{"name", file.name}, {"size", file.size}, {"xxh3", std::move(hashes)}};
+  if (file.header_hash) json["header_xxh3"] = format_hash(*file.header_hash);
+  return json;
 }
 
 /// A name that stays inside the checkpoint's directory.
@@ -37,6 +39,15 @@ bool is_plain_file_name(std::string_view name) {
 std::int64_t whole_number(const nlohmann::json& value, std::string_view what) {
   if (is_whole_number(value)) return value.get<std::int64_t>();
   throw CheckpointError(fmt::format("{} is {}: expected a whole number", what, value.dump().substr(0, 40)));
+}
+
+std::uint64_t hash_from_json(const nlohmann::json& json, std::string_view file) {
+  const auto& digits = json.get_ref<const std::string&>();
+  std::uint64_t hash = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), hash, 16);
+  if (digits.size() != 16 || error != std::errc() || end != digits.data() + digits.size())
+    throw CheckpointError(fmt::format("{} has the malformed hash \"{}\"", file, digits));
+  return hash;
 }
 
 ManifestFile file_from_json(const nlohmann::json& json) {
@@ -51,14 +62,8 @@ ManifestFile file_from_json(const nlohmann::json& json) {
   if (hashes.size() != expected)
     throw CheckpointError(
         fmt::format("{} has {} hashes, {} bytes need {}", file.name, hashes.size(), file.size, expected));
-  for (const auto& entry : hashes) {
-    const auto& digits = entry.get_ref<const std::string&>();
-    std::uint64_t hash = 0;
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), hash, 16);
-    if (digits.size() != 16 || error != std::errc() || end != digits.data() + digits.size())
-      throw CheckpointError(fmt::format("{} has the malformed hash \"{}\"", file.name, digits));
-    file.block_hashes.push_back(hash);
-  }
+  for (const auto& entry : hashes) file.block_hashes.push_back(hash_from_json(entry, file.name));
+  if (json.contains("header_xxh3")) file.header_hash = hash_from_json(json["header_xxh3"], file.name);
   return file;
 }
 

@@ -5,13 +5,15 @@
 //   "integers": {"data.position": 800, "step": 100},
 //   "metadata": {"model": {...}},         <- whatever the saver wants to find again; an object
 //   "block_bytes": 1048576,
-//   "files": [{"name": "shard-...safetensors", "size": 123, "xxh3": ["...", ...]}]}
+//   "files": [{"name": "shard-...safetensors", "size": 123, "header_xxh3": "...", "xxh3": ["...", ...]}]}
 //
-// Knows no tensor: names, shapes and boxes are in the files' own headers, which the block hashes cover.
+// Knows no tensor: names, shapes and boxes are in the files' own headers, which the block hashes cover. A header has a
+// hash of its own besides, so that where its block is damaged it is known whether it may still name the tensors there.
 #pragma once
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,6 +26,7 @@ struct ManifestFile {
   std::string name;  // within the checkpoint's directory
   std::uint64_t size = 0;
   std::vector<std::uint64_t> block_hashes;
+  std::optional<std::uint64_t> header_hash = {};  // of the safetensors header with its length; older ones have none
 };
 
 struct Manifest {

@@ -15,7 +15,7 @@ Manifest example_manifest() {
   return {.step = 120,
           .integers = {{"data.position", 960}, {"seed", -1}},
           .metadata = R"({"model":{"dim":256}})",
-          .files = {{"a.safetensors", (1 << 20) + 1, {1, ~std::uint64_t{0}}}, {"b.safetensors", 0, {}}}};
+          .files = {{"a.safetensors", (1 << 20) + 1, {1, ~std::uint64_t{0}}, 7}, {"b.safetensors", 0, {}}}};
 }
 
 TEST(BlockHash, IsXxh3) {
@@ -32,6 +32,8 @@ TEST(Manifest, IsReadBackAsWritten) {
   EXPECT_EQ(read.files[0].name, "a.safetensors");
   EXPECT_EQ(read.files[0].size, manifest.files[0].size);
   EXPECT_EQ(read.files[0].block_hashes, manifest.files[0].block_hashes);
+  EXPECT_EQ(read.files[0].header_hash, 7u);
+  EXPECT_EQ(read.files[1].header_hash, std::nullopt);  // as of an earlier version
 }
 
 TEST(Manifest, EveryFlippedBitAndEveryTruncationIsDetected) {
@@ -76,6 +78,7 @@ TEST(Manifest, WrongContentsUnderARightChecksumAreRefused) {
   expect_reason(edited_manifest("a.safetensors", ".."), "not a file name");
   expect_reason(edited_manifest("1048577", "1048576"), "has 2 hashes");
   expect_reason(edited_manifest("ffffffffffffffff", "fffffffffffffffg"), "malformed hash");
+  expect_reason(edited_manifest("\"0000000000000007\"", "\"7\""), "malformed hash \"7\"");
   expect_reason(edited_manifest("\"step\": 120", "\"step\": \"x\""), "step is \"x\": expected a whole number");
   expect_reason(edited_manifest("\"files\"", "\"files_\""), "malformed manifest");
 }

@@ -53,8 +53,7 @@ class FileRewriter {
     }
     const auto header = safetensors::make_header(std::move(infos), std::move(metadata));
     BlockWriter writer(fs_, path);
-    const auto text = safetensors::format_header(header);
-    writer.append(std::as_bytes(std::span(text)));
+    writer.append_header(safetensors::format_header(header));
     for (const auto& info : header.tensors) {
       const auto& output = *by_name.at(info.name);
       for_each_piece(output.box, kElementsCopiedAtOnce, [&](const Box& piece) {

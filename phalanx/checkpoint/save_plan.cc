@@ -123,8 +123,7 @@ ManifestFile write_shard_file(FileSystem& fs, const std::filesystem::path& path,
   }
   const auto header = safetensors::make_header(std::move(infos), sharding_metadata(offsets));
   BlockWriter writer(fs, path);
-  const auto header_text = safetensors::format_header(header);
-  writer.append(std::as_bytes(std::span(header_text)));
+  writer.append_header(safetensors::format_header(header));
   for (const auto& info : header.tensors) {
     const auto& planned = *box_of.at(info.name);
     read_tensor_rows(tensors[planned.tensor].tensor, planned.row_begin, planned.row_end,

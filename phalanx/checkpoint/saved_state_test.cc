@@ -28,8 +28,7 @@ SavedState save_boxes(const std::filesystem::path& folder, std::int64_t cols, co
     const auto header = safetensors::make_header({{.name = "t", .dtype = Dtype::i32, .shape = box.shape}},
                                                  sharding_metadata({{"t", box.offsets}}));
     BlockWriter writer(posix_file_system(), folder / shard_file_name(static_cast<int>(i)));
-    const auto text = safetensors::format_header(header);
-    writer.append(std::as_bytes(std::span(text)));
+    writer.append_header(safetensors::format_header(header));
     for (std::int64_t row = 0; row < box.shape[0]; ++row)
       for (std::int64_t col = 0; col < box.shape[1]; ++col) {
         const auto value = static_cast<std::int32_t>((box.offsets[0] + row) * cols + box.offsets[1] + col);

@@ -213,23 +213,42 @@ TEST(ShardedCheckpoint, StatesThatAreNotWholeAreRefused) {
 
 TEST(ShardedCheckpoint, EveryFlippedBitIsFoundAndNamed) {
   const TempDirectory scratch("sharded");
-  save_sharded(scratch.path(), rows_of(3), global_state(2));
+  auto state = global_state(2);
+  state.tensors.resize(4);  // no more in a block than a message names
+  save_sharded(scratch.path(), rows_of(3), state);
   const auto step = scratch.path() / "step-1";
-  auto state = global_state(0);
   for (const auto& file : read_step_manifest(step).files) {
     const auto whole = checkpoint_testing::slurp(step / file.name);
-    for (std::size_t i = 0; i < whole.size(); i += i < 32 ? 1 : 29) {
-      auto damaged = whole;
-      damaged[i] = static_cast<char>(damaged[i] ^ (1 << (i % 8)));
-      checkpoint_testing::spill(step / file.name, damaged);
-      EXPECT_THAT(message_of<CheckpointError>([&] { CheckpointManager(scratch.path()).load(step, state); }),
-                  AllOf(HasSubstr(file.name), HasSubstr("do not match their hash"), HasSubstr("the header")))
-          << i;
+    const auto header = safetensors::parse_header(file.name, std::as_bytes(std::span(whole)), whole.size());
+    std::fstream bytes(step / file.name, std::ios::in | std::ios::out | std::ios::binary);
+    const auto put = [&](std::size_t at, char byte) {
+      bytes.seekp(static_cast<std::streamoff>(at)).put(byte).flush();
+      ASSERT_TRUE(bytes.good());
+    };
+    // Every bit of the header, one of every other byte.
+    for (std::size_t bit = 0; bit < 8 * whole.size(); bit += bit < 8 * header.data_begin ? 1 : 9) {
+      const std::size_t i = bit / 8;
+      put(i, static_cast<char>(whole[i] ^ (1 << (bit % 8))));
+      const auto message = message_of<DamagedError>([&] { VerifiedFile(step, file); });
+      EXPECT_THAT(message, HasSubstr(file.name + " is damaged: bytes 0 to ")) << "bit " << bit;
+      const auto holder = std::ranges::find_if(header.tensors, [&](const auto& tensor) {
+        return header.data_begin + tensor.begin <= i && i < header.data_begin + tensor.end;
+      });
+      const bool is_in_header = i < header.data_begin;
+      EXPECT_EQ(message.find("the header is damaged") != std::string::npos, is_in_header) << "bit " << bit << message;
+      EXPECT_EQ(message.find("tensor \"") == std::string::npos, is_in_header) << "bit " << bit << message;
+      ASSERT_TRUE(is_in_header || holder != header.tensors.end());
+      if (!is_in_header) {
+        EXPECT_THAT(message, HasSubstr("tensor \"" + holder->name + "\"")) << "bit " << bit;
+      }
+      if (i % 29 == 0) {  // and where all of it is loaded
+        EXPECT_EQ(message_of<CheckpointError>([&] { CheckpointManager(scratch.path()).load(step, state); }), message);
+      }
+      put(i, whole[i]);
     }
-    checkpoint_testing::spill(step / file.name, whole);
   }
   const auto manifest = checkpoint_testing::slurp(step / "manifest.json");
-  for (std::size_t i = 0; i < manifest.size(); i += 7) {
+  for (std::size_t i = 0; i < manifest.size(); ++i) {
     auto damaged = manifest;
     damaged[i] = static_cast<char>(damaged[i] ^ (1 << (i % 8)));
     checkpoint_testing::spill(step / "manifest.json", damaged);

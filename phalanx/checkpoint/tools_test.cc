@@ -6,6 +6,7 @@
 #include <ATen/ops/signbit.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -135,12 +136,46 @@ TEST(VerifyStep, FindsAllDamageAndNamesIt) {
   flip_bit(file, 9);  // in the header's JSON
   found = verify_step(step);
   ASSERT_EQ(found.size(), 3u);
-  EXPECT_THAT(found[0].reason,
-              HasSubstr("do not match their hash; what they hold is not known, as the header cannot be read"));
+  for (const auto& damage : found)
+    EXPECT_THAT(damage.reason, HasSubstr("hash; the header is damaged, so that the tensors in them are not known"));
   std::filesystem::resize_file(file, 5);
   EXPECT_THAT(verify_step(step)[0].reason, HasSubstr("has 5 bytes; the manifest says 4000320"));
   std::filesystem::remove(step / "manifest.json");
   EXPECT_THROW(verify_step(step), DamagedError);
+}
+
+// A flipped bit in a name leaves a header that can be read. Manifests of earlier versions have no hash of it alone.
+TEST(VerifyStep, ADamagedHeaderNamesNoTensors) {
+  const TempDirectory scratch("verify");
+  const auto step = write_small_step(
+      scratch.path(), 1,
+      {checkpoint_testing::counting("model.a", {300'000}, 0), checkpoint_testing::counting("model.b", {300'000}, 0)});
+  const auto reasons = [&] {
+    std::vector<std::string> found;
+    for (const auto& damage : verify_step(step)) found.push_back(damage.reason);
+    return found;
+  };
+  auto manifest = parse_manifest("", file_bytes(step / kManifestName));
+  ASSERT_TRUE(manifest.files[0].header_hash);
+  const auto file = step / shard_file_name(0);
+  const auto name_at = file_bytes(file).find("model.a\":{\"dtype");
+  ASSERT_NE(name_at, std::string::npos);
+  const std::string first = "bytes 0 to 1048576 do not match their hash; ";
+  const auto last = file_bytes(file).size() - 1;
+  const std::string of_last = fmt::format("bytes 2097152 to {} do not match their hash; ", last + 1);
+
+  flip_bit(file, last);
+  EXPECT_THAT(reasons(), ElementsAre(of_last + "they hold tensor \"model.b\""));
+  flip_bit(file, name_at + 6);
+  EXPECT_THAT(file_bytes(file), HasSubstr("model.`\""));
+  EXPECT_THAT(reasons(), ElementsAre(first + "the header is damaged, so that the tensors in them are not known",
+                                     of_last + "the header is damaged, so that the tensors in them are not known"));
+  manifest.files[0].header_hash.reset();
+  write_file(step / kManifestName, format_manifest(manifest));
+  EXPECT_THAT(reasons(), ElementsAre(first + "they hold the header, so that the tensors in them are not known for sure",
+                                     of_last + "the header is damaged, so that the tensors in them are not known"));
+  flip_bit(file, name_at + 6);
+  EXPECT_THAT(reasons(), ElementsAre(of_last + "they hold tensor \"model.b\""));
 }
 
 TEST(VerifyStep, AStepUnderAnotherStepsNameIsFound) {

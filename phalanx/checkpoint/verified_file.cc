@@ -9,6 +9,44 @@
 #include "phalanx/checkpoint/block_hash.h"
 
 namespace phalanx {
+namespace {
+
+/// Whether every bit of the header is as it was written. Without a hash of its own: whether all its blocks are.
+bool header_is_sound(const ManifestFile& entry, std::span<const std::byte> file) {
+  std::uint64_t length = 0;
+  if (file.size() < sizeof length) return false;
+  std::memcpy(&length, file.data(), sizeof length);
+  if (length > file.size() - sizeof length) return false;
+  const auto header = file.first(sizeof length + length);
+  if (entry.header_hash) return hash_block(header) == *entry.header_hash;
+  for (std::uint64_t block = 0; block * kHashBlockBytes < header.size(); ++block) {
+    if (hash_block(bytes_of_block(file, block)) != entry.block_hashes[block]) return false;
+  }
+  return true;
+}
+
+/// "tensor "a" and tensor "b"", "... and 7 more": those with bytes in [begin, end) of the file.
+std::string name_tensors(const safetensors::Header& header, std::uint64_t begin, std::uint64_t end) {
+  constexpr std::size_t kShown = 4;
+  std::vector<std::string> names;
+  std::size_t more = 0;
+  for (const auto& tensor : header.tensors) {
+    if (header.data_begin + tensor.begin >= end || header.data_begin + tensor.end <= begin || tensor.size() == 0)
+      continue;
+    if (names.size() < kShown) {
+      names.push_back(fmt::format("tensor {}", safetensors::quote_name(tensor.name)));
+    } else {
+      ++more;
+    }
+  }
+  if (names.empty()) return "the header";
+  std::string text;
+  for (std::size_t i = 0; i < names.size(); ++i)
+    text += fmt::format("{}{}", i == 0 ? "" : i + 1 == names.size() && more == 0 ? " and " : ", ", names[i]);
+  return more == 0 ? text : fmt::format("{} and {} more", text, more);
+}
+
+}  // namespace
 
 VerifiedFile::VerifiedFile(const std::filesystem::path& folder, ManifestFile entry)
     : entry_(std::move(entry)), path_((folder / entry_.name).string()), verified_(entry_.block_hashes.size()) {
@@ -58,43 +96,26 @@ void VerifiedFile::verify(std::uint64_t begin, std::uint64_t end) {
   if (begin == end) return;
   for (std::uint64_t block = begin / kHashBlockBytes; block <= (end - 1) / kHashBlockBytes; ++block) {
     if (verified_[block]) continue;
-    const auto first = block * kHashBlockBytes, size = std::min(kHashBlockBytes, entry_.size - first);
-    if (hash_block(mapped_.bytes().subspan(first, size)) != entry_.block_hashes[block])
-      throw DamagedError(fmt::format("{} is damaged: bytes {} to {} do not match their hash; they hold {}", path_,
-                                     first, first + size, holders(first, first + size)));
+    const auto bytes = bytes_of_block(mapped_.bytes(), block);
+    if (hash_block(bytes) != entry_.block_hashes[block])
+      throw DamagedError(fmt::format("{} is damaged: {}", path_, describe_damage(entry_, mapped_.bytes(), block)));
     verified_[block] = true;
-    verified_bytes_ += size;
+    verified_bytes_ += bytes.size();
   }
 }
 
-std::string VerifiedFile::holders(std::uint64_t begin, std::uint64_t end) const {
-  if (header_.data_begin != 0) return describe_holders(header_, begin, end);
-  // The header itself is damaged. Where it can still be read it is good enough for a message.
-  try {
-    return describe_holders(safetensors::parse_header(path_, mapped_.bytes(), mapped_.size()), begin, end);
-  } catch (const CheckpointError&) {
-    return "the header";
-  }
-}
-
-std::string describe_holders(const safetensors::Header& header, std::uint64_t begin, std::uint64_t end) {
-  constexpr std::size_t kShown = 4;
-  std::vector<std::string> names;
-  if (begin < header.data_begin) names.emplace_back("the header");
-  std::size_t more = 0;
-  for (const auto& tensor : header.tensors) {
-    if (header.data_begin + tensor.begin >= end || header.data_begin + tensor.end <= begin || tensor.size() == 0)
-      continue;
-    if (names.size() < kShown) {
-      names.push_back(fmt::format("tensor {}", safetensors::quote_name(tensor.name)));
-    } else {
-      ++more;
+std::string describe_damage(const ManifestFile& entry, std::span<const std::byte> file, std::uint64_t block) {
+  const auto begin = block * kHashBlockBytes, end = begin + bytes_of_block(file, block).size();
+  const auto text = fmt::format("bytes {} to {} do not match their hash; ", begin, end);
+  if (header_is_sound(entry, file)) {
+    try {
+      return text + "they hold " + name_tensors(safetensors::parse_header(entry.name, file, file.size()), begin, end);
+    } catch (const CheckpointError&) {  // it was written like that: no better than a damaged one
     }
   }
-  std::string text;
-  for (std::size_t i = 0; i < names.size(); ++i)
-    text += fmt::format("{}{}", i == 0 ? "" : i + 1 == names.size() && more == 0 ? " and " : ", ", names[i]);
-  return more == 0 ? text : fmt::format("{} and {} more", text, more);
+  return text + (entry.header_hash || begin > 0
+                     ? "the header is damaged, so that the tensors in them are not known"
+                     : "they hold the header, so that the tensors in them are not known for sure");
 }
 
 }  // namespace phalanx

@@ -1,7 +1,8 @@
 // A safetensors file of a checkpoint, read with every touched block checked against the manifest's hashes.
 //
 // Opening checks the size and verifies the blocks of the header before a byte of it is interpreted; bytes() verifies
-// the blocks of what it returns, each block once. Damage is a DamagedError that names file, block and tensors.
+// the blocks of what it returns, each block once. Damage is a DamagedError that names file, block and tensors; where
+// the header itself is damaged, that, as the names in it are not to be trusted.
 #pragma once
 
 #include <cstddef>
@@ -42,7 +43,6 @@ class VerifiedFile {
 
  private:
   void verify(std::uint64_t begin, std::uint64_t end);
-  std::string holders(std::uint64_t begin, std::uint64_t end) const;
 
   ManifestFile entry_;
   std::string path_;
@@ -52,7 +52,8 @@ class VerifiedFile {
   safetensors::Header header_;
 };
 
-/// What bytes [begin, end) of a file hold, for messages: "the header", "tensor "a" and tensor "b"", "... and 7 more".
-std::string describe_holders(const safetensors::Header& header, std::uint64_t begin, std::uint64_t end);
+/// What is wrong with block `block` of a file, whose bytes do not match its hash: "bytes 0 to 4096 do not match their
+/// hash; they hold tensor "a" and tensor "b"", "... and 7 more", or "...; the header is damaged, ...".
+std::string describe_damage(const ManifestFile& entry, std::span<const std::byte> file, std::uint64_t block);
 
 }  // namespace phalanx

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "phalanx/base/file.h"
 #include "phalanx/base/mapped_file.h"
 #include "phalanx/checkpoint/block_hash.h"
@@ -11,14 +9,6 @@
 
 namespace phalanx {
 namespace {
-
-std::string name_holders(const std::string& path, const MappedFile& file, std::uint64_t begin, std::uint64_t end) {
-  try {
-    return "they hold " + describe_holders(safetensors::parse_header(path, file.bytes(), file.size()), begin, end);
-  } catch (const CheckpointError&) {
-    return "what they hold is not known, as the header cannot be read";
-  }
-}
 
 void verify_file(const std::filesystem::path& folder, const ManifestFile& entry,
                  const std::function<void(std::uint64_t)>& progress, std::vector<Damage>& found) {
@@ -35,11 +25,10 @@ void verify_file(const std::filesystem::path& folder, const ManifestFile& entry,
     return progress(entry.size);
   }
   for (std::size_t block = 0; block < entry.block_hashes.size(); ++block) {
-    const auto begin = block * kHashBlockBytes, size = std::min(kHashBlockBytes, entry.size - begin);
-    if (hash_block(file.bytes().subspan(begin, size)) != entry.block_hashes[block])
-      found.push_back({entry.name, fmt::format("bytes {} to {} do not match their hash; {}", begin, begin + size,
-                                               name_holders(path.string(), file, begin, begin + size))});
-    progress(size);
+    const auto bytes = bytes_of_block(file.bytes(), block);
+    if (hash_block(bytes) != entry.block_hashes[block])
+      found.push_back({entry.name, describe_damage(entry, file.bytes(), block)});
+    progress(bytes.size());
   }
 }
 

@@ -262,8 +262,7 @@ void export_weights(const std::filesystem::path& path, const std::vector<NamedTe
   temporary += ".tmp";
   try {
     BlockWriter writer(fs, temporary);
-    const auto text = safetensors::format_header(header);
-    writer.append(std::as_bytes(std::span(text)));
+    writer.append_header(safetensors::format_header(header));
     for (const auto& info : header.tensors) {
       const auto tensor = of_file.at(info.name).whole(options.dtype);  // one that is put together alive at a time
       read_tensor_rows(tensor, 0, tensor.dim() == 0 ? 1 : tensor.size(0),

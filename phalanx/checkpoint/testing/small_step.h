@@ -65,8 +65,7 @@ inline std::filesystem::path write_small_step(const std::filesystem::path& folde
     }
     const auto header = safetensors::make_header(parts, sharding_metadata(offsets));
     BlockWriter writer(posix_file_system(), path / shard_file_name(rank));
-    const auto text = safetensors::format_header(header);
-    writer.append(std::as_bytes(std::span(text)));
+    writer.append_header(safetensors::format_header(header));
     for (const auto& info : header.tensors) {
       for (const auto& tensor : tensors) {
         if (tensor.name != info.name || info.size() == 0) continue;
