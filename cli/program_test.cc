@@ -399,6 +399,42 @@ TEST_F(ProgramTest, AFullDiskDuringASaveLeavesTheEarlierCheckpoint) {
   EXPECT_THAT(again.err, HasSubstr("step-4"));
 }
 
+TEST_F(ProgramTest, ACheckpointThatCannotBeGoneOnFromIsOneErrorBeforeTheFirstStep) {
+  const std::string file = config();
+  ASSERT_EQ(run({"train", "-n", "2", file, "--training.steps=2"}).status, 0);
+  ASSERT_EQ(run({"train", "-n", "2", file, "--training.steps=2", "--debug.seed=5", "--job.dump_folder", path("other")})
+                .status,
+            0);
+  const auto expect_refused = [&](const std::vector<std::string>& more, int status, const std::string& text) {
+    std::vector<std::string> command = {"train", "-n", "2", file};
+    command.insert(command.end(), more.begin(), more.end());
+    const Outcome outcome = run(command);
+    expect_one_error(outcome, status, text);
+    EXPECT_THAT(outcome.err, Not(::testing::ContainsRegex("step: +[0-9]+  loss")));
+    EXPECT_EQ(count(contents(path("run/metrics.jsonl")), "\"loss\""), 2);
+  };
+  const std::string shard = "checkpoint/step-2/shard-00002-model-00001-of-00001.safetensors";
+  const std::string whole = contents(path("run/" + shard)), foreign = contents(path("other/" + shard));
+  ASSERT_EQ(whole.size(), foreign.size());
+  std::filesystem::remove(path("run/" + shard));
+  expect_refused({}, 1, shard + ": No such file or directory");
+  write("run/" + shard, foreign);
+  expect_refused({}, 1, shard + " is damaged: ");
+  write("run/" + shard, whole);
+  expect_refused({"--model.dim=128"}, 1, "step-2 does not fit this model");
+  expect_refused({"--parallelism.tensor_parallel_degree=3"}, 2, "tensor_parallel_degree");
+  EXPECT_EQ(run({"train", "-n", "2", file}).status, 0);
+}
+
+TEST_F(ProgramTest, AnAsynchronousSaveTellsHowLongItHeldUpTheRun) {
+  const Outcome outcome = run({"train", "-n", "2", config("[checkpoint]\ninterval = 4\nasync_mode = \"async\"\n")});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  for (const char* step : {"4", "8"}) {
+    EXPECT_THAT(outcome.err, ::testing::ContainsRegex("saving step " + std::string(step) +
+                                                      " while training goes on \\(copied in [0-9.]+ [mu]?s\\)"));
+  }
+}
+
 TEST_F(ProgramTest, APortInUseIsNamed) {
   const int listener = ::socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address{};
