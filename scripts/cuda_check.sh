@@ -159,3 +159,6 @@ say "the program starts"
 GTEST_FILTER='Nccl*:*NcclSuite*:Cuda*' "$work/build/bin/comm_test" --gtest_brief=1 >"$work/comm_test.log" 2>&1 ||
   fail "comm_test of the CUDA flavour failed: $(tail -n 20 "$work/comm_test.log")"
 say "the nccl backend passes over its doubles: $(grep -c Skipped "$work/comm_test.log") cases want a GPU"
+GTEST_FILTER='GpuSharding*' "$work/build/bin/train_test" --gtest_brief=1 >"$work/train_test.log" 2>&1 ||
+  fail "sharded training on the GPU failed: $(tail -n 20 "$work/train_test.log")"
+say "sharded training on a GPU: $(grep -c Skipped "$work/train_test.log") cases skipped for want of one"
