@@ -68,7 +68,47 @@ struct OwnLayers : nn::Module {
   std::vector<std::shared_ptr<nn::Linear>> layers;
 };
 
-enum class Layers { own, foreign };
+/// Two such layers, the second in a module of its own.
+struct NestedPair : nn::Module {
+  struct Inner : nn::Module {
+    Inner() : nn::Module("Inner") {
+      layer = register_module("layer", std::make_shared<nn::Linear>(nn::LinearOptions{kWidth, kWidth, true}));
+    }
+    at::Tensor forward(const at::Tensor& x) { return at::tanh(nn::call(layer, x)); }
+    std::shared_ptr<nn::Linear> layer;
+  };
+  NestedPair() : nn::Module("NestedPair") {
+    layer = register_module("layer", std::make_shared<nn::Linear>(nn::LinearOptions{kWidth, kWidth, true}));
+    inner = register_module("inner", std::make_shared<Inner>());
+  }
+  at::Tensor forward(const at::Tensor& x) { return nn::call(inner, at::tanh(nn::call(layer, x))); }
+  std::shared_ptr<nn::Linear> layer;
+  std::shared_ptr<Inner> inner;
+};
+
+/// The eight layers as pairs, [first, last) of the layers: units inside units when they are sharded.
+struct NestedLayers : nn::Module {
+  NestedLayers(int first, int last) : nn::Module("NestedLayers") {
+    for (int i = first / 2; i < last / 2; ++i)
+      pairs.push_back(register_module(std::to_string(i), std::make_shared<NestedPair>()));
+    nn::initialise(*this, 4);
+  }
+  std::vector<std::vector<nn::Module*>> shard_units() override {
+    std::vector<std::vector<nn::Module*>> units;
+    for (const auto& pair : pairs) {
+      units.push_back({pair.get()});
+      units.push_back({pair->inner.get()});
+    }
+    return units;
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (const auto& pair : pairs) x = nn::call(pair, x);
+    return x;
+  }
+  std::vector<std::shared_ptr<NestedPair>> pairs;
+};
+
+enum class Layers { own, nested, foreign };
 
 /// The stages of a rank: as many layers each.
 inline std::vector<PipelineStage> stages_of(const schedule::Schedule& schedule, int rank, Layers whose) {
@@ -78,6 +118,9 @@ inline std::vector<PipelineStage> stages_of(const schedule::Schedule& schedule, 
     const bool is_last = s + 1 == schedule.stages();
     if (whose == Layers::own) {
       const auto part = std::make_shared<OwnLayers>(s * each, (s + 1) * each);
+      stages.push_back(is_last ? make_stage(s, part, squared_error) : make_stage(s, part));
+    } else if (whose == Layers::nested) {
+      const auto part = std::make_shared<NestedLayers>(s * each, (s + 1) * each);
       stages.push_back(is_last ? make_stage(s, part, squared_error) : make_stage(s, part));
     } else {
       const std::vector<int> counts(static_cast<std::size_t>(schedule.stages()), 2 * each);
@@ -128,6 +171,8 @@ struct OneRank {
 inline OneRank one_rank(Layers whose, int micro_batches) {
   if (whose == Layers::own)
     return {make_stage(0, std::make_shared<OwnLayers>(0, kLayers), squared_error), micro_batches};
+  if (whose == Layers::nested)
+    return {make_stage(0, std::make_shared<NestedLayers>(0, kLayers), squared_error), micro_batches};
   return {make_stage(0, split_sequential(foreign_layers(), {2 * kLayers})[0], squared_error), micro_batches};
 }
 

@@ -58,12 +58,12 @@ std::string text_of(const FullyShardOptions& options) {
          (options.prefetch ? "" : ", no prefetch");
 }
 
-/// All schedules under the stages of ZeRO; other options, and layers that are not ours, under two of them.
+/// All schedules under the stages of ZeRO; other options, units inside units, and layers that are not ours, under two
+/// of them.
 std::vector<FullyShardOptions> ways_to_shard(const std::string& schedule, Layers whose) {
   const FullyShardOptions kept = {.stage = 3, .reshard_after_forward = false};
   const bool is_shown = schedule == "1F1B" || schedule == "ZBVZeroBubble";
-  if (whose == Layers::foreign)
-    return is_shown ? std::vector{FullyShardOptions{}, kept} : std::vector<FullyShardOptions>{};
+  if (whose != Layers::own) return is_shown ? std::vector{FullyShardOptions{}, kept} : std::vector<FullyShardOptions>{};
   std::vector<FullyShardOptions> ways = {{.stage = 1}, {.stage = 3}, kept};
   if (is_shown) {
     const std::vector<FullyShardOptions> more = {{.stage = 2}, {.prefetch = false}, {.offload = true}};
@@ -79,7 +79,7 @@ TEST(ShardedPipeline, EqualsOneRankAndDataParallelToTheBit) {
     const at::Tensor x = random_rows(16, "x"), y = random_rows(16, "y");
     const auto half = static_cast<std::size_t>(mesh.coordinate("dp_shard"));
     for (const auto& name : schedule::schedule_names()) {
-      for (const Layers whose : {Layers::own, Layers::foreign}) {
+      for (const Layers whose : {Layers::own, Layers::nested, Layers::foreign}) {
         const auto plan = make_schedule({.name = name, .ranks = 2, .micro_batches = 4});
         for (const auto& options : ways_to_shard(name, whose)) {
           SCOPED_TRACE(name + ", " + text_of(options));
@@ -90,6 +90,12 @@ TEST(ShardedPipeline, EqualsOneRankAndDataParallelToTheBit) {
           }
           PipelineRuntime unsharded(pp, plan, whole, {.weight_split = WeightSplit::queue});
           const ShardedStages sharded(plan, mesh, whose, options);
+          for (const auto& model : sharded.models) {
+            const int units = whose == Layers::foreign ? 0 : kLayers / plan.stages();
+            if (units > 0) {
+              EXPECT_EQ(model->units().size(), static_cast<std::size_t>(units));
+            }
+          }
           PipelineRuntime pipeline(pp, plan, sharded.stages);
           const OneRank reference = one_rank(whose, 8);
           for (int step = 0; step < 2; ++step) {
