@@ -3,7 +3,7 @@
 //   collectives --ranks 2 --backends shm,symmetric,c10d,openmpi
 //   collectives --ranks 2 --backends mpi,openmpi --ops all_reduce --sizes 64K,1M
 //
-// `phalanx bench --help` tells of the options. mpirun starts the ranks: MPI's own calls need it. Where our `mpi` is not
+// mpirun starts the ranks: MPI's own calls need it. Where our `mpi` is not
 // measured too, MPI is initialised for one thread, as it is fastest.
 #include <fmt/format.h>
 #include <unistd.h>
@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -49,6 +50,10 @@ using phalanx::cli::Arguments;
 int main(int argc, char** argv) {
   const Arguments arguments(argv + 1, argv + argc);
   try {
+    if (!arguments.empty() && (arguments[0] == "-h" || arguments[0] == "--help")) {
+      fmt::print("{}", phalanx::cli::kBenchHelp);
+      return 0;
+    }
     if (std::getenv("OMPI_COMM_WORLD_RANK") == nullptr) become_mpirun(arguments);
     return phalanx::cli::bench_worker(arguments, {phalanx::benchmarks::open_mpi_peer()});
   } catch (const std::exception& error) {

@@ -27,6 +27,8 @@ while [[ $# -gt 0 ]]; do
   esac
 done
 
+[[ $steps =~ ^[0-9]+$ && $steps -ge 3 ]] || { echo "$0: --steps $steps: expected 3 or more, as the first two are not counted" >&2; exit 2; }
+[[ $rounds =~ ^[1-9][0-9]*$ ]] || { echo "$0: --rounds $rounds: expected 1 or more" >&2; exit 2; }
 [[ -x $program ]] || { echo "$0: no program '$program'; build the target phalanx, or give --program" >&2; exit 2; }
 # shellcheck source=benchmarks/slow_link.bash
 source "$(dirname "${BASH_SOURCE[0]}")/slow_link.bash"

@@ -78,7 +78,8 @@ struct OperationDescription {
   std::vector<std::int64_t> output_counts;  // all_to_all
   std::vector<Transfer> transfers;          // send, recv, batch_p2p
   bool compare_only = false;                // collectives of gloo and mpi: done once all ranks are known to ask alike
-  const Signature* stands_for = nullptr;    // what the ranks compare, and errors tell, instead of this itself
+  // What the ranks compare, and errors tell, instead of this itself; lives as long as the operation.
+  const Signature* stands_for = nullptr;
 };
 
 enum class Progress : std::uint8_t {

@@ -13,17 +13,23 @@ namespace phalanx {
 namespace suite {
 namespace {
 
-void fail_verb(Communicator& comm) {
-  at::Tensor x = at::full({64}, 1.0F);
-  const std::string text = prompt_error_of(
+// One rank does something else than the others.
+template <class Other, class Others>
+std::string at_odds(Communicator& comm, int rank, const char* what, Other other, Others others) {
+  return prompt_error_of(
       comm,
       [&] {
-        if (comm.rank() == 1)
-          comm.broadcast(x);
+        if (comm.rank() == rank)
+          other();
         else
-          comm.all_reduce(x);
+          others();
       },
-      "verb mismatch");
+      what);
+}
+void fail_verb(Communicator& comm) {
+  at::Tensor x = at::full({64}, 1.0F);
+  const std::string text = at_odds(
+      comm, 1, "verb mismatch", [&] { comm.broadcast(x); }, [&] { comm.all_reduce(x); });
   require_mentions(text, {"all_reduce(float32[64], sum)", "broadcast(float32[64], root 0)", "rank 1:"});
   require_mentions(error_of<CommError>([&] { comm.barrier(); }, "after a failure"), {"aborted"});
 }
@@ -73,40 +79,27 @@ void fail_root_of_scatter(Communicator& comm) {
   fail_root_of(comm, "scatter(float32[8]",
                [&](int root) { comm.scatter(x, root == comm.rank() ? all : at::Tensor(), {.root = root}); });
 }
-// Rank 1 does something else than the others.
-template <class Other, class Others>
-std::string at_odds(Communicator& comm, const char* what, Other other, Others others) {
-  return prompt_error_of(
-      comm,
-      [&] {
-        if (comm.rank() == 1)
-          other();
-        else
-          others();
-      },
-      what);
-}
 void fail_barrier(Communicator& comm) {
   at::Tensor x = at::full({9}, 1.0F);
   require_mentions(at_odds(
-                       comm, "barrier", [&] { comm.barrier(); }, [&] { comm.all_reduce(x); }),
+                       comm, 1, "barrier", [&] { comm.barrier(); }, [&] { comm.all_reduce(x); }),
                    {"all_reduce(float32[9], sum)", "rank 1: barrier()"});
 }
 void fail_bytes(Communicator& comm) {
   at::Tensor x = at::full({9}, 1.0F);
   require_mentions(at_odds(
-                       comm, "bytes", [&] { comm.all_gather_bytes("some"); }, [&] { comm.all_reduce(x); }),
+                       comm, 1, "bytes", [&] { comm.all_gather_bytes("some"); }, [&] { comm.all_reduce(x); }),
                    {"all_reduce(float32[9], sum)", "rank 1: all_gather(int64[1])"});
 }
 void fail_bytes_and_barrier(Communicator& comm) {
   require_mentions(at_odds(
-                       comm, "bytes and barrier", [&] { comm.broadcast_bytes("some", 1); }, [&] { comm.barrier(); }),
+                       comm, 1, "bytes and barrier", [&] { comm.broadcast_bytes("some", 1); }, [&] { comm.barrier(); }),
                    {"barrier()", "rank 1: broadcast(int64[1], root 1)"});
 }
 void fail_batch(Communicator& comm) {
   at::Tensor x = at::full({9}, 1.0F), in = at::full({9}, 0.0F);
   require_mentions(at_odds(
-                       comm, "batch",
+                       comm, 1, "batch",
                        [&] {
                          comm.batch_peer_to_peer({{true, x, 0, 3}, {false, in, 0, 3}});
                        },
@@ -224,15 +217,8 @@ void fail_abort(Communicator& comm) {
 // One rank sends a message to another that is in a collective.
 void fail_send_and_collective(Communicator& comm) {
   at::Tensor x = at::full({7}, 1.0F);
-  const std::string text = prompt_error_of(
-      comm,
-      [&] {
-        if (comm.rank() == 0)
-          comm.send(x, 1);
-        else
-          comm.all_reduce(x);
-      },
-      "send and collective");
+  const std::string text = at_odds(
+      comm, 0, "send and collective", [&] { comm.send(x, 1); }, [&] { comm.all_reduce(x); });
   require_mentions(text, {"do not call the same operation", "rank 0 sends a message to rank 1"});
 }
 void fail_receive_and_collective(Communicator& comm) {
@@ -247,15 +233,8 @@ void fail_receive_and_collective(Communicator& comm) {
     comm.recv(x, 0, {.tag = matches_in_order(comm) ? 2 : 1});
   }
   comm.all_reduce(x);
-  const std::string text = prompt_error_of(
-      comm,
-      [&] {
-        if (comm.rank() == 1)
-          comm.recv(x, 0);
-        else
-          comm.all_reduce(x);
-      },
-      "receive and collective");
+  const std::string text = at_odds(
+      comm, 1, "receive and collective", [&] { comm.recv(x, 0); }, [&] { comm.all_reduce(x); });
   require_mentions(text, {"do not call the same operation", "rank 1 waits to receive a message from rank 0"});
 }
 

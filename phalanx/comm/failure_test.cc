@@ -257,6 +257,16 @@ TEST_P(OnBackend, ASlowRankIsWaitedFor) {
   EXPECT_EQ(world.finish(), "");
 }
 
+// Of two ranks that have arrived, rank 1 stops, and goes on when rank 0 has ended.
+std::string stop_until_the_other_ends(FaultWorld& world) {
+  EXPECT_TRUE(world.await(0, 1) && world.await(1, 1));
+  world.strike(1, SIGSTOP);
+  EXPECT_TRUE(world.await_end(0));
+  world.go(1);
+  world.send(1, SIGCONT);
+  return world.finish();
+}
+
 TEST_P(OnBackend, WithoutAHeartbeatAStoppedRankIsATimeOut) {
   EXPECT_EQ(again_if_late([&] {
               TcpStoreServer server;
@@ -270,12 +280,7 @@ TEST_P(OnBackend, WithoutAHeartbeatAStoppedRankIsATimeOut) {
                 const std::string text = self.error_within(10s, [&] { comm->barrier(); });
                 if (self.rank() == 0) require_parts(text, {"timed out after", "not arrived: rank 1"});
               });
-              EXPECT_TRUE(world.await(0, 1) && world.await(1, 1));
-              world.strike(1, SIGSTOP);
-              EXPECT_TRUE(world.await_end(0));
-              world.go(1);
-              world.send(1, SIGCONT);
-              return world.finish();
+              return stop_until_the_other_ends(world);
             }),
             "");
 }
@@ -301,12 +306,7 @@ TEST_P(OnBackend, AStoppedRankIsToldWithinFiveSecondsWhereNothingElseWasChosen) 
                 if (self.rank() == 1) return self.await_go(1);
                 require_parts(self.error_within(5s, [&] { comm->barrier(); }), {"barrier()", "rank 1 "});
               });
-              EXPECT_TRUE(world.await(0, 1) && world.await(1, 1));
-              world.strike(1, SIGSTOP);
-              EXPECT_TRUE(world.await_end(0));
-              world.go(1);
-              world.send(1, SIGCONT);
-              return world.finish();
+              return stop_until_the_other_ends(world);
             }),
             "");
 }

@@ -33,7 +33,8 @@ struct CommBenchHooks {
 CommBenchResult run_comm_bench(const ProcessContext& context, const CommBenchOptions& options,
                                const CommBenchHooks& hooks = {});
 
-/// The backend that init_from_environment() must be asked for, so that options.backends can be measured.
+/// The backend that init_from_environment() must be asked for, so that options.backends can be measured; the names of
+/// peers among them are no backends.
 std::string world_backend(const CommBenchOptions& options, const std::vector<BenchPeer>& peers = {});
 
 }  // namespace phalanx::measure

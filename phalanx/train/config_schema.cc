@@ -250,8 +250,7 @@ const std::vector<Key>& known_keys() {
        "Continue from this step's checkpoint. -1: from the newest complete one.", -1, kAny},
       {"checkpoint", "convert_dtype", at<&C::checkpoint, &C::Checkpoint::convert_dtype>,
        "Convert floating-point tensors that were saved in another type while they are loaded; else they are an error, "
-       "as "
-       "a run that goes on is to have the same numbers."},
+       "as a run that goes on is to have the same numbers."},
       {"checkpoint", "initial_load_path", at<&C::checkpoint, &C::Checkpoint::initial_load_path>,
        "Weights of a new run: a checkpoint's folder, or with initial_load_in_hf a safetensors file or a folder of "
        "them (unset: model.hf_assets_path). "

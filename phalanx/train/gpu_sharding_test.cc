@@ -1,6 +1,7 @@
 // Sharded training on a real GPU, of which there may be one: two ranks share it, and exchange data through host memory.
 // Built for every flavour; without a GPU each test says that it is skipped. Everything runs in forked ranks, since CUDA
 // does not survive a fork: this process itself never touches the device.
+#include <ATen/ops/equal.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
 #include <fmt/format.h>
@@ -117,10 +118,10 @@ TEST_F(GpuShardingTest, NoBufferIsUsedAgainTooEarly) {
                              [&](int rank) {
                                const auto world = world_of(server.address(), rank, 2, kGpu);
                                const auto expected = trained(world, false), found = trained(world, true);
+                               if (expected.size() != 2 * kUnits) throw std::runtime_error("parameters are missing");
                                for (std::size_t i = 0; i < expected.size(); ++i)
                                  if (!at::equal(found[i], expected[i]))
                                    throw std::runtime_error(fmt::format("parameter {} differs", i));
-                               if (expected.size() != 2 * kUnits) throw std::runtime_error("parameters are missing");
                              }),
             "");
 }

@@ -1,0 +1,161 @@
+// `phalanx trace analyze`: real ranks get stuck, and what they leave is read.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "cli/testing/program_fixture.h"
+
+namespace phalanx::cli {
+namespace {
+
+using namespace program_testing;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class TraceAnalyzeTest : public ProgramTest {
+ protected:
+  TraceAnalyzeTest() { std::filesystem::create_directory(path("traces")); }
+
+  Outcome launch(int ranks, std::vector<std::string> arguments, std::function<bool(pid_t)> meanwhile = {}) const {
+    const std::string worker = std::filesystem::path(program()).replace_filename("stuck_worker").string();
+    arguments.insert(arguments.begin(), {"launch", "-n", std::to_string(ranks), worker});
+    return run(arguments, {.environment = {{"PHALANX_COMM_TRACE_DIR", path("traces")}}, .meanwhile = meanwhile});
+  }
+  Outcome analyze(const std::string& folder = "traces") const { return run({"trace", "analyze", path(folder)}); }
+  std::string trace(const std::string& name) const { return contents(path("traces/" + name)); }
+
+  /// The ranks that this test has started and that handle SIGUSR1 by now: before that it would end them.
+  std::map<int, pid_t> listening_ranks() const {
+    std::map<int, pid_t> ranks;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+      const std::string name = entry.path().filename().string();
+      if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+      const std::string environment = contents(entry.path() / "environ");
+      if (environment.find("PHALANX_COMM_TRACE_DIR=" + path("traces")) == std::string::npos) continue;
+      const std::string status = contents(entry.path() / "status");
+      const std::size_t caught = status.find("SigCgt:"), rank = environment.find(std::string("\0RANK=", 6));
+      if (caught == std::string::npos || rank == std::string::npos) continue;
+      const auto signals = std::strtoull(status.c_str() + caught + 7, nullptr, 16);
+      if ((signals >> (SIGUSR1 - 1) & 1U) == 0) continue;
+      ranks[std::atoi(environment.c_str() + rank + 6)] = static_cast<pid_t>(std::stol(name));
+    }
+    return ranks;
+  }
+};
+
+TEST_F(TraceAnalyzeTest, ARankThatNeverComesIsNamedAfterATimeOut) {
+  const Outcome stuck = launch(2, {"absent", "1000"});
+  EXPECT_EQ(stuck.status, 1);
+  EXPECT_THAT(stuck.err, HasSubstr("not arrived: rank 1"));
+  const Outcome found = analyze();
+  EXPECT_THAT(found.out, ::testing::ContainsRegex("^Rank 0 is at op [0-9]+ of group 'world', all_reduce.float32.8., "
+                                                  "sum., which failed after [0-9.]+ s, and rank 1 is missing: its "
+                                                  "last there is op [0-9]+"));
+  // The launcher's SIGTERM had the rank that never came write its file, too.
+  EXPECT_THAT(found.out, HasSubstr("\n  rank 1: SIGTERM\n"));
+  EXPECT_EQ(found.status, 0) << found.err;
+}
+
+// The one that the other rank does not come to; before it there are another and what makes a group.
+bool waits_in_second_all_reduce(const std::string& recorder) {
+  if (recorder.empty()) return false;
+  const auto written = nlohmann::json::parse(recorder);
+  int calls = 0;
+  bool waits = false;
+  for (const auto& entry : written["groups"][0]["entries"]) {
+    if (entry["verb"] != "all_reduce") continue;
+    ++calls;
+    waits = entry["state"] == "started";
+  }
+  return calls == 2 && waits;
+}
+
+TEST_F(TraceAnalyzeTest, SigUsr1HasTheWaitingAndTheAbsentWriteTheirFiles) {
+  launch(2, {"absent"}, [&](pid_t launcher) {
+    const std::map<int, pid_t> ranks = listening_ranks();
+    if (ranks.size() < 2) return false;
+    if (!waits_in_second_all_reduce(trace("rank_0.json"))) {
+      ::kill(ranks.at(0), SIGUSR1);
+      return false;
+    }
+    if (trace("rank_1.json").empty()) {
+      ::kill(ranks.at(1), SIGUSR1);
+      return false;
+    }
+    ::kill(launcher, SIGINT);
+    return true;
+  });
+  const Outcome found = analyze();
+  EXPECT_EQ(found.status, 0) << found.err;
+  EXPECT_THAT(found.out,
+              ::testing::ContainsRegex("^Rank 0 is at op [0-9]+ of group 'world', all_reduce.float32.8., "
+                                       "sum., waiting for .*, and rank 1 is missing: its last there is op "));
+  EXPECT_THAT(found.out, HasSubstr("\n  ranks 0, 1: SIGUSR1\n"));
+}
+
+TEST_F(TraceAnalyzeTest, DifferentCallsAreLaidSideBySide) {
+  EXPECT_EQ(launch(2, {"mismatch"}).status, 1);
+  const Outcome found = analyze();
+  EXPECT_EQ(found.status, 0) << found.err;
+  EXPECT_THAT(found.out, ::testing::ContainsRegex("^The ranks do not call the same operation as op [0-9]+ of group "
+                                                  "'world': rank 0 called all_reduce.float32.8., sum.; rank 1 called "
+                                                  "all_reduce.float64.8., sum.\\."));
+}
+
+TEST_F(TraceAnalyzeTest, TheGroupThatHoldsUpTheOthersIsNamed) {
+  EXPECT_EQ(launch(3, {"group", "1500"}).status, 1);
+  const Outcome found = analyze();
+  EXPECT_EQ(found.status, 0) << found.err;
+  EXPECT_THAT(found.out, ::testing::StartsWith("Rank 1 is at op 0 of group 'pair', barrier(), which failed after "));
+  EXPECT_THAT(found.out, AllOf(HasSubstr("rank 2 is missing: it has issued nothing in that group"),
+                               HasSubstr("\ngroup 'world' of ranks 0 to 2: op ")));
+}
+
+TEST_F(TraceAnalyzeTest, NobodyIsStuckAndBadFolders) {
+  EXPECT_EQ(launch(2, {"finish"}).status, 0);
+  const Outcome fine = analyze();
+  EXPECT_EQ(fine.status, 0) << fine.err;
+  EXPECT_THAT(fine.out,
+              ::testing::StartsWith("Nothing is stuck: all ranks have finished all operations of 1 group.\n"));
+
+  expect_one_error(analyze("nothing"), 1, "nothing does not exist");
+  write("traces/rank_1.json", "{");
+  expect_one_error(analyze(), 1, "rank_1.json is no flight recorder file");
+  EXPECT_EQ(run({"trace"}).status, 2);
+  EXPECT_EQ(run({"trace", "analyze"}).status, 2);
+  expect_one_error(run({"trace", "analize", path("traces")}), 2, "did you mean 'analyze'?");
+}
+
+TEST_F(TraceAnalyzeTest, TrainingWritesOnSigUsr1AndWhenARankDies) {
+  const std::string file = config("[comm]\nsave_traces_file_prefix = \"r\"\ntrace_buf_size = 16\n");
+  const Outcome outcome = run({"train", "-n", "2", file, "--training.steps=1000000", "--checkpoint.no-enable"},
+                              {.environment = {{"PHALANX_COMM_TRACE_DIR", path("traces")}}, .meanwhile = [&](pid_t) {
+                                 const std::map<int, pid_t> ranks = listening_ranks();
+                                 if (ranks.size() < 2 || count(contents(path("run/metrics.jsonl")), "\n") < 8)
+                                   return false;
+                                 if (trace("r0.json").empty()) {
+                                   ::kill(ranks.at(0), SIGUSR1);
+                                   return false;
+                                 }
+                                 EXPECT_EQ(nlohmann::json::parse(trace("r0.json"))["reason"], "SIGUSR1");
+                                 ::kill(ranks.at(1), SIGKILL);
+                                 return true;
+                               }});
+  EXPECT_NE(outcome.status, 0);
+  const auto written = nlohmann::json::parse(trace("r0.json"));
+  EXPECT_THAT(written["reason"].get<std::string>(), HasSubstr("rank 1 has died"));
+  EXPECT_EQ(written["groups"][0]["entries"].size(), 16U);  // of more
+  expect_one_error(analyze(), 1, "rank 1 of the job left no file");
+}
+
+}  // namespace
+}  // namespace phalanx::cli
