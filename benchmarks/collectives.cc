@@ -1,6 +1,6 @@
 // `phalanx bench comm` with Open MPI beside it: the same options, and `openmpi` among the backends.
 //
-//   collectives --ranks 2 --backends shm,symmetric,c10d,openmpi
+//   collectives --ranks 2 --backends shm,heap,symmetric,c10d,openmpi
 //   collectives --ranks 2 --backends mpi,openmpi --ops all_reduce --sizes 64K,1M
 //
 // mpirun starts the ranks: MPI's own calls need it. Where our `mpi` is not

@@ -85,7 +85,7 @@ class BenchProgram : public ::testing::Test {
 
 TEST_F(BenchProgram, MeasuresEveryVerbOnSeveralBackendsAndWritesTheFiles) {
   const Ended ended = run({"bench",    "comm",        "-n",         "2",
-                           "--ops",    "all",         "--backends", "shm,symmetric,gloo,local,c10d",
+                           "--ops",    "all",         "--backends", "shm,symmetric,heap,gloo,local,c10d",
                            "--sizes",  "64K",         "--iters",    "3",
                            "--rounds", "1",           "--place",    "both",
                            "--csv",    path("a.csv"), "--json",     path("a.json"),
@@ -94,8 +94,8 @@ TEST_F(BenchProgram, MeasuresEveryVerbOnSeveralBackendsAndWritesTheFiles) {
   EXPECT_THAT(ended.out, AllOf(HasSubstr("2 ranks on "), HasSubstr("busbw"), HasSubstr("\npingpong")));
   const auto json = nlohmann::json::parse(text_of_file(path("a.json")));
   EXPECT_EQ(json["stopped"], false);
-  // 11 verbs and four of them in both places, on 5 backends.
-  ASSERT_EQ(json["rows"].size(), 15U * 5U) << ended.out;
+  // 11 verbs and four of them in both places, on 6 backends.
+  ASSERT_EQ(json["rows"].size(), 15U * 6U) << ended.out;
   for (const auto& row : json["rows"]) {
     EXPECT_EQ(row["wrong"], 0) << row;
     EXPECT_GT(row["p50_us"], 0) << row;

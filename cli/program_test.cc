@@ -148,6 +148,8 @@ TEST_F(ProgramTest, ShardedRanksHaveTheBitsOfDataParallelismAndGoOnInAnotherLayo
       EXPECT_EQ(losses_of(folder), expected) << folder;
     }
   }
+  EXPECT_THAT(train("2", "heap", {"--comm.shared_heap"}), HasSubstr("large tensors in shared heaps"));
+  EXPECT_EQ(losses_of("heap"), losses_of("ddp2"));
   const std::string log = train("2", "zero3-4", {"--training.steps=10"});  // four ranks' rows, whole on two
   EXPECT_THAT(log, HasSubstr("continuing from"));
   EXPECT_EQ(losses_of("zero3-4").size(), 10U);

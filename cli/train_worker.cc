@@ -83,7 +83,9 @@ int train_worker(const Arguments& arguments) {
   static const train::StopSignal stop;
   announce_graceful_stop(kGracefulStop);
   const ProcessContext process =
-      init_from_environment({.backend = config.comm.backend, .communicator = communicator_options(config)});
+      init_from_environment({.backend = config.comm.backend,
+                             .shared_heap = config.comm.shared_heap ? std::optional(true) : std::nullopt,
+                             .communicator = communicator_options(config)});
   try {
     train::Trainer trainer(
         config, {.world = process.world, .device = process.device, .stop_requested = [] { return stop.requested(); }});

@@ -111,9 +111,15 @@ void DirectOperation::plan_copies() {
     for (int k = 1; k <= size; ++k) body((rank + k) % size);
   };
   switch (d.verb) {
-    case Verb::broadcast:
-      if (rank != d.root) plan_copy(output, peer(d.root).output, static_cast<std::size_t>(d.output_count));
-      return;
+    case Verb::broadcast: {
+      // The root has nothing to take: of each of the others' copies it makes as much as they have to make themselves.
+      const Range by_root = slice_of(static_cast<std::size_t>(d.output_count), size, size - 1);
+      const auto copy = [&](std::byte* to, const std::byte* from, Range part) {
+        plan_copy(to + part.begin * width(), from + part.begin * width(), part.size());
+      };
+      if (rank != d.root) return copy(output, peer(d.root).output, {0, by_root.begin});
+      return for_each([&](int r) { copy(peer(r).output, output, by_root); });
+    }
     case Verb::all_gather:
       return for_each([&](int r) {
         const Range part = part_of(d.counts, d.input_count, r);

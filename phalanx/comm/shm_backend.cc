@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <sstream>
 
 #include "phalanx/base/error.h"
+#include "phalanx/comm/shared_heap.h"
 #include "phalanx/comm/shm_collectives.h"
 #include "phalanx/comm/shm_segment.h"
 #include "phalanx/comm/wait.h"
@@ -17,18 +19,52 @@ namespace {
 constexpr std::size_t kSlotBytes = 512U << 10;
 constexpr std::size_t kChannelChunk = 128U << 10;
 
+// What the ranks that a group is made of, and those split from it, have said of themselves.
+class ShmRanks {
+ public:
+  static std::string own() {
+    const SharedHeap* const heap = SharedHeap::current();
+    return PeerProcesses::identity() + '\n' + (heap ? heap->address() : "");
+  }
+  ShmRanks(const std::vector<std::string>& all, std::chrono::milliseconds heartbeat)
+      : processes(std::make_shared<PeerProcesses>(lines(all, 0), heartbeat)), heaps_(lines(all, 1)) {}
+
+  std::vector<std::string> heaps_of(const std::vector<int>& members) const {
+    std::vector<std::string> some;
+    for (const int member : members) some.push_back(heaps_[static_cast<std::size_t>(member)]);
+    return some;
+  }
+
+  const std::shared_ptr<PeerProcesses> processes;
+
+ private:
+  static std::vector<std::string> lines(const std::vector<std::string>& all, int which) {
+    std::vector<std::string> some;
+    for (const std::string& text : all) {
+      std::istringstream in(text);
+      std::string line;
+      for (int k = 0; k <= which; ++k) std::getline(in, line);
+      some.push_back(in ? line : std::string());
+    }
+    return some;
+  }
+
+  std::vector<std::string> heaps_;  // SharedHeap::address(); empty: none
+};
+
 class ShmBackend final : public Backend {
  public:
-  ShmBackend(std::shared_ptr<ShmSegment> segment, std::shared_ptr<PeerProcesses> processes, std::vector<int> members,
+  ShmBackend(std::shared_ptr<ShmSegment> segment, std::shared_ptr<const ShmRanks> ranks, std::vector<int> members,
              std::vector<int> names, int rank, bool is_crowded)
       : segment_(std::move(segment)),
-        processes_(std::move(processes)),
+        ranks_(std::move(ranks)),
         members_(std::move(members)),
         is_crowded_(is_crowded),
         board_(ShmSegment::board(segment_), rank, segment_->layout().size,
-               [this](int peer) { return processes_->trouble(members_[static_cast<std::size_t>(peer)]); }),
+               [this](int peer) { return ranks_->processes->trouble(members_[static_cast<std::size_t>(peer)]); }),
         mail_(board_, segment_->channels()) {
     board_.set_names(std::move(names));
+    windows_.add_heaps(ranks_->heaps_of(members_), rank);
   }
 
   int rank() const noexcept override { return board_.rank(); }
@@ -46,7 +82,7 @@ class ShmBackend final : public Backend {
     if (!segment) return nullptr;
     std::vector<int> members;
     for (int member : request.members) members.push_back(members_[static_cast<std::size_t>(member)]);
-    return std::make_shared<ShmBackend>(std::move(segment), processes_, std::move(members), request.names, request.rank,
+    return std::make_shared<ShmBackend>(std::move(segment), ranks_, std::move(members), request.names, request.rank,
                                         is_crowded_);
   }
   std::shared_ptr<std::byte> make_symmetric(std::size_t bytes, SymmetricOptions options,
@@ -61,8 +97,8 @@ class ShmBackend final : public Backend {
 
  private:
   std::shared_ptr<ShmSegment> segment_;
-  std::shared_ptr<PeerProcesses> processes_;
-  std::vector<int> members_;  // places in processes_
+  std::shared_ptr<const ShmRanks> ranks_;
+  std::vector<int> members_;  // places in ranks_
   bool is_crowded_;
   Board board_;
   PeerMail mail_;
@@ -145,28 +181,28 @@ std::shared_ptr<Backend> make_shm_backend(Store& store, int rank, int size, cons
   const std::string prefix = fmt::format("shm/{}", name);
   const std::int64_t call = store.add(fmt::format("{}/calls/{}", prefix, rank), 1);
   StoreExchange exchange(store, fmt::format("{}/{}", prefix, call), rank, size, timeout);
-  auto processes = std::make_shared<PeerProcesses>(exchange(PeerProcesses::identity()), heartbeat);
-  exchange.watch(processes);
+  auto ranks = std::make_shared<ShmRanks>(exchange(ShmRanks::own()), heartbeat);
+  exchange.watch(ranks->processes);
   std::vector<int> members;
   for (int r = 0; r < size; ++r) members.push_back(r);
   auto segment = ShmSegment::make({size, kSlotBytes, kChannelChunk}, members, rank, std::ref(exchange));
-  return std::make_shared<ShmBackend>(std::move(segment), std::move(processes), std::move(members), std::vector<int>(),
+  return std::make_shared<ShmBackend>(std::move(segment), std::move(ranks), std::move(members), std::vector<int>(),
                                       rank, size > available_cores());
 }
 
 std::shared_ptr<Backend> make_shm_part(const std::vector<int>& members, int rank, const ShmSegment::Exchange& exchange,
                                        std::chrono::milliseconds heartbeat) {
-  const std::vector<std::string> all = exchange(PeerProcesses::identity());
-  std::vector<std::string> identities;
+  const std::vector<std::string> all = exchange(ShmRanks::own());
+  std::vector<std::string> those;
   std::vector<int> places;
   for (const int member : members) {
     places.push_back(static_cast<int>(places.size()));
-    identities.push_back(all[static_cast<std::size_t>(member)]);
+    those.push_back(all[static_cast<std::size_t>(member)]);
   }
   const int size = static_cast<int>(members.size());
   auto segment = ShmSegment::make({size, kSlotBytes, kChannelChunk}, members, rank, exchange);
   if (!segment) return nullptr;
-  return std::make_shared<ShmBackend>(std::move(segment), std::make_shared<PeerProcesses>(identities, heartbeat),
+  return std::make_shared<ShmBackend>(std::move(segment), std::make_shared<ShmRanks>(those, heartbeat),
                                       std::move(places), members, rank, size > available_cores());
 }
 

@@ -65,8 +65,11 @@ class ShmOperation : public DirectOperation {
   bool retire() noexcept final {
     // No peer has begun, nor will, if some rank's data are in no window.
     if (!window_ || (has_published() && board_.first_behind(first_round_) < 0 && !are_all_in_one_window())) return true;
+    if (DirectOperation::retire()) return true;
+    if (!is_out_of_patience()) return false;
     // A peer that was stopped may be at it still. It has the memory mapped, whatever becomes of it here.
-    return DirectOperation::retire() || is_out_of_patience();
+    window_->abandon(window_->part(rank()) + offset_);
+    return true;
   }
 
  protected:

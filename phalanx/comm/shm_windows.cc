@@ -6,20 +6,32 @@
 #include <numeric>
 #include <utility>
 
+#include "phalanx/comm/shared_heap.h"
+
 namespace phalanx {
 
-ShmWindow::ShmWindow(std::shared_ptr<SharedPages> pages, std::uint64_t number, std::size_t stride, const Form& form)
-    : pages_(std::move(pages)),
-      number_(number),
+ShmWindow::ShmWindow(const std::shared_ptr<SharedPages>& pages, std::uint64_t number, std::size_t stride,
+                     const Form& form)
+    : number_(number),
       stride_(stride),
       rank_(form.rank),
-      size_(form.size),
-      options_(form.options),
+      keeps_peers_mapped_(form.options.keeps_peers_mapped),
       category_(observe::MemoryScope::current()) {
+  for (int r = 0; r < form.size; ++r) parts_.emplace_back(pages, pages->data() + static_cast<std::size_t>(r) * stride);
   observe::note_memory_taken(category_, stride_, /*shared=*/true);
 }
 
-ShmWindow::~ShmWindow() { observe::note_memory_freed(category_, stride_, /*shared=*/true); }
+ShmWindow::ShmWindow(std::vector<std::shared_ptr<std::byte>> heaps, std::size_t own_bytes, int rank)
+    : parts_(std::move(heaps)),
+      number_(kHeaps),
+      stride_(own_bytes),
+      rank_(rank),
+      keeps_peers_mapped_(true),
+      category_(observe::MemoryCategory::buffers) {}
+
+ShmWindow::~ShmWindow() {
+  if (number_ != kHeaps) observe::note_memory_freed(category_, stride_, /*shared=*/true);
+}
 
 bool ShmWindow::holds(const void* data, std::size_t bytes) const noexcept {
   const std::less_equal<> not_after;  // of pointers into different objects
@@ -28,10 +40,15 @@ bool ShmWindow::holds(const void* data, std::size_t bytes) const noexcept {
 }
 
 void ShmWindow::leave_peers() const noexcept {
-  if (options_.keeps_peers_mapped) return;
-  // Should the kernel refuse, they stay mapped, and nothing is lost.
-  madvise(part(0), stride_ * static_cast<std::size_t>(rank_), MADV_DONTNEED);
-  madvise(part(rank_ + 1), stride_ * static_cast<std::size_t>(size_ - rank_ - 1), MADV_DONTNEED);
+  if (keeps_peers_mapped_) return;
+  // Should the kernel refuse, they stay mapped, and nothing is lost. The parts lie one behind the other.
+  const auto before = static_cast<std::size_t>(rank_), behind = parts_.size() - before - 1;
+  madvise(part(0), stride_ * before, MADV_DONTNEED);
+  madvise(part(rank_) + stride_, stride_ * behind, MADV_DONTNEED);
+}
+
+void ShmWindow::abandon(const void* data) const noexcept {
+  if (SharedHeap* const heap = number_ == kHeaps ? SharedHeap::owner_of(data) : nullptr) heap->abandon(data);
 }
 
 std::shared_ptr<ShmWindow> ShmWindows::make(const ShmWindow::Form& form, const SharedPages::Exchange& exchange) {
@@ -54,7 +71,19 @@ std::shared_ptr<ShmWindow> ShmWindows::make(const ShmWindow::Form& form, const S
   return window;
 }
 
+void ShmWindows::add_heaps(const std::vector<std::string>& addresses, int rank) {
+  SharedHeap* const own = SharedHeap::current();
+  if (own == nullptr || addresses[static_cast<std::size_t>(rank)] != own->address()) return;
+  std::vector<std::shared_ptr<std::byte>> heaps;
+  for (const std::string& address : addresses) {
+    heaps.push_back(SharedHeap::reach(address));
+    if (!heaps.back()) return;
+  }
+  heaps_ = std::make_shared<ShmWindow>(std::move(heaps), own->bytes(), rank);
+}
+
 std::shared_ptr<ShmWindow> ShmWindows::find(const void* data, std::size_t bytes) {
+  if (heaps_ && heaps_->holds(data, bytes)) return heaps_;
   const std::lock_guard lock(mutex_);
   for (const auto& one : windows_) {
     auto window = one.lock();

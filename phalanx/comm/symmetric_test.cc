@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sched.h>
 #include <signal.h>
 #include <sys/resource.h>
 
@@ -26,6 +25,7 @@
 #include "phalanx/comm/shm.h"
 #include "phalanx/comm/tcp_store.h"
 #include "phalanx/comm/testing/forked_ranks.h"
+#include "phalanx/comm/testing/verb_places.h"
 
 namespace phalanx {
 namespace {
@@ -41,113 +41,6 @@ std::string run_symmetric_ranks(int world, const std::function<void(Communicator
   });
 }
 
-void must_be(bool condition, const std::string& what) {
-  if (!condition) throw std::runtime_error(what);
-}
-
-// Small integers of (rank, element): sums and products are exact.
-at::Tensor values(std::int64_t count, int rank, c10::ScalarType type) {
-  at::Tensor t = at::empty({count});
-  for (std::int64_t i = 0; i < count; ++i) t.data_ptr<float>()[i] = static_cast<float>((i * 7 + rank * 3) % 11 - 4);
-  return t.to(type);
-}
-
-// Where this rank's data lie: a tensor of so many elements.
-using Place = std::function<at::Tensor(std::int64_t count)>;
-
-struct VerbCase {
-  const char* name;
-  // On `count` elements a rank; what the verb wrote on this rank. Data that peers may read are put where `place` says.
-  std::function<at::Tensor(Communicator&, std::int64_t count, c10::ScalarType, const Place& place)> run;
-};
-
-std::vector<VerbCase> verb_cases() {
-  const auto put = [](const Place& place, const at::Tensor& data) { return place(data.numel()).copy_(data); };
-  std::vector<VerbCase> cases;
-  for (const ReduceOp op : {ReduceOp::sum, ReduceOp::avg, ReduceOp::max}) {
-    cases.push_back({"all_reduce", [=](Communicator& c, std::int64_t n, c10::ScalarType t, const Place& place) {
-                       at::Tensor x = put(place, values(n, c.rank(), t));
-                       c.all_reduce(x, {.op = op});
-                       return x.clone();
-                     }});
-    cases.push_back({"reduce_scatter", [=](Communicator& c, std::int64_t n, c10::ScalarType t, const Place& place) {
-                       const at::Tensor in = put(place, values(n * c.size(), c.rank(), t));
-                       at::Tensor out = at::empty({n}, in.options());
-                       c.reduce_scatter(out, in, {.op = op});
-                       return out;
-                     }});
-  }
-  cases.push_back(
-      {"reduce_scatter in place", [=](Communicator& c, std::int64_t n, c10::ScalarType t, const Place& place) {
-         const at::Tensor in = put(place, values(n * c.size(), c.rank(), t));
-         const at::Tensor out = in.narrow(0, n * c.rank(), n);
-         c.reduce_scatter(out, in);
-         return out.clone();
-       }});
-  cases.push_back(
-      {"reduce_scatter uneven", [=](Communicator& c, std::int64_t n, c10::ScalarType t, const Place& place) {
-         std::vector<std::int64_t> counts(static_cast<std::size_t>(c.size()), n);
-         counts.back() = 0;
-         counts.front() = n + 77;
-         const std::int64_t all = n * std::max(1, c.size() - 1) + 77;
-         const at::Tensor in = put(place, values(all, c.rank(), t));
-         at::Tensor out = at::empty({counts[static_cast<std::size_t>(c.rank())]}, in.options());
-         c.reduce_scatter_uneven(out, in, counts);
-         return out;
-       }});
-  cases.push_back({"all_gather", [=](Communicator& c, std::int64_t n, c10::ScalarType t, const Place& place) {
-                     const at::Tensor in = put(place, values(n, c.rank(), t));
-                     at::Tensor out = at::empty({n * c.size()}, in.options());
-                     c.all_gather(out, in);
-                     return out;
-                   }});
-  cases.push_back({"all_gather in place", [=](Communicator& c, std::int64_t n, c10::ScalarType t, const Place& place) {
-                     at::Tensor out = place(n * c.size());
-                     const at::Tensor in = out.narrow(0, n * c.rank(), n);
-                     in.copy_(values(n, c.rank(), t));
-                     c.all_gather(out, in);
-                     return out.clone();
-                   }});
-  cases.push_back({"all_to_all", [=](Communicator& c, std::int64_t n, c10::ScalarType t, const Place& place) {
-                     const at::Tensor in = put(place, values(n * c.size(), c.rank(), t));
-                     at::Tensor out = at::empty({n * c.size()}, in.options());
-                     c.all_to_all(out, in);
-                     return out;
-                   }});
-  for (const bool last : {false, true}) {
-    const auto root_of = [=](const Communicator& c) { return last ? c.size() - 1 : 0; };
-    cases.push_back({"broadcast", [=](Communicator& c, std::int64_t n, c10::ScalarType t, const Place& place) {
-                       at::Tensor x = put(place, values(n, c.rank(), t));
-                       c.broadcast(x, {.root = root_of(c)});
-                       return x.clone();
-                     }});
-    cases.push_back({"reduce", [=](Communicator& c, std::int64_t n, c10::ScalarType t, const Place& place) {
-                       at::Tensor x = put(place, values(n, c.rank(), t));
-                       c.reduce(x, {.root = root_of(c)});
-                       return x.clone();
-                     }});
-    cases.push_back({"gather", [=](Communicator& c, std::int64_t n, c10::ScalarType t, const Place& place) {
-                       const at::Tensor in = put(place, values(n, c.rank(), t));
-                       at::Tensor out = at::empty({c.rank() == root_of(c) ? n * c.size() : 0}, in.options());
-                       c.gather(out, in, {.root = root_of(c)});
-                       return out;
-                     }});
-  }
-  return cases;
-}
-
-// Each case twice: where nothing is shared, and where `place_of` says.
-void compare(Communicator& comm, std::int64_t count, c10::ScalarType type, const std::string& what,
-             const std::function<at::Tensor(std::int64_t)>& place) {
-  const Place ordinary = [&](std::int64_t n) { return at::empty({n}, at::TensorOptions().dtype(type)); };
-  for (const VerbCase& one : verb_cases()) {
-    const at::Tensor expected = one.run(comm, count, type, ordinary);
-    for (int k = 0; k < 2; ++k)
-      must_be(at::equal(one.run(comm, count, type, place), expected),
-              fmt::format("{}, {} elements, {}, call {}", one.name, count, what, k));
-  }
-}
-
 void symmetric_suite(Communicator& comm) {
   const int world = comm.size();
   for (const c10::ScalarType type : {c10::ScalarType::Float, c10::ScalarType::BFloat16}) {
@@ -156,18 +49,18 @@ void symmetric_suite(Communicator& comm) {
       if (count > 100'000 && (type != c10::ScalarType::Float || world > 2)) continue;
       const auto make = [&] { return comm.symmetric_empty({(count + 100) * world}, type); };
       const at::Tensor a = make();
-      compare(comm, count, type, "all in one", [&](std::int64_t n) { return a.narrow(0, 0, n); });
-      compare(comm, count, type, "at places of their own",
-              [&](std::int64_t n) { return a.narrow(0, 7 * comm.rank(), n); });
+      compare_verbs(comm, count, type, "all in one", [&](std::int64_t n) { return a.narrow(0, 0, n); });
+      compare_verbs(comm, count, type, "at places of their own",
+                    [&](std::int64_t n) { return a.narrow(0, 7 * comm.rank(), n); });
       if (count > 100'000) continue;
       const at::Tensor b = comm.symmetric_empty({(count + 100) * world}, type, {.keeps_peers_mapped = false});
-      compare(comm, count, type, "left by its peers", [&](std::int64_t n) { return b.narrow(0, 5, n); });
-      compare(comm, count, type, "in two",
-              [&](std::int64_t n) { return (comm.rank() % 2 == 0 ? a : b).narrow(0, 3, n); });
-      compare(comm, count, type, "rank 0 only",
-              [&](std::int64_t n) { return comm.rank() == 0 ? a.narrow(0, 0, n) : at::empty({n}, a.options()); });
-      compare(comm, count, type, "all but rank 0",
-              [&](std::int64_t n) { return comm.rank() != 0 ? a.narrow(0, 0, n) : at::empty({n}, a.options()); });
+      compare_verbs(comm, count, type, "left by its peers", [&](std::int64_t n) { return b.narrow(0, 5, n); });
+      compare_verbs(comm, count, type, "in two",
+                    [&](std::int64_t n) { return (comm.rank() % 2 == 0 ? a : b).narrow(0, 3, n); });
+      compare_verbs(comm, count, type, "rank 0 only",
+                    [&](std::int64_t n) { return comm.rank() == 0 ? a.narrow(0, 0, n) : at::empty({n}, a.options()); });
+      compare_verbs(comm, count, type, "all but rank 0",
+                    [&](std::int64_t n) { return comm.rank() != 0 ? a.narrow(0, 0, n) : at::empty({n}, a.options()); });
     }
   }
   // Several under way, in windows that come and go.
@@ -194,42 +87,10 @@ TEST(Symmetric, IsAnyTensorElsewhere) {
   run_local_ranks(2, [](const std::shared_ptr<Communicator>& comm) { symmetric_suite(*comm); });
 }
 
-// Kibibytes of this process's page tables in the mapping that holds this address.
-std::int64_t resident_kib(std::uintptr_t address) {
-  std::ifstream maps("/proc/self/smaps");
-  std::string line;
-  bool is_ours = false;
-  while (std::getline(maps, line)) {
-    if (line.find("memfd:phalanx") != std::string::npos) {
-      std::size_t dash = 0;
-      const std::uintptr_t begin = std::stoull(line, &dash, 16);
-      is_ours = begin <= address && address < std::stoull(line.substr(dash + 1), nullptr, 16);
-    }
-    if (is_ours && line.starts_with("Rss:")) {
-      std::istringstream text(line.substr(4));
-      std::int64_t kib = 0;
-      text >> kib;
-      return kib;
-    }
-  }
-  throw std::runtime_error("no such mapping");
-}
-
-// Of all mappings of the process; with one communicator and no window that is its segment.
-std::uintptr_t only_segment() {
-  std::ifstream maps("/proc/self/maps");
-  std::string line;
-  std::vector<std::uintptr_t> found;
-  while (std::getline(maps, line))
-    if (line.find("memfd:phalanx") != std::string::npos) found.push_back(std::stoull(line, nullptr, 16));
-  must_be(found.size() == 1, fmt::format("{} mappings", found.size()));
-  return found.front();
-}
-
 TEST(Symmetric, NothingGoesThroughTheSlots) {
   EXPECT_EQ(run_symmetric_ranks(2,
                                 [](Communicator& comm) {
-                                  const std::uintptr_t segment = only_segment();
+                                  const std::uintptr_t segment = only_mapping();
                                   const at::Tensor x = comm.symmetric_empty({2'000'000}, at::kFloat).fill_(1);
                                   at::Tensor y = at::full({4'000'000}, 1.0F);
                                   const std::int64_t before = resident_kib(segment);
@@ -276,13 +137,13 @@ TEST(Symmetric, PeersLeaveThePageTables) {
 TEST(Symmetric, NothingIsLeftOfATensorThatIsGone) {
   EXPECT_EQ(run_symmetric_ranks(3,
                                 [](Communicator& comm) {
-                                  const std::uintptr_t segment = only_segment();
+                                  const std::uintptr_t segment = only_mapping();
                                   {
                                     const at::Tensor x = comm.symmetric_empty({100'000}, at::kFloat).fill_(1);
                                     comm.all_reduce(x);
                                     const at::Tensor view = x.narrow(0, 5, 7);
                                   }
-                                  must_be(only_segment() == segment, "another mapping");
+                                  must_be(only_mapping() == segment, "another mapping");
                                 }),
             "");
 }
@@ -340,26 +201,6 @@ TEST(Symmetric, WithoutMemoryEveryRankSaysSo) {
             "");
 }
 
-// The victim's side: strikes itself while it and its peers write each other's tensors.
-void die_in_the_middle(Communicator& comm, at::Tensor x, int signal) {
-  const auto* data = x.const_data_ptr<float>();
-  const std::int64_t slice = x.numel() / comm.size();
-  const auto is_begun = [&] {  // a peer has written here
-    bool begun = false;
-    for (int r = 0; r < comm.size(); ++r)
-      if (r != comm.rank()) begun |= *static_cast<const volatile float*>(data + r * slice + 200) != 1;
-    return begun;
-  };
-  // The thread that does this rank's part, which the first asynchronous operation makes, is to be slow at it.
-  const sched_param none{};
-  sched_setscheduler(0, SCHED_IDLE, &none);
-  Work work = comm.all_reduce(x, {.async = true});
-  sched_setscheduler(0, SCHED_OTHER, &none);
-  while (!is_begun() && !work.is_done()) {  // done: the others have given up before
-  }
-  if (signal == SIGKILL || is_begun()) raise(signal);
-}
-
 // What they wait for after the failure, that nobody writes into their tensors any more, must not make them late.
 TEST(Symmetric, ARankThatDiesAtWorkOnItsPeersTensorsIsNamedWithinASecond) {
   constexpr int kVictim = 1;
@@ -372,7 +213,7 @@ TEST(Symmetric, ARankThatDiesAtWorkOnItsPeersTensorsIsNamedWithinASecond) {
                     const auto comm = make_shm_communicator(store, rank, 3);
                     const at::Tensor x = comm->symmetric_empty({30'000'000}, at::kFloat).fill_(1);
                     comm->barrier();
-                    if (rank == kVictim) die_in_the_middle(*comm, x, SIGKILL);
+                    if (rank == kVictim) strike_at_work(*comm, x, SIGKILL);
                     const LoadedTime begin = LoadedTime::now();
                     try {
                       for (;;) comm->all_reduce(x);
@@ -401,7 +242,7 @@ TEST(Symmetric, ARankThatStopsAtWorkOnItsPeersTensorsDoesNotHoldThem) {
     comm->mark_started();
     if (self.rank() == kVictim) {
       try {
-        die_in_the_middle(*comm, x, SIGSTOP);
+        strike_at_work(*comm, x, SIGSTOP);
         comm->barrier();
       } catch (const CommError&) {
         return;  // continued, it learns that the others have given up

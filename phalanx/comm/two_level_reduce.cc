@@ -179,6 +179,12 @@ class ReductionSteps {
     }
     d.output = inputs_[t % kPiecesInMemory];
     d.output_count = static_cast<std::int64_t>(mine) * here_;
+    // As an even exchange it may read where the data lie.
+    const auto is_mine = [&](std::int64_t count) { return count == d.output_counts.front(); };
+    if (std::all_of(d.input_counts.begin(), d.input_counts.end(), is_mine)) {
+      d.input_counts.clear();
+      d.output_counts.clear();
+    }
     chunk.brought = steps_.inside(std::move(d), {before(t, &Chunk::added)});
   }
 

@@ -18,6 +18,7 @@
 #include "phalanx/comm/local_store.h"
 #include "phalanx/comm/mpi.h"
 #include "phalanx/comm/nccl_two_level.h"
+#include "phalanx/comm/shared_tensors.h"
 #include "phalanx/comm/shm.h"
 #include "phalanx/comm/two_level.h"
 #include "phalanx/launch/init_method.h"
@@ -65,8 +66,9 @@ void check_backend_name(const InitOptions& options, int world_size) {
 
 std::string describe_start(const ProcessContext& context, const std::string& how) {
   const int threads = at::get_num_threads();
-  return fmt::format("device: {}, backend: {}, {}, {} thread{} a rank", context.device.str(),
-                     context.world->backend_name(), how, threads, threads == 1 ? "" : "s");
+  return fmt::format("device: {}, backend: {}, {}, {} thread{} a rank{}", context.device.str(),
+                     context.world->backend_name(), how, threads, threads == 1 ? "" : "s",
+                     SharedHeap::current() ? ", large tensors in shared heaps" : "");
 }
 
 // The address on which this rank takes the data of others.
@@ -106,6 +108,15 @@ void put_on_device(ProcessContext& context, const std::string& asked, const Comm
       make_device_communicator(std::move(context.world), context.device, {.path = path, .communicator = options});
 }
 
+// Without it all is the same, but for the time that copies take.
+void start_shared_heap() {
+  try {
+    share_large_tensors();
+  } catch (const CommError& error) {
+    log::warn_once(fmt::format("large tensors are copied between the ranks of a machine: {}", error.what()));
+  }
+}
+
 }  // namespace
 
 ProcessContext init_from_environment(InitOptions options) {
@@ -136,6 +147,7 @@ ProcessContext init_from_environment(InitOptions options) {
     return context;
   }
 
+  if (options.shared_heap ? *options.shared_heap : env_bool("PHALANX_SHARED_HEAP").value_or(false)) start_shared_heap();
   const auto timeout = options.communicator.first_timeout;
   log::info(fmt::format("rank {} of {}, from {}", context.rank, context.world_size, environment.launcher));
   const Meeting meeting = meet_ranks(environment, timeout);

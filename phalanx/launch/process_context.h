@@ -12,6 +12,8 @@
 // - On a GPU, "auto" is nccl (with a warning, host memory, where a rank cannot load NCCL) beside what the ranks would
 //   use without; "nccl" insists; "nccl+gloo" and "nccl+mpi" use it inside a machine only (nccl_two_level.h); any other
 //   backend moves CUDA tensors by way of host memory (device_communicator.h).
+// - Large CPU tensors that are made from here on lie where the ranks of one machine reach them without copies
+//   (comm/shared_tensors.h) if InitOptions::shared_heap or else PHALANX_SHARED_HEAP=1 says so.
 // - Collective; the context outlives whatever uses its communicators. When it goes, the rank that hosts the store waits
 //   a few seconds for the others to be done with it.
 //
@@ -22,6 +24,7 @@
 #include <c10/core/Device.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "phalanx/comm/communicator.h"
@@ -35,6 +38,7 @@ struct InitOptions {
   std::string method = "env://";     // or tcp://HOST:PORT, file:///PATH; see init_method.h
   int rank = -1;                     // of tcp:// and file://, where neither the method nor the environment says
   int world_size = -1;               // likewise
+  std::optional<bool> shared_heap;   // nothing: as $PHALANX_SHARED_HEAP says, else no
   CommunicatorOptions communicator;  // its first_timeout bounds the rendezvous too
 };
 

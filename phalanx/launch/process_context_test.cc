@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -44,6 +45,42 @@ INSTANTIATE_TEST_SUITE_P(Backends, UnderPhalanxLaunch, testing::Values("auto", "
                          [](const auto& info) {
                            return info.param == std::string("shm+gloo") ? "shm_gloo" : info.param;
                          });
+
+// How two ranks begin and end whose environment and option say this about shared heaps.
+std::string output_of_heap_ranks(const std::string& variable, const std::vector<std::string>& options = {},
+                                 const std::string& limits = "true") {
+  auto environment = clean_environment();
+  if (!variable.empty()) environment["PHALANX_SHARED_HEAP"] = variable;
+  std::vector<std::string> command{
+      built_program("launch_test_program"), "supervise", "2", "/bin/sh", "-c", limits + " && exec \"$0\" \"$@\"",
+      built_program("launch_test_worker")};
+  command.insert(command.end(), options.begin(), options.end());
+  CollectedProcess process(command, environment);
+  EXPECT_EQ(process.wait(), variable == "2" ? 2 : 0) << process.output();
+  return process.output();
+}
+
+TEST(ProcessContextTest, LargeTensorsLieInSharedHeapsWhereTheUserSaysSo) {
+  for (const std::string& output : {output_of_heap_ranks("1"), output_of_heap_ranks("", {"--shared-heap", "true"})}) {
+    EXPECT_THAT(output, AllOf(HasSubstr("rank 0 shares its heap"), HasSubstr("rank 1 shares its heap"),
+                              HasSubstr(" a rank, large tensors in shared heaps"), HasSubstr("sum 3")));
+  }
+  for (const std::string& output :
+       {output_of_heap_ranks(""), output_of_heap_ranks("0"), output_of_heap_ranks("1", {"--shared-heap", "false"})}) {
+    EXPECT_THAT(output, AllOf(testing::Not(HasSubstr("shared heaps")), testing::Not(HasSubstr("shares its heap")),
+                              HasSubstr("sum 3")));
+  }
+  EXPECT_THAT(output_of_heap_ranks("2"), HasSubstr("PHALANX_SHARED_HEAP"));
+}
+
+// The heap has as many addresses as the machine has memory, and a rank needs others beside it.
+TEST(ProcessContextTest, WithoutASharedHeapTensorsAreCopied) {
+  const std::int64_t kib = static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE) / 1024;
+  const std::string output = output_of_heap_ranks("1", {}, fmt::format("ulimit -v {}", kib));
+  EXPECT_THAT(output, AllOf(HasSubstr("large tensors are copied between the ranks of a machine: the shared heap cannot "
+                                      "be made: "),
+                            testing::Not(HasSubstr("shares its heap")), HasSubstr("sum 3")));
+}
 
 TEST(ProcessContextTest, AWrongBackendIsTold) {
   CollectedProcess process({built_program("launch_test_program"), "supervise", "2", built_program("launch_test_worker"),

@@ -18,6 +18,7 @@
 #include "phalanx/comm/gloo.h"
 #include "phalanx/comm/gloo_group.h"
 #include "phalanx/comm/local.h"
+#include "phalanx/comm/shared_tensors.h"
 #include "phalanx/comm/shm.h"
 #include "phalanx/comm/tcp_store.h"
 #include "phalanx/measure/comm_bench_call.h"
@@ -36,6 +37,7 @@ struct Arm {
   bool threads = false;
   bool copy = false;
   bool symmetric = false;  // with buffers in symmetric memory
+  bool heap = false;       // with buffers in the shared heap
 };
 
 struct Figures {
@@ -150,8 +152,10 @@ std::vector<Arm> make_arms(const ProcessContext& context, const CommBenchOptions
     } else if (name == "auto" || name == context.world->backend_name()) {
       arm.comm = context.world->split(0, context.rank, "bench");
       arm.name = arm.comm->backend_name();
-    } else if (name == "shm" || name == "symmetric") {
+    } else if (name == "shm" || name == "symmetric" || name == "heap") {
       arm.symmetric = name == "symmetric";
+      arm.heap = name == "heap";
+      if (arm.heap) share_large_tensors();
       arm.comm = make_shm_communicator(*store, context.rank, context.world_size, {.name = "bench"});
     } else if (name == "gloo") {
       arm.comm = make_gloo_communicator(store, context.rank, context.world_size,
@@ -159,7 +163,8 @@ std::vector<Arm> make_arms(const ProcessContext& context, const CommBenchOptions
     } else {
       throw UsageError(
           fmt::format("--backends: '{}' cannot be measured beside '{}'; expected auto, shm, symmetric (shm with "
-                      "symmetric memory), gloo, local (threads), c10d (torch's gloo), and at most one other",
+                      "symmetric memory), heap (shm with tensors in the shared heap), gloo, local (threads), c10d "
+                      "(torch's gloo), and at most one other",
                       name, context.world->backend_name()));
     }
     arms.push_back(std::move(arm));
@@ -213,6 +218,8 @@ class CommBench {
     for (const Arm& arm : arms_) {
       if (arm.copy && what.bytes() == 0) continue;
       Running running{.arm = &arm};
+      std::optional<SharedHeap::Pause> elsewhere;
+      if (!arm.heap) elsewhere.emplace();
       if (!arm.threads) {
         running.call = std::make_unique<BenchCall>(what, context_.rank, context_.world_size, device(),
                                                    arm.symmetric ? arm.comm.get() : nullptr);
@@ -338,7 +345,7 @@ CommBenchResult run_comm_bench(const ProcessContext& context, const CommBenchOpt
 
 std::string world_backend(const CommBenchOptions& options, const std::vector<BenchPeer>& peers) {
   // A backend that this file does not make by itself is the world's: init_from_environment() knows it, or says not.
-  std::vector<std::string> own{"auto", "shm", "symmetric", "gloo", "local", "c10d"};
+  std::vector<std::string> own{"auto", "shm", "symmetric", "heap", "gloo", "local", "c10d"};
   for (const BenchPeer& peer : peers) own.push_back(peer.name);
   for (const std::string& name : options.backends) {
     if (std::ranges::find(own, name) == own.end()) return name;

@@ -40,7 +40,7 @@ enum class Place : std::uint8_t { in, out };
 
 struct CommBenchOptions {
   std::vector<std::string> backends{
-      "auto"};  // auto, shm, symmetric, gloo, local (threads of rank 0), c10d (torch's own gloo), ...
+      "auto"};  // auto, shm, symmetric, heap, gloo, local (threads of rank 0), c10d (torch's own gloo), ...
   std::vector<BenchVerb> verbs{BenchVerb::all_reduce, BenchVerb::all_gather, BenchVerb::reduce_scatter,
                                BenchVerb::broadcast,  BenchVerb::all_to_all, BenchVerb::pingpong};
   std::vector<std::int64_t> sizes;  // bytes; rounded down to what n ranks can share, at least one element each

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <mutex>
 
+#include "phalanx/comm/shared_heap.h"
+
 namespace phalanx {
 namespace {
 
@@ -19,6 +21,10 @@ std::uint8_t& last_byte(void* block) { return static_cast<std::uint8_t*>(block)[
 
 void free_block(void* block) {
   if (block == nullptr) return;
+  if (SharedHeap* const heap = SharedHeap::owner_of(block)) {
+    const SharedHeap::Block was = heap->free(block);
+    return observe::note_memory_freed(static_cast<MemoryCategory>(was.tag), was.bytes, /*shared=*/true);
+  }
   observe::note_memory_freed(static_cast<MemoryCategory>(last_byte(block)), malloc_usable_size(block));
   c10::free_cpu(block);
 }
@@ -27,8 +33,12 @@ class CountingAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
     if (bytes == 0) return {nullptr, nullptr, &free_block, c10::DeviceType::CPU};
-    void* const block = c10::alloc_cpu(bytes + 1);
     const MemoryCategory category = observe::MemoryScope::current();
+    if (void* const shared = SharedHeap::take(bytes, static_cast<std::uint8_t>(category))) {
+      observe::note_memory_taken(category, SharedHeap::owner_of(shared)->at(shared).bytes, /*shared=*/true);
+      return {shared, shared, &free_block, c10::DeviceType::CPU};
+    }
+    void* const block = c10::alloc_cpu(bytes + 1);
     last_byte(block) = static_cast<std::uint8_t>(category);
     observe::note_memory_taken(category, malloc_usable_size(block));
     return {block, block, &free_block, c10::DeviceType::CPU};
@@ -49,6 +59,12 @@ void count_as(const at::Tensor& tensor, MemoryCategory category) {
   const c10::DataPtr& memory = tensor.storage().data_ptr();
   if (memory.get_deleter() != &free_block || memory.get_context() == nullptr) return;
   void* const block = memory.get_context();
+  if (SharedHeap* const heap = SharedHeap::owner_of(block)) {
+    const SharedHeap::Block was = heap->at(block);
+    heap->set_tag(block, static_cast<std::uint8_t>(category));
+    observe::note_memory_freed(static_cast<MemoryCategory>(was.tag), was.bytes, /*shared=*/true);
+    return observe::note_memory_taken(category, was.bytes, /*shared=*/true);
+  }
   const auto before = static_cast<MemoryCategory>(last_byte(block));
   if (before == category) return;
   last_byte(block) = static_cast<std::uint8_t>(category);

@@ -8,7 +8,12 @@
 
 #include <cstdint>
 #include <cstring>
+#include <stdexcept>
+#include <string>
 #include <thread>
+
+#include "phalanx/comm/shared_tensors.h"
+#include "phalanx/comm/testing/forked_ranks.h"
 
 namespace phalanx {
 namespace {
@@ -99,6 +104,37 @@ TEST_F(CountingAllocatorTest, BlocksAreAsLibtorchExpectsThem) {
 TEST_F(CountingAllocatorTest, MemoryThatIsNotThereIsLibtorchsError) {
   EXPECT_THROW(at::empty({std::int64_t{1} << 50}, at::kByte), c10::Error);
   EXPECT_EQ(observe::memory_in_use().bytes, before_.bytes);
+}
+
+// The heap is for good, and so is its place below this allocator: in a process of their own.
+TEST_F(CountingAllocatorTest, TensorsInTheSharedHeapCountAsShared) {
+  const std::string error = run_forked_ranks(1, [](int) {
+    const auto require = [](bool holds, const char* what) {
+      if (!holds) throw std::runtime_error(what);
+    };
+    share_large_tensors();
+    const observe::MemoryCounts before = observe::memory_in_use();
+    const auto taken = [&](MemoryCategory category) { return observe::memory_in_use()[category] - before[category]; };
+    at::Tensor large, small;
+    {
+      const MemoryScope scope(MemoryCategory::parameters);
+      large = at::empty({5000}, at::kFloat);
+      small = at::empty({10}, at::kFloat);
+    }
+    require(SharedHeap::owner_of(large.const_data_ptr()) == SharedHeap::current(), "the large one is in the heap");
+    require(SharedHeap::owner_of(small.const_data_ptr()) == nullptr, "the small one is not");
+    const std::int64_t pages = static_cast<std::int64_t>(SharedHeap::current()->use().in_use);
+    require(pages >= 20'000 && observe::memory_in_use().shared - before.shared == pages, "pages count as shared");
+    require(taken(MemoryCategory::parameters) >= pages + 40, "as parameters");
+    count_as(large, MemoryCategory::gradients);
+    require(taken(MemoryCategory::gradients) == pages && taken(MemoryCategory::parameters) < pages, "as gradients");
+    require(observe::memory_in_use().shared - before.shared == pages, "still shared");
+    std::thread([&] { large.reset(); }).join();
+    small.reset();
+    require(taken(MemoryCategory::gradients) == 0 && taken(MemoryCategory::parameters) == 0, "freed");
+    require(observe::memory_in_use().shared == before.shared && SharedHeap::current()->use().in_use == 0, "all of it");
+  });
+  EXPECT_EQ(error, "");
 }
 
 }  // namespace

@@ -130,6 +130,7 @@ struct TrainConfig {
     std::int64_t train_timeout_seconds = 100;
     std::int64_t heartbeat_seconds = 5;
     std::string backend = "auto";
+    bool shared_heap = false;
     std::int64_t trace_buf_size = 2048;
     std::string save_traces_folder = "comm_traces";
     std::string save_traces_file_prefix = "rank_";

@@ -297,6 +297,9 @@ const std::vector<Key>& known_keys() {
        -kAny,
        kAny,
        {"auto", "shm", "gloo", "mpi", "shm+gloo", "shm+mpi", "nccl", "nccl+gloo", "nccl+mpi"}},
+      {"comm", "shared_heap", at<&C::comm, &C::Comm::shared_heap>,
+       "Large CPU tensors lie in memory that the ranks of one machine read and write where it is: collectives of shm "
+       "need fewer copies."},
       {"comm", "trace_buf_size", at<&C::comm, &C::Comm::trace_buf_size>,
        "Operations of each group of ranks that the flight recorder keeps, to be written on an error, a time-out or "
        "SIGUSR1. 0: nothing is written.",

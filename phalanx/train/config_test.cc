@@ -211,7 +211,7 @@ TEST(Config, ActivationCheckpointing) {
   EXPECT_THAT(refusal("[activation_checkpoint]\nselective_ac_option = 0\n"), HasSubstr("or a number of blocks"));
 }
 
-TEST(Config, ProfilingAndFlightRecorderKeys) {
+TEST(Config, ProfilingAndCommunicationKeys) {
   const TrainConfig defaults = parse("");
   EXPECT_FALSE(defaults.profiling.enable_profiling);
   EXPECT_EQ(defaults.comm.trace_buf_size, 2048);
@@ -223,6 +223,8 @@ TEST(Config, ProfilingAndFlightRecorderKeys) {
   EXPECT_EQ(in_dump_folder(config, config.comm.save_traces_folder), "/abs/traces");
   EXPECT_EQ(config.comm.trace_buf_size, 0);
   EXPECT_EQ(config.comm.save_traces_file_prefix, "r");
+  EXPECT_FALSE(defaults.comm.shared_heap);
+  EXPECT_TRUE(parse("[comm]\nshared_heap = true\n").comm.shared_heap);
   EXPECT_THAT(refusal("", {"--profiling.profile_freq=0"}), HasSubstr("expected an integer, 1 or more"));
   EXPECT_THAT(refusal("", {"--profiling.profiler_active=11"}),
               HasSubstr("profiler_active is 11, but profile_freq is 10"));

@@ -1,7 +1,7 @@
 // A rank that meets the others, sums over them, and says how it was done: run by the tests under every launcher.
 //
 //   launch_test_worker [--backend B] [--method M --rank R --world-size W] [--timeout-ms T] [--spawn N]
-//                      [--killed-once RANK] [--until-world N] [--notes FOLDER]
+//                      [--killed-once RANK] [--until-world N] [--notes FOLDER] [--shared-heap true|false]
 //
 // --killed-once: in the first attempt this rank is killed between two sums, while the others go on adding up.
 // --until-world: with fewer ranks than that the sums go on, until the launcher ends them.
@@ -21,6 +21,7 @@
 #include "phalanx/base/env.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/quick_exit.h"
+#include "phalanx/comm/shared_heap.h"
 #include "phalanx/launch/process_context.h"
 #include "phalanx/launch/spawn.h"
 #include "phalanx/launch/worker_report.h"
@@ -67,6 +68,7 @@ int main(int argc, char** argv) {
       if (name == "--killed-once") killed = std::atoi(value.c_str());
       if (name == "--until-world") until_world = std::atoi(value.c_str());
       if (name == "--notes") notes = value;
+      if (name == "--shared-heap") options.shared_heap = value == "true";
       if (name == "--timeout-ms")
         options.communicator.first_timeout = std::chrono::milliseconds(std::atoi(value.c_str()));
     }
@@ -91,6 +93,8 @@ int main(int argc, char** argv) {
     fmt::print("rank {} of {}, local {} of {}, {} on {}, sum {}\n", context.rank, context.world_size,
                context.local_rank, context.local_world_size, context.world->backend_name(), context.device.str(),
                x.const_data_ptr<float>()[999]);
+    const at::Tensor large = at::full({100'000}, 1.0);
+    if (phalanx::SharedHeap::owner_of(large.const_data_ptr())) fmt::print("rank {} shares its heap\n", context.rank);
     return 0;
   } catch (const phalanx::Error& error) {
     if (!phalanx::report_error_to_launcher(error)) fmt::print(stderr, "{}\n", error.what());
