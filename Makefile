@@ -18,7 +18,7 @@ help:
 	@echo 'make test-all  the soak, deaths under Open MPI, kills of saves, the timeline, every layout, every mutation, and the tests again under AddressSanitizer (into $(SANITIZED))'
 	@echo 'make fuzz      hostile input for every parser, under sanitizers; needs clang (make fuzz FUZZ_SECONDS=600)'
 	@echo 'make soak      200 random kills, stops and restarts of communicating ranks; about 2 minutes (make soak FAULTS=40)'
-	@echo 'make deaths    a rank killed in every call under Open MPI; about 2 minutes'
+	@echo 'make deaths    a rank killed in every call under Open MPI, and beside NCCL; some minutes'
 	@echo 'make slurm     ranks and job scripts under a Slurm of two nodes that it starts and stops; needs root; about a minute'
 	@echo 'make layouts   every layout of up to 8 ranks and every pipeline schedule beside one rank; some minutes'
 	@echo 'make kills     a saving rank killed at every file operation of a save; about a minute'

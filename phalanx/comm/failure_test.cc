@@ -17,6 +17,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
+#include "phalanx/comm/backend.h"
 #include "phalanx/comm/backend_suite.h"
 #include "phalanx/comm/fault_world.h"
 #include "phalanx/comm/gloo.h"
@@ -327,6 +328,46 @@ TEST_P(OnBackend, ARankThatDiesWhileTheWorldIsMadeIsNamed) {
               TcpStore store(server.address());
               store.get(GetParam() == Kind::shm ? "shm/world/1/0/1" : "gloo/1/world/rank/1", 60s);
               store.get(GetParam() == Kind::shm ? "shm/world/1/0/0" : "gloo/1/world/rank/0", 60s);
+              world.strike(kVictim, SIGKILL);
+              return world.finish();
+            }),
+            "");
+}
+
+// Arrives when the colours of a split are exchanged and the group itself is to be made. The victim stays there.
+class SplittingBackend final : public Backend {
+ public:
+  SplittingBackend(std::shared_ptr<Backend> below, FaultRank& self) : below_(std::move(below)), self_(self) {}
+  int rank() const noexcept override { return below_->rank(); }
+  int size() const noexcept override { return below_->size(); }
+  BackendTraits traits() const noexcept override { return below_->traits(); }
+  std::unique_ptr<Operation> start(const OperationDescription& d) override { return below_->start(d); }
+  std::shared_ptr<Backend> split(const SplitRequest& request) override {
+    self_.arrive();
+    if (rank() == kVictim) self_.await_go(1);
+    return below_->split(request);
+  }
+  void abort(const std::string& reason) noexcept override { below_->abort(reason); }
+  void check_ranks() override { below_->check_ranks(); }
+
+ private:
+  std::shared_ptr<Backend> below_;
+  FaultRank& self_;
+};
+
+// Deaths at every verb may all hit a split in its exchange, which names itself.
+TEST_P(OnBackend, ARankThatDiesWhileAGroupIsMadeIsNamedWithTheSplit) {
+  EXPECT_EQ(again_if_late([&] {
+              TcpStoreServer server;
+              FaultWorld world(kRanks, [&](FaultRank& self) {
+                const auto whole = make_world(GetParam(), server.address(), self.rank(), kRanks, {});
+                Communicator comm(std::make_shared<SplittingBackend>(whole->backend(), self), {.name = "the world"});
+                const std::string text = self.error_within(1s, [&] { comm.split(0, -self.rank(), "reversed"); });
+                require_parts(text, {fmt::format("split(color 0, key {}), of group 'the world', rank {} of 3: ",
+                                                 -self.rank(), self.rank()),
+                                     "rank 1 has died"});
+              });
+              for (int rank = 0; rank < kRanks; ++rank) EXPECT_TRUE(world.await(rank, 1));
               world.strike(kVictim, SIGKILL);
               return world.finish();
             }),

@@ -137,31 +137,46 @@ void check_arithmetic(MpiRank& self) {
 
 constexpr std::int64_t kDeathCount = 1'000'000;
 
-FaultCall call_named(const std::string& name) {
-  for (const FaultCall& call : fault_calls(1))
+FaultCall call_named(const std::string& name, int victim) {
+  for (const FaultCall& call : fault_calls(victim))
     if (call.name == name) return call;
   throw std::runtime_error("no call is named " + name);
 }
 
-// One rank dies in the middle of a call.
-void body_death(MpiRank& self) {
-  const auto comm = self.make({.communicator = {.name = "the world"}});
-  const FaultCall call = call_named(std::getenv("PHALANX_TEST_CALL"));
+// One rank dies in the middle of a call; `comm` is over Open MPI, wholly or between machines.
+void die_in_a_call(Communicator& comm, int rank, int victim) {
+  const FaultCall call = call_named(std::getenv("PHALANX_TEST_CALL"), victim);
   // Past mpirun, which passes on nothing while it ends the job. The files' times say when.
   const std::string folder = std::getenv("PHALANX_TEST_FOLDER");
   expect(std::freopen((folder + "/said").c_str(), "a", stderr) != nullptr, "a file for the error");
-  call.begin(*comm, kDeathCount)();
-  if (self.rank == 1) {
-    const auto pending = call.begin(*comm, kDeathCount);
+  call.begin(comm, kDeathCount)();
+  if (rank == victim) {
+    const auto pending = call.begin(comm, kDeathCount);
     std::ofstream(folder + "/dies") << "now";
     kill(getpid(), SIGKILL);
   }
   try {
-    for (;;) call.begin(*comm, kDeathCount)();
+    for (;;) call.begin(comm, kDeathCount)();
   } catch (const CommError& error) {
     std::cerr << error.what() << std::endl;
     for (;;) pause();  // mpirun ends the job
   }
+}
+
+void body_death(MpiRank& self) {
+  const auto comm = self.make({.communicator = {.name = "the world"}});
+  die_in_a_call(*comm, self.rank, 1);
+}
+
+// The same with NCCL's double inside two machines of two ranks: one of the second dies.
+constexpr int kLevelsVictim = 2;
+
+void body_levels_death(MpiRank& self) {
+  const CommunicatorOptions options{.name = "the world"};
+  const auto rank = make_levels_rank(self.make({.communicator = options}), *self.store,
+                                     {.communicator = options, .machines = {0, 0, 1, 1}});
+  expect(rank->comm->backend_name() == "nccl+mpi", rank->comm->backend_name());
+  die_in_a_call(*rank->comm, self.rank, kLevelsVictim);
 }
 
 // One rank stops when it has got a part of the data. The tensor is nobody's but the operation's.
@@ -380,12 +395,18 @@ void body_nccl_levels(MpiRank& self) {
 }
 
 const std::map<std::string, void (*)(MpiRank&)> kBodies{
-    {"suite", body_suite},           {"death", body_death},
-    {"stopped", body_stopped},       {"others", body_others},
-    {"heartbeat", body_heartbeat},   {"stopped_amidst_data", body_stopped_amidst_data},
-    {"two_levels", body_two_levels}, {"nccl_levels", body_nccl_levels},
+    {"suite", body_suite},
+    {"death", body_death},
+    {"stopped", body_stopped},
+    {"others", body_others},
+    {"heartbeat", body_heartbeat},
+    {"stopped_amidst_data", body_stopped_amidst_data},
+    {"two_levels", body_two_levels},
+    {"nccl_levels", body_nccl_levels},
+    {"levels_death", body_levels_death},
 #ifdef PHALANX_HAVE_MPI
-    {"own_mpi", body_own_mpi},       {"own_mpi_without_threads", body_own_mpi_without_threads},
+    {"own_mpi", body_own_mpi},
+    {"own_mpi_without_threads", body_own_mpi_without_threads},
 #endif
 };
 
@@ -534,18 +555,22 @@ class MpiFolder {
   TempDirectory folder_;
 };
 
-std::string mpi_death_at(const FaultCall& call) {
+std::string mpi_death_at(const FaultCall& call, bool beside_nccl) {
+  const int victim = beside_nccl ? kLevelsVictim : 1;
   const MpiFolder folder;
   setenv("PHALANX_TEST_CALL", call.name.c_str(), 1);
-  const MpiJob job = run_under_mpirun(3, "death", seconds(60));
+  const MpiJob job = run_under_mpirun(beside_nccl ? 4 : 3, beside_nccl ? "levels_death" : "death", seconds(60));
   unsetenv("PHALANX_TEST_CALL");
   const std::string said = folder.text("said");
   try {
     expect(job.status != 0 && folder.has("dies"), "the rank did not die\n" + job.output);
-    expect_in(said, {"rank 1 has died", "group 'the world'"});
-    require_told(call, said, kDeathCount, 1);
-    // A group in the making holds nothing of the caller's.
-    if (call.name != "split") expect_in(said, {"op ", "ends the job"});
+    const std::string dead = fmt::format("rank {} has died", victim);
+    expect_in(said, {dead.c_str(), "group 'the world'"});
+    require_told(call, said, kDeathCount, victim);
+    // A group in the making holds nothing of the caller's. Beside NCCL, MPI has staging memory: those who wait for the
+    // streams' part get the error, and mpirun ends the job.
+    if (call.name != "split") expect_in(said, {"op "});
+    if (call.name != "split" && (!beside_nccl || !call.moves_tensors)) expect_in(said, {"ends the job"});
   } catch (const std::exception& error) {
     return fmt::format("{}: {}\n{}{}\n", call.name, error.what(), said, job.output);
   }
@@ -554,19 +579,27 @@ std::string mpi_death_at(const FaultCall& call) {
                            : fmt::format("late: {}: after {} ms\n", call.name, took / std::chrono::milliseconds(1));
 }
 
-// Each call takes an mpirun, so the default tests take one of each kind; PHALANX_ALL_DEATHS=1 (make deaths) takes all.
-TEST(MpiBackend, ADeadRankIsNamedWithinASecondAndEndsTheJob) {
-  PHALANX_NEEDS_MPIRUN();
-  const std::vector<std::string> slice{"uneven all_gather", "recv", "split"};
+// Each call takes an mpirun, so the default tests take some; PHALANX_ALL_DEATHS=1 (make deaths) takes all.
+void expect_told_of_deaths(bool beside_nccl, const std::vector<std::string>& slice) {
   const bool all = std::getenv("PHALANX_ALL_DEATHS") != nullptr;
   std::size_t ran = 0;
-  for (const FaultCall& call : fault_calls(1)) {
+  for (const FaultCall& call : fault_calls(beside_nccl ? kLevelsVictim : 1)) {
     if (call.prepare) continue;  // symmetric memory is shm's
     if (!all && std::find(slice.begin(), slice.end(), call.name) == slice.end()) continue;
     ++ran;
-    EXPECT_EQ(again_if_late([&] { return mpi_death_at(call); }), "");
+    EXPECT_EQ(again_if_late([&] { return mpi_death_at(call, beside_nccl); }), "");
   }
   EXPECT_GE(ran, slice.size());
+}
+
+TEST(MpiBackend, ADeadRankIsNamedWithinASecondAndEndsTheJob) {
+  PHALANX_NEEDS_MPIRUN();
+  expect_told_of_deaths(false, {"uneven all_gather", "recv", "split"});
+}
+
+TEST(MpiBackend, ADeadRankBesideNcclIsNamedWithinASecondAndEndsTheJob) {
+  PHALANX_NEEDS_MPIRUN();
+  expect_told_of_deaths(true, {"all_reduce", "send", "broadcast_bytes"});
 }
 
 TEST(MpiBackend, ATimeOutAmidstDataEndsTheJobAndKeepsTheTensors) {
