@@ -566,6 +566,12 @@ std::string mpi_death_at(const FaultCall& call, bool beside_nccl) {
     expect(job.status != 0 && folder.has("dies"), "the rank did not die\n" + job.output);
     const std::string dead = fmt::format("rank {} has died", victim);
     expect_in(said, {dead.c_str(), "group 'the world'"});
+    // Whoever came to say it before mpirun ended him.
+    std::istringstream lines(said);
+    for (std::string line; std::getline(lines, line);) {
+      if (line.find(" has died") != std::string::npos) expect_in(line, {dead.c_str()});
+      if (line.find(", rank ") != std::string::npos) require_told(call, line, kDeathCount, victim);
+    }
     require_told(call, said, kDeathCount, victim);
     // A group in the making holds nothing of the caller's. Beside NCCL, MPI has staging memory: those who wait for the
     // streams' part get the error, and mpirun ends the job.
