@@ -605,7 +605,7 @@ TEST(MpiBackend, ADeadRankIsNamedWithinASecondAndEndsTheJob) {
 
 TEST(MpiBackend, ADeadRankBesideNcclIsNamedWithinASecondAndEndsTheJob) {
   PHALANX_NEEDS_MPIRUN();
-  expect_told_of_deaths(true, {"all_reduce", "send", "broadcast_bytes"});
+  expect_told_of_deaths(true, {"all_gather", "send", "broadcast_bytes"});
 }
 
 TEST(MpiBackend, ATimeOutAmidstDataEndsTheJobAndKeepsTheTensors) {
