@@ -19,6 +19,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/faulty_file_system.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/checkpoint/checkpoint_list.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/checkpoint/sharded_state.h"
 #include "phalanx/checkpoint/test_state.h"
@@ -183,6 +184,8 @@ TEST_P(KilledAtEveryOperation, TheNewestCompleteStepIsFoundAndTheNextSaveWorks) 
     const auto number = number_in_place(operations, n, victim);
     EXPECT_TRUE(same_state(state, several_blocks(number)));
     EXPECT_EQ(loaded->step, number == 2 ? 2 : number - 10);
+    // A step has its name when all of it is there: none was passed over for a file that is missing or not whole.
+    EXPECT_TRUE(list_checkpoints(scratch.path()).damaged.empty());
     run_as_threads({"", [](CheckpointManager& to, int rank) { to.save(part_of(19, rank), 9); }}, scratch.path(),
                    real_files);
     for (const auto& entry : std::filesystem::directory_iterator(scratch.path()))
