@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "phalanx/base/error.h"
 #include "phalanx/comm/futex.h"
@@ -72,13 +73,67 @@ class GlooCollective final : public GlooOperation {
     at::Tensor out = output, in = input;
     wait_for(backend_.group().alltoall_base(out, in, output_bytes, input_bytes));
   }
-  // out = the reduction of S blocks that lie `stride` bytes apart.
-  void reduce_blocks(void* out, const at::Tensor& blocks, std::size_t stride, std::size_t count) const {
+  // What every rank has for every other, a part of that many bytes, which place(rank) says. What it has for itself
+  // stays where it is: gloo would copy it. The parts that arrive are in a_ afterwards, one behind the other in rank
+  // order.
+  template <class Place>
+  void exchange(std::vector<std::int64_t> from_bytes, std::vector<std::int64_t> to_bytes, Place place) {
+    from_bytes[rank_] = to_bytes[rank_] = 0;
+    const at::Tensor parts = gloo_buffer(sum_of(to_bytes));
+    std::byte* to = gloo_bytes(parts);
+    for (std::size_t r = 0; r < size_; ++r) {
+      const auto part_bytes = static_cast<std::size_t>(to_bytes[r]);
+      if (part_bytes > 0) gloo_copy(to, place(r), part_bytes);
+      to += part_bytes;
+    }
+    a_ = gloo_buffer(sum_of(from_bytes));
+    all_to_all(a_, parts, std::move(from_bytes), std::move(to_bytes));
+  }
+  static std::size_t sum_of(const std::vector<std::int64_t>& bytes) {
+    return static_cast<std::size_t>(std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0}));
+  }
+
+  // out = the reduction of `count` elements of each rank: the others' in a_ after an exchange, and these.
+  void reduce_parts(void* out, const std::byte* own, std::size_t count) const {
     if (count == 0) return;
     std::vector<const void*> inputs;
-    for (std::size_t r = 0; r < size_; ++r) inputs.push_back(gloo_bytes(blocks) + r * stride);
+    const std::byte* next = gloo_bytes(a_);
+    for (std::size_t r = 0; r < size_; ++r) {
+      inputs.push_back(r == rank_ ? own : next);
+      if (r != rank_) next += count * element_;
+    }
     reduce_kernel(d_.dtype, d_.op)(out, inputs.data(), static_cast<int>(size_), count);
   }
+
+  // Every rank's part to all, of at most `longest` bytes; part_of_rank(rank) says which elements of the output it is.
+  // c10d's all_gather receives into memory of its own and copies that, so two ranks exchange their parts.
+  template <class PartOf>
+  void gather_parts(const std::byte* own, std::size_t longest, PartOf part_of_rank) {
+    if (size_ == 2) {
+      const std::size_t peer = 1 - rank_;
+      std::vector<std::int64_t> from(2), to(2);
+      const bool is_for_all = d_.verb != Verb::reduce, is_root = backend_.rank() == d_.root;
+      if (is_for_all || is_root) from[peer] = static_cast<std::int64_t>(part_of_rank(peer).size() * element_);
+      if (is_for_all || !is_root) to[peer] = static_cast<std::int64_t>(part_of_rank(rank_).size() * element_);
+      return exchange(std::move(from), std::move(to), [&](std::size_t) { return own; });
+    }
+    const at::Tensor padded = gloo_buffer(longest);
+    gloo_copy(gloo_bytes(padded), own, part_of_rank(rank_).size() * element_);
+    a_ = gloo_buffer(longest * size_);
+    all_gather(a_, padded);
+  }
+  // What gather_parts() has brought, but for the own part.
+  template <class PartOf>
+  void deliver_parts(std::size_t longest, PartOf part_of_rank) const {
+    for (std::size_t r = 0; r < size_; ++r) {
+      const Range part = part_of_rank(r);
+      if (r != rank_)
+        gloo_copy(output() + part.begin * element_, gloo_bytes(a_) + (size_ == 2 ? 0 : r * longest),
+                  part.size() * element_);
+    }
+  }
+  std::byte* output() const { return static_cast<std::byte*>(d_.output); }
+  const std::byte* input() const { return static_cast<const std::byte*>(d_.input); }
 
   // Does one step. False when all is done.
   bool next() {
@@ -185,7 +240,8 @@ class GlooCollective final : public GlooOperation {
   bool reduce(int step) {
     const std::size_t total = bytes(d_.output_count);
     const auto count = static_cast<std::size_t>(d_.output_count);
-    const bool wants_result = d_.verb == Verb::all_reduce || backend_.rank() == d_.root;
+    const bool is_for_all = d_.verb == Verb::all_reduce;
+    const bool wants_result = is_for_all || backend_.rank() == d_.root;
     if (total * size_ <= kSmallReduction) {
       if (step == 1) {
         const at::Tensor own = gloo_buffer(total);
@@ -194,68 +250,62 @@ class GlooCollective final : public GlooOperation {
         all_gather(a_, own);
         return true;
       }
-      if (wants_result) reduce_blocks(d_.output, a_, total, count);
+      if (!wants_result) return false;
+      std::vector<const void*> inputs;
+      for (std::size_t r = 0; r < size_; ++r) inputs.push_back(gloo_bytes(a_) + r * total);
+      reduce_kernel(d_.dtype, d_.op)(d_.output, inputs.data(), static_cast<int>(size_), count);
       return false;
     }
-    const Range mine = slice_of(count, backend_.size(), backend_.rank());
-    const std::size_t share = slice_of(count, backend_.size(), 0).size() * element_;  // the longest slice
+    const auto slice = [&](std::size_t r) { return slice_of(count, backend_.size(), static_cast<int>(r)); };
+    const auto slice_bytes = [&](std::size_t r) { return static_cast<std::int64_t>(slice(r).size() * element_); };
+    const std::size_t longest = slice(0).size() * element_;
+    const Range mine = slice(rank_);
+    std::byte* const own = output() + mine.begin * element_;
     if (step == 1) {
-      const at::Tensor own = gloo_buffer(total);
-      gloo_copy(gloo_bytes(own), d_.output, total);
-      a_ = gloo_buffer(mine.size() * element_ * size_);
-      std::vector<std::int64_t> in, out(size_, static_cast<std::int64_t>(mine.size() * element_));
-      for (int r = 0; r < backend_.size(); ++r)
-        in.push_back(static_cast<std::int64_t>(slice_of(count, backend_.size(), r).size() * element_));
-      all_to_all(a_, own, std::move(out), std::move(in));
+      std::vector<std::int64_t> from(size_, slice_bytes(rank_)), to;
+      for (std::size_t r = 0; r < size_; ++r) to.push_back(slice_bytes(r));
+      exchange(std::move(from), std::move(to), [&](std::size_t r) { return output() + slice(r).begin * element_; });
       return true;
     }
     if (step == 2) {
-      const at::Tensor own = gloo_buffer(share);
-      reduce_blocks(gloo_bytes(own), a_, mine.size() * element_, mine.size());
-      a_ = gloo_buffer(share * size_);
-      all_gather(a_, own);
+      if (is_for_all || wants_result) {
+        reduce_parts(own, own, mine.size());
+        gather_parts(own, longest, slice);
+      } else {
+        // The root's tensor alone may change.
+        const at::Tensor reduced = gloo_buffer(longest);
+        reduce_parts(gloo_bytes(reduced), own, mine.size());
+        gather_parts(gloo_bytes(reduced), longest, slice);
+      }
       return true;
     }
-    if (!wants_result) return false;
-    for (int r = 0; r < backend_.size(); ++r) {
-      const Range slice = slice_of(count, backend_.size(), r);
-      gloo_copy(static_cast<std::byte*>(d_.output) + slice.begin * element_,
-                gloo_bytes(a_) + static_cast<std::size_t>(r) * share, slice.size() * element_);
-    }
+    if (wants_result) deliver_parts(longest, slice);
     return false;
   }
 
   bool gather_all(int step) {
     const std::int64_t longest =
         d_.counts.empty() ? d_.input_count : *std::max_element(d_.counts.begin(), d_.counts.end());
+    const auto part = [&](std::size_t r) { return part_of(d_.counts, longest, static_cast<int>(r)); };
     if (step == 1) {
-      const at::Tensor own = gloo_buffer(bytes(longest));
-      gloo_copy(gloo_bytes(own), d_.input, bytes(d_.input_count));
-      a_ = gloo_buffer(bytes(longest) * size_);
-      all_gather(a_, own);
+      gather_parts(input(), bytes(longest), part);
       return true;
     }
-    for (std::size_t r = 0; r < size_; ++r) {
-      const Range part = part_of(d_.counts, longest, static_cast<int>(r));
-      gloo_copy(static_cast<std::byte*>(d_.output) + part.begin * element_, gloo_bytes(a_) + r * bytes(longest),
-                part.size() * element_);
-    }
+    deliver_parts(bytes(longest), part);
+    gloo_copy(output() + part(rank_).begin * element_, input(), bytes(d_.input_count));
     return false;
   }
 
   bool reduce_scatter(int step) {
-    const std::size_t own = bytes(d_.output_count);
+    const auto part = [&](std::size_t r) { return part_of(d_.counts, d_.output_count, static_cast<int>(r)); };
+    const auto place = [&](std::size_t r) { return input() + part(r).begin * element_; };
     if (step == 1) {
-      const at::Tensor in = gloo_buffer(bytes(d_.input_count));
-      gloo_copy(gloo_bytes(in), d_.input, bytes(d_.input_count));
-      a_ = gloo_buffer(own * size_);
-      std::vector<std::int64_t> in_bytes, out_bytes(size_, static_cast<std::int64_t>(own));
-      for (std::size_t r = 0; r < size_; ++r)
-        in_bytes.push_back(static_cast<std::int64_t>(d_.counts.empty() ? own : bytes(d_.counts[r])));
-      all_to_all(a_, in, std::move(out_bytes), std::move(in_bytes));
+      std::vector<std::int64_t> from(size_, static_cast<std::int64_t>(bytes(d_.output_count))), to;
+      for (std::size_t r = 0; r < size_; ++r) to.push_back(static_cast<std::int64_t>(part(r).size() * element_));
+      exchange(std::move(from), std::move(to), place);
       return true;
     }
-    reduce_blocks(d_.output, a_, own, static_cast<std::size_t>(d_.output_count));
+    reduce_parts(d_.output, place(rank_), static_cast<std::size_t>(d_.output_count));
     return false;
   }
 
@@ -303,20 +353,29 @@ class GlooCollective final : public GlooOperation {
   }
 
   bool exchange_all(int step) {
+    const auto part_bytes = [&](const std::vector<std::int64_t>& counts) {
+      const auto even = d_.input_count / static_cast<std::int64_t>(size_);
+      std::vector<std::int64_t> result;
+      for (std::size_t r = 0; r < size_; ++r)
+        result.push_back(static_cast<std::int64_t>(bytes(counts.empty() ? even : counts[r])));
+      return result;
+    };
+    const std::vector<std::int64_t> from = part_bytes(d_.output_counts), to = part_bytes(d_.input_counts);
+    const auto place = [&](std::size_t r) {
+      return input() + sum_of({to.begin(), to.begin() + static_cast<std::ptrdiff_t>(r)});
+    };
     if (step == 1) {
-      const at::Tensor in = gloo_buffer(bytes(d_.input_count));
-      gloo_copy(gloo_bytes(in), d_.input, bytes(d_.input_count));
-      a_ = gloo_buffer(bytes(d_.output_count));
-      std::vector<std::int64_t> in_bytes(size_), out_bytes(size_);
-      for (std::size_t r = 0; r < size_; ++r) {
-        const auto even = d_.input_count / static_cast<std::int64_t>(size_);
-        in_bytes[r] = static_cast<std::int64_t>(bytes(d_.input_counts.empty() ? even : d_.input_counts[r]));
-        out_bytes[r] = static_cast<std::int64_t>(bytes(d_.output_counts.empty() ? even : d_.output_counts[r]));
-      }
-      all_to_all(a_, in, std::move(out_bytes), std::move(in_bytes));
+      exchange(from, to, place);
       return true;
     }
-    gloo_copy(d_.output, gloo_bytes(a_), bytes(d_.output_count));
+    std::byte* at = output();
+    const std::byte* arrived = gloo_bytes(a_);
+    for (std::size_t r = 0; r < size_; ++r) {
+      const auto part = static_cast<std::size_t>(from[r]);
+      gloo_copy(at, r == rank_ ? place(r) : arrived, part);
+      if (r != rank_) arrived += part;
+      at += part;
+    }
     return false;
   }
 
