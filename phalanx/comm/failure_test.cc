@@ -417,8 +417,8 @@ TEST_P(StoreHost, IsNamed) {
                 }
                 self.arrive();
                 self.await_go(1);
-                const auto comm = make_world(kind, parse_host_port(self.shared_text(), "the test's store"), self.rank(),
-                                             kRanks, {.heartbeat = 2000ms}, 0);
+                auto comm = make_world(kind, parse_host_port(self.shared_text(), "the test's store"), self.rank(),
+                                       kRanks, {.heartbeat = 2000ms}, 0);
                 comm->barrier();
                 self.arrive();
                 if (self.rank() == 0) self.await_go(2);
@@ -431,8 +431,7 @@ TEST_P(StoreHost, IsNamed) {
                               {"all_reduce(float32[300000], sum)", signal == SIGKILL    ? "rank 0 has died"
                                                                    : kind == Kind::gloo ? "rank 0 is stopped (SIGSTOP)"
                                                                                         : "rank 0 hosts the store"});
-                // To leave in order takes some 20 s while the store is silent: each question to it is given up after 6.
-                if (signal == SIGSTOP) _exit(0);
+                require_leaving_in_time(comm);
               });
               EXPECT_TRUE(world.await(0, 1));
               world.go(1);

@@ -110,6 +110,12 @@ std::string comm_error_of(const std::function<void()>& body) {
   }
   throw std::runtime_error("no error");
 }
+
+void require_quick_end(const LoadedTime& begin) {
+  // 0.3 s for a word to the store, 0.2 s for what gloo has under way to a rank that is stopped.
+  if (const std::string how_late = late(begin, std::chrono::milliseconds(1'000)); !how_late.empty())
+    throw std::runtime_error("late: leaving: " + how_late);
+}
 }  // namespace fault_detail
 
 FaultWorld::FaultWorld(int size, const std::function<void(FaultRank&)>& body)

@@ -24,6 +24,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -38,6 +39,11 @@ struct LoadedTime {
 };
 /// Empty if the time from `since` to now is within the bound, as said above; else both times in words. *took: the time.
 std::string late(const LoadedTime& since, std::chrono::milliseconds bound, std::chrono::milliseconds* took = nullptr);
+
+/// Lets go of the only reference, such as one to a communicator. Throws std::runtime_error if that takes longer than
+/// it may beside a silent store.
+template <class T>
+void require_leaving_in_time(std::shared_ptr<T>& last);
 
 struct FaultPage;
 
@@ -105,6 +111,14 @@ std::string kill_one_of(int size, int victim, const std::function<std::function<
 
 namespace fault_detail {
 std::string comm_error_of(const std::function<void()>& body);
+void require_quick_end(const LoadedTime& begin);
+}  // namespace fault_detail
+
+template <class T>
+void require_leaving_in_time(std::shared_ptr<T>& last) {
+  const LoadedTime begin = LoadedTime::now();
+  last.reset();
+  fault_detail::require_quick_end(begin);
 }
 
 template <class Body>

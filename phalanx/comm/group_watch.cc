@@ -11,9 +11,10 @@ namespace phalanx {
 namespace {
 
 constexpr char kSeparator = '\n';
-// The watch's thread asks anew so often, so that it can be ended though the store does not answer.
+// The watch's thread asks anew so often, so that it does not wait for ever on a connection that has gone silent.
 constexpr std::chrono::milliseconds kWatchSlice{2'000};
-constexpr std::chrono::milliseconds kProbe{1'000};
+// That the store is given to take note that this rank leaves. A slow one reads what it was sent a little later.
+constexpr std::chrono::milliseconds kGoodbye{300};
 
 std::vector<std::string> split_event(const std::string& event, std::size_t fields) {
   std::vector<std::string> result;
@@ -35,8 +36,8 @@ std::string event_key(std::uint64_t number) { return fmt::format("event/{}", num
 
 }  // namespace
 
-GroupWatch::GroupWatch(std::shared_ptr<Store> store, int rank, int size)
-    : store_(std::move(store)), rank_(rank), size_(size), stop_key_(fmt::format("stop/{}", rank)) {
+GroupWatch::GroupWatch(const std::shared_ptr<Store>& store, int rank, int size)
+    : store_(store->clone()), rank_(rank), size_(size) {
   store_->set(hello_key(rank_), "");
   store_->set_when_lost(lost_key(rank_), "died");
   thread_ = std::thread([this] { watch(); });
@@ -45,25 +46,17 @@ GroupWatch::GroupWatch(std::shared_ptr<Store> store, int rank, int size)
 GroupWatch::~GroupWatch() {
   stopping_.store(true);
   try {
-    if (!is_store_lost() && store_answers()) {
-      store_->cancel_when_lost(lost_key(rank_));
+    store_->interrupt(kGoodbye);
+    if (!is_store_lost()) {
+      // Sent before the connection closes, so the end of the connection says "left" even if nobody answers in time.
+      store_->set_when_lost(lost_key(rank_), "left");
       store_->set(lost_key(rank_), "left");
-      store_->set(stop_key_, "");
     }
-  } catch (const Error&) {
-    // The store has gone, so the thread's wait has ended too.
-  }
-  thread_.join();
-}
-
-// Asks what it is given up for within seconds; what is told is not.
-bool GroupWatch::store_answers() noexcept {
-  try {
-    store_->wait({hello_key(rank_)}, kProbe);
-    return true;
   } catch (...) {
-    return false;
+    // The store is silent, or has gone.
   }
+  store_->interrupt();
+  thread_.join();
 }
 
 // The next free number, looked for: a count would leave a hole if who took it were killed before it had written.
@@ -84,13 +77,12 @@ void GroupWatch::watch() {
   for (int rank = 0; rank < size_; ++rank)
     if (rank != rank_) others.push_back(rank);
   while (!stopping_.load()) {
-    std::vector<std::string> keys{stop_key_, event_key(next_event_.load())};
+    std::vector<std::string> keys{event_key(next_event_.load())};
     for (const int rank : others) keys.push_back(lost_key(rank));
     const auto asked = std::chrono::steady_clock::now();
     try {
       const std::string key = store_->wait_any(keys, kWatchSlice);
-      if (key == stop_key_) return;
-      if (key == keys[1]) {
+      if (key == keys.front()) {
         const std::string event = store_->get(key);
         next_event_.fetch_add(1);
         handle_event(event);
@@ -107,6 +99,7 @@ void GroupWatch::watch() {
       }
       others.erase(lost);
     } catch (const Error&) {
+      if (stopping_.load()) return;
       if (std::chrono::steady_clock::now() - asked >= kWatchSlice) continue;  // nothing has happened
       is_store_lost_.store(true, std::memory_order_release);
       return;
@@ -133,6 +126,7 @@ void GroupWatch::handle_event(const std::string& event) {
 }
 
 void GroupWatch::announce_abort(const Group& group, const std::string& reason) noexcept {
+  if (is_store_lost()) return;  // there is nobody to tell
   try {
     {
       const std::lock_guard lock(mutex_);

@@ -1,6 +1,6 @@
 // GroupWatch: how the ranks of a gloo or mpi world hear of each other beside its data: who has died, who gave up and
-// why, how far each has come. One thread per rank blocks on the store; nothing is exchanged while all is well.
-// Torch-free.
+// why, how far each has come. One thread per rank blocks on the store, as a client of its own; nothing is exchanged
+// while all is well. Torch-free.
 #pragma once
 
 #include <atomic>
@@ -27,7 +27,9 @@ class GroupWatch {
     std::atomic<std::uint64_t> sequence{0};  // collectives begun
   };
 
-  GroupWatch(std::shared_ptr<Store> store, int rank, int size);
+  GroupWatch(const std::shared_ptr<Store>& store, int rank, int size);
+  /// Tells the others that this rank leaves in order. Beside a silent store it takes 0.3 s; the others then learn it
+  /// when the store speaks again, unless that takes this rank for dead before.
   ~GroupWatch();
   GroupWatch(const GroupWatch&) = delete;
   GroupWatch& operator=(const GroupWatch&) = delete;
@@ -51,13 +53,11 @@ class GroupWatch {
  private:
   void watch();
   void post_event(const std::string& text);
-  bool store_answers() noexcept;
   void handle_event(const std::string& event);
 
-  std::shared_ptr<Store> store_;
+  std::shared_ptr<Store> store_;  // the watch's own client
   int rank_;
   int size_;
-  std::string stop_key_;
   std::atomic<bool> stopping_{false};
   std::atomic<bool> is_store_lost_{false};
   std::atomic<std::uint64_t> next_event_{0};

@@ -21,9 +21,9 @@ std::string pulse_key(int rank) { return fmt::format("pulse/{}", rank); }
 
 }  // namespace
 
-PeerPulse::PeerPulse(std::shared_ptr<Store> store, int rank, const std::vector<std::string>& identities,
+PeerPulse::PeerPulse(const std::shared_ptr<Store>& store, int rank, const std::vector<std::string>& identities,
                      Options options)
-    : store_(std::move(store)),
+    : store_(store->clone()),
       rank_(rank),
       size_(static_cast<int>(identities.size())),
       options_(options),
@@ -39,6 +39,7 @@ PeerPulse::~PeerPulse() {
     stopping_ = true;
   }
   changed_.notify_all();
+  store_->interrupt();
   if (thread_.joinable()) thread_.join();
 }
 

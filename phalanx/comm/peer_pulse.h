@@ -39,8 +39,8 @@ class PeerPulse {
   };
 
   /// identities: of all ranks of the world (PeerProcesses::identity()). Ranks are those of the world everywhere here.
-  PeerPulse(std::shared_ptr<Store> store, int rank, const std::vector<std::string>& identities, Options options);
-  ~PeerPulse();  // may take a few seconds if the store is silent
+  PeerPulse(const std::shared_ptr<Store>& store, int rank, const std::vector<std::string>& identities, Options options);
+  ~PeerPulse();  // at once, though the store may be silent
   PeerPulse(const PeerPulse&) = delete;
   PeerPulse& operator=(const PeerPulse&) = delete;
 
@@ -72,7 +72,7 @@ class PeerPulse {
   void answered() { unanswered_since_.store(0, std::memory_order_relaxed); }
   std::chrono::nanoseconds certain_store_silence();
 
-  const std::shared_ptr<Store> store_;
+  const std::shared_ptr<Store> store_;  // the pulse's own client
   const int rank_, size_;
   const Options options_;
   PeerProcesses processes_;

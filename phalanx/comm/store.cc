@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 
 #include "phalanx/base/error.h"
@@ -48,6 +49,10 @@ std::string timeout_message(const std::string& store, std::chrono::milliseconds 
   if (key_count == 1) return fmt::format("{}: waited {} for the key {}: it was never set", store, waited, names);
   return fmt::format("{}: waited {} for {} keys: still missing {}: {}", store, waited, key_count, missing.size(),
                      names);
+}
+
+std::string interrupted_message(const std::string& store, const std::string& what) {
+  return fmt::format("{}: {}: interrupted, because this process asks the store no more", store, what);
 }
 
 }  // namespace store_detail
@@ -123,8 +128,19 @@ void Store::cancel_when_lost(const std::string& key) {
   do_set_when_lost(key, std::nullopt);
 }
 
+void Store::interrupt(Milliseconds after) noexcept {
+  constexpr Milliseconds kLongest = std::chrono::hours(24 * 365);
+  do_interrupt(std::chrono::steady_clock::now() + std::clamp(after, Milliseconds(0), kLongest));
+}
+
 PrefixStore::PrefixStore(std::shared_ptr<Store> base, std::string prefix)
     : Store(base->timeout()), base_(std::move(base)), prefix_(std::move(prefix) + "/") {}
+
+std::shared_ptr<Store> PrefixStore::clone() const {
+  auto result = std::make_shared<PrefixStore>(base_->clone(), prefix_.substr(0, prefix_.size() - 1));
+  result->set_timeout(timeout());
+  return result;
+}
 
 void PrefixStore::do_set(const std::string& key, const std::string& value) { base_->set(prefix_ + key, value); }
 

@@ -9,6 +9,9 @@
 // - set_when_lost(key, value) asks the store to set the key by itself when this process dies, is killed, or drops the
 //   store without cancel_when_lost(key): how peers learn of a death without asking. (An in-process store cannot lose
 //   its owner, so there it never happens.)
+// - interrupt() ends this client's calls, also those that other threads are in: how a thread that asks is stopped
+// though
+//   the store is silent. Who may be interrupted asks through a clone(), a client of its own, so that nobody else is.
 //
 //   PrefixStore store(base, "rendezvous");
 //   store.set(fmt::format("address/{}", rank), address);
@@ -55,6 +58,14 @@ class Store {
   void set_timeout(Milliseconds timeout) { timeout_ = timeout; }  // before the store is shared between threads
   virtual std::string describe() const = 0;                       // "TCP store at 127.0.0.1:40123", for errors
 
+  /// Another client of the same store, with the same timeout, never interrupted so far. It connects when first asked.
+  virtual std::shared_ptr<Store> clone() const = 0;
+  /// By any thread: when `after` has passed, the calls of this client that are under way on whatever thread, and all
+  /// later ones, throw a CommError. The earliest time counts; nothing undoes it. What such a call asked for may or may
+  /// not have been done, and its connection is closed, but set_when_lost keys stay until the client is dropped. Other
+  /// clients, clones among them, go on. A PrefixStore interrupts its base.
+  void interrupt(Milliseconds after = {}) noexcept;
+
  protected:
   explicit Store(Milliseconds timeout) : timeout_(timeout) {}
   friend class PrefixStore;
@@ -72,6 +83,7 @@ class Store {
                                                         const std::string& desired) = 0;
   virtual bool do_delete(const std::string& key) = 0;
   virtual void do_set_when_lost(const std::string& key, const std::optional<std::string>& value) = 0;
+  virtual void do_interrupt(std::chrono::steady_clock::time_point at) noexcept = 0;
 
  private:
   Milliseconds timeout_;
@@ -82,6 +94,7 @@ class PrefixStore final : public Store {
  public:
   PrefixStore(std::shared_ptr<Store> base, std::string prefix);
   std::string describe() const override { return base_->describe(); }
+  std::shared_ptr<Store> clone() const override;
 
  private:
   void do_set(const std::string& key, const std::string& value) override;
@@ -92,6 +105,7 @@ class PrefixStore final : public Store {
                                                 const std::string& desired) override;
   bool do_delete(const std::string& key) override;
   void do_set_when_lost(const std::string& key, const std::optional<std::string>& value) override;
+  void do_interrupt(std::chrono::steady_clock::time_point at) noexcept override { base_->do_interrupt(at); }
 
   std::shared_ptr<Store> base_;
   std::string prefix_;

@@ -7,6 +7,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/comm/store_proof.h"
+#include "phalanx/comm/store_table.h"
 #include "phalanx/comm/tcp_store_socket.h"
 #include "phalanx/comm/tcp_store_wire.h"
 
@@ -101,9 +102,11 @@ std::string StoreGreeting::answer_proof() {
 namespace {
 
 bool exchange_messages(int fd, std::string_view message, char* answer, std::size_t size,
-                       std::chrono::steady_clock::time_point deadline, const std::string& store) {
-  IoResult result = send_all(fd, message, deadline);
-  if (result == IoResult::done) result = receive_all(fd, answer, size, deadline);
+                       std::chrono::steady_clock::time_point deadline, const std::string& store,
+                       const SocketInterrupt* interrupt) {
+  IoResult result = send_all(fd, message, deadline, interrupt);
+  if (result == IoResult::done) result = receive_all(fd, answer, size, deadline, interrupt);
+  if (result == IoResult::interrupted) throw CommError(store_detail::interrupted_message(store, "the greeting"));
   if (result == IoResult::late)
     throw CommError(fmt::format("{}: the connection was silent during the greeting: is it a Phalanx store?", store));
   return result == IoResult::done;
@@ -112,10 +115,10 @@ bool exchange_messages(int fd, std::string_view message, char* answer, std::size
 }  // namespace
 
 bool greet_store(int fd, std::string_view secret, std::chrono::steady_clock::time_point deadline,
-                 const std::string& store) {
+                 const std::string& store, const SocketInterrupt* interrupt) {
   char text[wire::kHelloBytes];
   const std::uint8_t has_secret = secret.empty() ? 0 : 1;
-  if (!exchange_messages(fd, hello_message(has_secret, 0), text, sizeof text, deadline, store)) return false;
+  if (!exchange_messages(fd, hello_message(has_secret, 0), text, sizeof text, deadline, store, interrupt)) return false;
   if (std::memcmp(text, wire::kMagic.data(), wire::kMagic.size()) != 0)
     throw CommError(fmt::format("{}: what listens there is not a Phalanx store", store));
   const Hello hello = parse_hello({text, sizeof text});
@@ -141,11 +144,12 @@ bool greet_store(int fd, std::string_view secret, std::chrono::steady_clock::tim
   if (secret.empty()) return true;
 
   std::string server_nonce(kNonceBytes, '\0');
-  if (receive_all(fd, server_nonce.data(), server_nonce.size(), deadline) != IoResult::done) return false;
+  if (!exchange_messages(fd, "", server_nonce.data(), server_nonce.size(), deadline, store, interrupt)) return false;
   const std::string client_nonce = random_bytes(kNonceBytes);
   const std::string proof = store_proof(secret, ProofOf::client, client_nonce, server_nonce);
   std::string answer(1 + kProofBytes, '\0');
-  if (!exchange_messages(fd, client_nonce + proof, answer.data(), answer.size(), deadline, store)) return false;
+  if (!exchange_messages(fd, client_nonce + proof, answer.data(), answer.size(), deadline, store, interrupt))
+    return false;
   const std::string_view server_proof = std::string_view(answer).substr(1);
   if (static_cast<Verdict>(answer[0]) == Verdict::wrong_secret)
     throw ConfigError(

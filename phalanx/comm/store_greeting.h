@@ -10,6 +10,8 @@
 
 namespace phalanx {
 
+class SocketInterrupt;
+
 /// The server's side, without any I/O: it is given bytes as they come and says what to answer. It never wants more than
 /// 76 bytes of a stranger.
 class StoreGreeting {
@@ -39,8 +41,8 @@ class StoreGreeting {
 
 /// The client's side, on a fresh connection. True when welcome; false when the server hung up or reset it without a
 /// verdict, so that trying again may help. `store` ("store at 127.0.0.1:4000") begins every error. Throws CommError
-/// (silence, no store, another version) and ConfigError (no secret, another secret, a store without one).
+/// (silence, no store, another version, an interrupt) and ConfigError (no secret, another secret, a store without one).
 bool greet_store(int fd, std::string_view secret, std::chrono::steady_clock::time_point deadline,
-                 const std::string& store);
+                 const std::string& store, const SocketInterrupt* interrupt = nullptr);
 
 }  // namespace phalanx

@@ -12,6 +12,7 @@
 #include "phalanx/comm/backend_suite.h"
 #include "phalanx/comm/fault_world.h"
 #include "phalanx/comm/gloo.h"
+#include "phalanx/comm/group_watch.h"
 #include "phalanx/comm/tcp_store.h"
 #include "phalanx/comm/testing/tcp_proxy.h"
 
@@ -85,13 +86,13 @@ TEST(Failures, ALinkToTheStoreThatGoesSilentIsAnErrorOnAllWithinTheHeartbeatLimi
   EXPECT_EQ(again_if_late([] {
               StoreLink stage;
               FaultWorld world(kLinkRanks, [&](FaultRank& self) {
-                const auto comm = stage.join(self.rank());
+                auto comm = stage.join(self.rank());
                 expect_words(error_of_link(self, *comm, kLimit), self.rank() == kFar
                                                                      ? " has not answered this rank for "
                                                                      : "rank 1 has given no sign of life");
                 self.arrive();
                 self.await_go(2);
-                _exit(0);  // to leave in order takes seconds while the store is silent
+                require_leaving_in_time(comm);
               });
               for (int rank = 0; rank < kLinkRanks; ++rank) EXPECT_TRUE(world.await(rank, 1));
               world.note_fault();
@@ -102,6 +103,24 @@ TEST(Failures, ALinkToTheStoreThatGoesSilentIsAnErrorOnAllWithinTheHeartbeatLimi
               return world.finish();
             }),
             "");
+}
+
+TEST(Failures, WhoLeavesOverASlowLinkToTheStoreDoesNotWaitAndHasLeft) {
+  TcpStoreServer server;
+  TcpProxy link(server.address());
+  const GroupWatch stays(std::make_shared<TcpStore>(server.address()), 0, 2);
+  auto leaves = std::make_unique<GroupWatch>(std::make_shared<TcpStore>(link.address()), 1, 2);
+  GroupWatch::Group world;
+  world.id = "world";
+  world.members = {0, 1};
+  link.delay(2500ms);  // an answer takes 5 s
+  const auto start = std::chrono::steady_clock::now();
+  leaves.reset();
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 2500ms);
+  while (stays.left(world).empty() && stays.lost(world).empty() && std::chrono::steady_clock::now() < start + 60s)
+    usleep(2000);
+  EXPECT_THAT(stays.left(world), testing::ElementsAre(1));
+  EXPECT_THAT(stays.lost(world), testing::IsEmpty());
 }
 
 TEST(Failures, ALinkToTheStoreThatBreaksIsOneClearErrorOnAll) {

@@ -4,12 +4,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <functional>
+#include <stdexcept>
 #include <thread>
 
 #include "phalanx/base/error.h"
@@ -162,6 +165,53 @@ TEST_P(EveryStore, RefusesKeysAndValuesOutOfBounds) {
               HasSubstr("at most 67108864"));
 }
 
+TEST_P(EveryStore, AnInterruptEndsTheCallsOfOneClientAndNoOthers) {
+  const auto base = client();
+  const auto interrupted = base->clone(), other = base->clone();
+  std::string errors[2];
+  std::thread gets([&] { errors[0] = store_error([&] { interrupted->get("never", seconds(60)); }); });
+  std::thread waits([&] { errors[1] = store_error([&] { interrupted->wait_any({"p", "q"}, seconds(60)); }); });
+  std::thread goes_on([&] { other->wait({"later"}, seconds(60)); });
+  interrupted->set("begun", "");
+  const auto start = std::chrono::steady_clock::now();
+  interrupted->interrupt(milliseconds(100));      // the threads are likely in their calls by then
+  interrupted->interrupt(std::chrono::hours(1));  // the earliest counts
+  gets.join();
+  waits.join();
+  const auto took = std::chrono::steady_clock::now() - start;
+  EXPECT_GE(took, milliseconds(100));
+  EXPECT_LT(took, seconds(20));
+  EXPECT_THAT(errors[0], AllOf(HasSubstr(base->describe()), HasSubstr("key 'never': interrupted")));
+  EXPECT_THAT(errors[1], AllOf(HasSubstr("'p'"), HasSubstr("interrupted")));
+  const std::vector<std::function<void()>> later{
+      [&] { interrupted->set("begun", "again"); },
+      [&] { interrupted->try_get("begun"); },
+      [&] { interrupted->get("begun"); },
+      [&] { interrupted->add("count", 1); },
+      [&] { interrupted->compare_and_set("begun", "", "again"); },
+      [&] { interrupted->delete_key("begun"); },
+      [&] { interrupted->set_when_lost("begun", "again"); },
+  };
+  for (std::size_t i = 0; i < later.size(); ++i) EXPECT_THAT(store_error(later[i]), HasSubstr("interrupted")) << i;
+  base->set("later", "");
+  goes_on.join();
+  EXPECT_EQ(interrupted->clone()->try_get("begun"), "");
+}
+
+TEST_P(EveryStore, AnInterruptOfAPrefixIsItsBases) {
+  const auto base = client();
+  PrefixStore users(base, "users");
+  users.set_timeout(seconds(7));
+  const auto own = users.clone();
+  EXPECT_EQ(own->timeout(), seconds(7));
+  own->set("k", "1");
+  own->interrupt();
+  EXPECT_THAT(store_error([&] { own->get("k"); }), HasSubstr("interrupted"));
+  EXPECT_EQ(base->get("users/k"), "1");
+  users.interrupt();
+  EXPECT_THAT(store_error([&] { base->get("users/k"); }), HasSubstr("interrupted"));
+}
+
 INSTANTIATE_TEST_SUITE_P(Stores, EveryStore,
                          testing::Values(StoreKind{"Local",
                                                    [] {
@@ -299,6 +349,108 @@ TEST(TcpStoreTest, TheEndOfTheServerIsAnErrorAtOnce) {
   server.reset();
   waiter.join();
   EXPECT_THAT(error, AllOf(HasSubstr("'never'"), HasSubstr("connection broke")));
+}
+
+// A store in a process of its own, which can be stopped: it is silent then, and its connections stay open.
+class StoppableStore {
+ public:
+  StoppableStore() {
+    int ends[2];
+    if (pipe(ends) != 0) throw std::runtime_error("pipe");
+    child_ = fork();
+    if (child_ == 0) {
+      // Nothing in here may return to the test program.
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      try {
+        const TcpStoreServer server;
+        const std::uint16_t port = server.address().port;
+        [[maybe_unused]] const auto written = write(ends[1], &port, sizeof port);
+        for (;;) pause();
+      } catch (...) {
+      }
+      _exit(1);
+    }
+    close(ends[1]);
+    if (read(ends[0], &port_, sizeof port_) != sizeof port_) port_ = 0;
+    close(ends[0]);
+  }
+  ~StoppableStore() {
+    kill(child_, SIGKILL);
+    waitpid(child_, nullptr, 0);
+  }
+  HostPort address() const { return {"127.0.0.1", port_}; }
+  void stop() {
+    kill(child_, SIGSTOP);
+    waitpid(child_, nullptr, WUNTRACED);  // until it stands still
+  }
+  void go_on() { kill(child_, SIGCONT); }
+
+ private:
+  pid_t child_ = -1;
+  std::uint16_t port_ = 0;
+};
+
+// Without the interrupt each of these calls takes 15 s at least, so the bound is one for any machine.
+TEST(TcpStoreTest, AnInterruptEndsCallsOfASilentStoreAtOnce) {
+  StoppableStore host;
+  const TcpStore base(host.address());
+  const auto asks = base.clone(), sets = base.clone(), connects = base.clone(), leaves = base.clone();
+  asks->set("k", "");
+  sets->set("k", "");
+  leaves->set_when_lost("lost", "died");
+  host.stop();
+  const auto start = std::chrono::steady_clock::now();
+  for (const auto& store : {asks, sets, connects, leaves}) store->interrupt(milliseconds(300));
+  std::string errors[4];
+  std::vector<std::thread> threads;
+  threads.emplace_back([&] { errors[0] = store_error([&] { asks->get("never", seconds(60)); }); });
+  threads.emplace_back([&] { errors[1] = store_error([&] { sets->set("k", "v"); }); });
+  threads.emplace_back([&] { errors[2] = store_error([&] { connects->set("k", "v"); }); });
+  threads.emplace_back([&] { errors[3] = store_error([&] { leaves->set_when_lost("lost", "left"); }); });
+  for (auto& thread : threads) thread.join();
+  EXPECT_LT(std::chrono::steady_clock::now() - start, seconds(5));
+  const std::string name = base.describe();
+  EXPECT_THAT(errors[0], HasSubstr(name + ": waiting for key 'never': interrupted"));
+  EXPECT_THAT(errors[1], HasSubstr(name + ": set of key 'k': interrupted"));
+  EXPECT_THAT(errors[2], HasSubstr(name + ": the greeting: interrupted"));
+  EXPECT_THAT(errors[3], HasSubstr(name + ": set_when_lost of key 'lost': interrupted"));
+}
+
+// A server that was up and refuses is not one that is just starting. To wait for it would take a minute here.
+TEST(TcpStoreTest, ACloneOfAServerThatHasEndedFailsAtOnce) {
+  auto server = std::make_unique<TcpStoreServer>();
+  const TcpStore base(server->address());
+  const auto own = base.clone();
+  server.reset();
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_THAT(store_error([&] { own->get("k", seconds(60)); }),
+              AllOf(HasSubstr(base.server().text()), HasSubstr("refuses connections by now")));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, seconds(20));
+}
+
+TEST(TcpStoreTest, AnInterruptEndsTheSearchForAServerThatIsNotUp) {
+  HostPort nobody;
+  { nobody = TcpStoreServer().address(); }
+  SocketInterrupt interrupt;
+  const auto start = std::chrono::steady_clock::now();
+  interrupt.at(start + milliseconds(100));
+  EXPECT_THAT(store_error([&] { connect_to(nobody, seconds(60), "the server", {.interrupt = &interrupt}); }),
+              AllOf(HasSubstr(nobody.text()), HasSubstr("interrupted")));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, seconds(20));
+}
+
+// How a client says goodbye without waiting: what it said last is read before the end of its connection.
+TEST(TcpStoreTest, ASilentStoreHeedsLaterWhatItWasToldBeforeAClientLeft) {
+  StoppableStore host;
+  TcpStore base(host.address());
+  auto leaves = base.clone();
+  leaves->set_when_lost("rank", "died");
+  host.stop();
+  leaves->interrupt(milliseconds(100));
+  EXPECT_THAT(store_error([&] { leaves->set_when_lost("rank", "left"); }), HasSubstr("interrupted"));
+  leaves.reset();
+  host.go_on();
+  EXPECT_EQ(base.get("rank", seconds(20)), "left");
 }
 
 TEST(TcpStoreTest, WhatListensElsewhereIsNotAStore) {

@@ -31,14 +31,24 @@ constexpr std::chrono::milliseconds kPromptAnswer{15'000};
 
 }  // namespace
 
+TcpStore::TcpStore(HostPort server, std::optional<HostPort> reached, TcpStoreOptions options)
+    : Store(options.timeout), server_(std::move(server)), reached_(std::move(reached)), options_(std::move(options)) {}
+
 TcpStore::TcpStore(HostPort server, TcpStoreOptions options)
-    : Store(options.timeout), server_(std::move(server)), options_(std::move(options)) {
+    : TcpStore(std::move(server), std::nullopt, std::move(options)) {
   idle_.push_back(connect(options_.connect_timeout));
+  reached_ = peer_address(idle_.back().get()).value_or(server_);
 }
 
 TcpStore::~TcpStore() = default;
 
 std::string TcpStore::describe() const { return fmt::format("store at {}", server_.text()); }
+
+std::shared_ptr<Store> TcpStore::clone() const {
+  TcpStoreOptions options = options_;
+  options.timeout = timeout();
+  return std::shared_ptr<Store>(new TcpStore(server_, reached_, std::move(options)));  // the constructor is private
+}
 
 UniqueFd TcpStore::connect(std::chrono::milliseconds timeout) const {
   // A server to which many come at once may turn one away before it has greeted it.
@@ -46,8 +56,10 @@ UniqueFd TcpStore::connect(std::chrono::milliseconds timeout) const {
   const auto start = StoreClock::now();
   for (int attempt = 1;; ++attempt) {
     const auto spent = std::chrono::duration_cast<std::chrono::milliseconds>(StoreClock::now() - start);
-    UniqueFd fd = connect_to(server_, std::max(timeout - spent, Milliseconds(1)), "the store");
-    if (greet_store(fd.get(), options_.secret, start + std::max(timeout, kAnswerGrace), describe())) return fd;
+    UniqueFd fd = connect_to(reached_.value_or(server_), std::max(timeout - spent, Milliseconds(1)), "the store",
+                             {.was_up = reached_.has_value(), .interrupt = &interrupt_});
+    const auto deadline = start + std::max(timeout, kAnswerGrace);
+    if (greet_store(fd.get(), options_.secret, deadline, describe(), &interrupt_)) return fd;
     if (attempt == kAttempts)
       throw CommError(
           fmt::format("{}: the connection was closed during the greeting: is it a Phalanx store?", describe()));
@@ -58,17 +70,19 @@ UniqueFd TcpStore::connect(std::chrono::milliseconds timeout) const {
 std::string TcpStore::ask_on(int fd, const std::string& frame, Milliseconds timeout, const std::string& what) const {
   const auto deadline = StoreClock::now() + std::min(timeout, Milliseconds(store_wire::kMaxTimeoutMs)) + kAnswerGrace;
   std::string payload;
-  IoResult result = send_all(fd, frame, deadline);
+  // A call that would be answered at once never waits, so it looks first.
+  IoResult result = interrupt_.is_due() ? IoResult::interrupted : send_all(fd, frame, deadline, &interrupt_);
   if (result == IoResult::done) {
     std::uint32_t length = 0;
-    result = receive_all(fd, reinterpret_cast<char*>(&length), sizeof length, deadline);
+    result = receive_all(fd, reinterpret_cast<char*>(&length), sizeof length, deadline, &interrupt_);
     if (result == IoResult::done) {
       if (length == 0 || length > store_wire::kMaxFrame)
         throw CommError(fmt::format("{}: {}: malformed answer of {} bytes", describe(), what, length));
       payload.resize(length);
-      result = receive_all(fd, payload.data(), length, deadline);
+      result = receive_all(fd, payload.data(), length, deadline, &interrupt_);
     }
   }
+  if (result == IoResult::interrupted) throw CommError(store_detail::interrupted_message(describe(), what));
   if (result == IoResult::closed)
     throw CommError(
         fmt::format("{}: {}: the connection broke; the process that hosts the store has ended or is "

@@ -11,7 +11,9 @@
 //   without one, gets a ConfigError that says so. Nothing is encrypted.
 // - A client connects when made, waiting up to its connect timeout for a server that is not up yet. It keeps one
 //   connection per call in progress, so a blocked get() on one thread holds up no other thread. A connection that
-//   breaks is a CommError naming the server's address and what was asked for.
+//   breaks is a CommError naming the server's address and what was asked for. Only the first connection looks up the
+//   server's name and waits for it to come up: later ones, and clones', go where that one went, and if the server
+//   refuses them, it has ended.
 // - A client whose process dies loses its connections, and the server then sets its set_when_lost keys.
 //
 //   TcpStoreServer server;                                        // 127.0.0.1, any port
@@ -23,6 +25,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -65,9 +68,12 @@ class TcpStore final : public Store {
   explicit TcpStore(HostPort server, TcpStoreOptions options = {});
   ~TcpStore() override;
   std::string describe() const override;
+  std::shared_ptr<Store> clone() const override;
   const HostPort& server() const noexcept { return server_; }
 
  private:
+  TcpStore(HostPort server, std::optional<HostPort> reached, TcpStoreOptions options);  // does not connect
+
   void do_set(const std::string& key, const std::string& value) override;
   std::optional<std::string> do_try_get(const std::string& key) override;
   std::int64_t do_add(const std::string& key, std::int64_t amount) override;
@@ -76,6 +82,7 @@ class TcpStore final : public Store {
                                                 const std::string& desired) override;
   bool do_delete(const std::string& key) override;
   void do_set_when_lost(const std::string& key, const std::optional<std::string>& value) override;
+  void do_interrupt(std::chrono::steady_clock::time_point at) noexcept override { interrupt_.at(at); }
 
   Milliseconds prompt() const;  // for what is answered at once
   UniqueFd connect(std::chrono::milliseconds timeout) const;
@@ -84,7 +91,9 @@ class TcpStore final : public Store {
   std::string ask_on(int fd, const std::string& frame, Milliseconds timeout, const std::string& what) const;
 
   HostPort server_;
+  std::optional<HostPort> reached_;  // the same in numbers, once there has been a connection
   TcpStoreOptions options_;
+  SocketInterrupt interrupt_;
   std::mutex mutex_;
   std::vector<UniqueFd> idle_;  // connections with no call in progress
   std::mutex lost_mutex_;

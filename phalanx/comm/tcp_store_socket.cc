@@ -8,6 +8,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,7 +16,6 @@
 #include <charconv>
 #include <cstring>
 #include <memory>
-#include <thread>
 
 #include "phalanx/base/error.h"
 
@@ -44,20 +44,30 @@ void set_no_delay(int fd) {
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
 
-// 0 when connected, else the errno; ETIMEDOUT at the deadline.
-int connect_once(const addrinfo& address, SocketClock::time_point deadline, UniqueFd& result) {
+// Until the descriptor is ready; -1: until the deadline. Calls cut short by signals go on.
+IoResult wait_ready(int fd, short events, SocketClock::time_point deadline, const SocketInterrupt* interrupt) {
+  for (;;) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - SocketClock::now()).count();
+    if (left <= 0) return IoResult::late;
+    pollfd fds[2] = {{fd, events, 0}, {interrupt ? interrupt->fd() : -1, POLLIN, 0}};
+    const int ready = poll(fds, 2, static_cast<int>(std::min<std::int64_t>(left, 60'000)));
+    if (ready < 0 && errno != EINTR) return IoResult::closed;
+    if (ready <= 0) continue;
+    return fds[0].revents != 0 ? IoResult::done : IoResult::interrupted;
+  }
+}
+
+// 0 when connected, else the errno; ETIMEDOUT at the deadline, ECANCELED when interrupted.
+int connect_once(const addrinfo& address, SocketClock::time_point deadline, const SocketInterrupt* interrupt,
+                 UniqueFd& result) {
   UniqueFd fd(socket(address.ai_family, address.ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, address.ai_protocol));
   if (!fd) return errno;
   if (connect(fd.get(), address.ai_addr, address.ai_addrlen) != 0) {
     if (errno != EINPROGRESS) return errno;
-    pollfd poll_fd{fd.get(), POLLOUT, 0};
-    for (;;) {
-      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - SocketClock::now()).count();
-      if (left <= 0) return ETIMEDOUT;
-      const int ready = poll(&poll_fd, 1, static_cast<int>(std::min<std::int64_t>(left, 60'000)));
-      if (ready > 0) break;
-      if (ready < 0 && errno != EINTR) return errno;
-    }
+    const IoResult waited = wait_ready(fd.get(), POLLOUT, deadline, interrupt);
+    if (waited == IoResult::late) return ETIMEDOUT;
+    if (waited == IoResult::interrupted) return ECANCELED;
+    if (waited == IoResult::closed) return errno;
     int error = 0;
     socklen_t size = sizeof error;
     getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size);
@@ -75,22 +85,32 @@ int connect_once(const addrinfo& address, SocketClock::time_point deadline, Uniq
   return 0;
 }
 
-IoResult wait_ready(int fd, short events, SocketClock::time_point deadline) {
-  for (;;) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - SocketClock::now()).count();
-    if (left <= 0) return IoResult::late;
-    pollfd poll_fd{fd, events, 0};
-    const int ready = poll(&poll_fd, 1, static_cast<int>(std::min<std::int64_t>(left, 60'000)));
-    if (ready > 0) return IoResult::done;
-    if (ready < 0 && errno != EINTR) return IoResult::closed;
-  }
-}
-
 }  // namespace
 
 void UniqueFd::reset(int fd) noexcept {
   if (fd_ >= 0) close(fd_);
   fd_ = fd;
+}
+
+SocketInterrupt::SocketInterrupt() : timer_(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)) {
+  if (!timer_) throw CommError(fmt::format("no descriptor for a timer: {}", std::strerror(errno)));
+}
+
+void SocketInterrupt::at(SocketClock::time_point time) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (time >= time_) return;
+  time_ = time;
+  // The steady clock is the timer's, and its zero time, which would disarm the timer, is when the machine started.
+  const auto since = std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
+  itimerspec spec{};
+  spec.it_value.tv_sec = since / 1'000'000'000;
+  spec.it_value.tv_nsec = since % 1'000'000'000;
+  timerfd_settime(timer_.get(), TFD_TIMER_ABSTIME, &spec, nullptr);
+}
+
+bool SocketInterrupt::is_due() const noexcept {
+  pollfd poll_fd{timer_.get(), POLLIN, 0};
+  return poll(&poll_fd, 1, 0) > 0;
 }
 
 std::string HostPort::text() const {
@@ -150,20 +170,27 @@ std::uint16_t local_port(int fd) {
                                              : reinterpret_cast<sockaddr_in&>(address).sin_port);
 }
 
-UniqueFd connect_to(const HostPort& address, std::chrono::milliseconds timeout, const std::string& what) {
+UniqueFd connect_to(const HostPort& address, std::chrono::milliseconds timeout, const std::string& what,
+                    ConnectOptions options) {
   const auto deadline = SocketClock::now() + timeout;
   const auto list = resolve_host(address, /*passive=*/false);
   auto pause = std::chrono::milliseconds(2);
   int told = 0;  // by the last attempt that was not cut short by our own deadline
   for (int attempts = 1;; ++attempts) {
-    int error = 0;
-    for (const addrinfo* entry = list.get(); entry != nullptr; entry = entry->ai_next) {
+    int error = options.interrupt && options.interrupt->is_due() ? ECANCELED : 0;
+    for (const addrinfo* entry = list.get(); entry != nullptr && error != ECANCELED; entry = entry->ai_next) {
       UniqueFd fd;
-      error = connect_once(*entry, deadline, fd);
+      error = connect_once(*entry, deadline, options.interrupt, fd);
       if (error == 0) return fd;
     }
+    if (error == ECANCELED)
+      throw CommError(
+          fmt::format("reaching {} at {}: interrupted, because this process asks it no more", what, address.text()));
     if (error == ETIMEDOUT && told != 0) error = told;
     told = error;
+    if (error == ECONNREFUSED && options.was_up)
+      throw CommError(fmt::format("{} at {} refuses connections by now: the process that hosts it has ended", what,
+                                  address.text()));
     // These pass when the server comes up; anything else (no route, no permission) does not.
     const bool may_pass = error == ECONNREFUSED || error == ECONNRESET || error == ECONNABORTED || error == EAGAIN;
     if (!may_pass || SocketClock::now() + pause >= deadline) {
@@ -172,18 +199,18 @@ UniqueFd connect_to(const HostPort& address, std::chrono::milliseconds timeout, 
       throw CommError(fmt::format("cannot reach {} at {} after {} attempt{} in {} ms: {}", what, address.text(),
                                   attempts, attempts == 1 ? "" : "s", timeout.count(), reason));
     }
-    std::this_thread::sleep_for(pause);
+    wait_ready(-1, 0, SocketClock::now() + pause, options.interrupt);
     pause = std::min(pause * 2, std::chrono::milliseconds(200));
   }
 }
 
-IoResult send_all(int fd, std::string_view bytes, SocketClock::time_point deadline) {
+IoResult send_all(int fd, std::string_view bytes, SocketClock::time_point deadline, const SocketInterrupt* interrupt) {
   while (!bytes.empty()) {
     const ssize_t sent = send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
     if (sent > 0) {
       bytes.remove_prefix(static_cast<std::size_t>(sent));
     } else if (sent < 0 && (errno == EAGAIN || errno == EINTR)) {
-      if (const auto result = wait_ready(fd, POLLOUT, deadline); result != IoResult::done) return result;
+      if (const auto result = wait_ready(fd, POLLOUT, deadline, interrupt); result != IoResult::done) return result;
     } else {
       return IoResult::closed;
     }
@@ -191,14 +218,15 @@ IoResult send_all(int fd, std::string_view bytes, SocketClock::time_point deadli
   return IoResult::done;
 }
 
-IoResult receive_all(int fd, char* data, std::size_t size, SocketClock::time_point deadline) {
+IoResult receive_all(int fd, char* data, std::size_t size, SocketClock::time_point deadline,
+                     const SocketInterrupt* interrupt) {
   while (size > 0) {
     const ssize_t got = recv(fd, data, size, 0);
     if (got > 0) {
       data += got;
       size -= static_cast<std::size_t>(got);
     } else if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
-      if (const auto result = wait_ready(fd, POLLIN, deadline); result != IoResult::done) return result;
+      if (const auto result = wait_ready(fd, POLLIN, deadline, interrupt); result != IoResult::done) return result;
     } else {
       return IoResult::closed;
     }
@@ -206,14 +234,32 @@ IoResult receive_all(int fd, char* data, std::size_t size, SocketClock::time_poi
   return IoResult::done;
 }
 
+namespace {
+bool numeric_address(const sockaddr_storage& address, HostPort& result) {
+  char host[NI_MAXHOST];
+  const bool is_v6 = address.ss_family == AF_INET6;
+  if (getnameinfo(reinterpret_cast<const sockaddr*>(&address), is_v6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in), host,
+                  sizeof host, nullptr, 0, NI_NUMERICHOST) != 0)
+    return false;
+  result.host = host;
+  result.port = ntohs(is_v6 ? reinterpret_cast<const sockaddr_in6&>(address).sin6_port
+                            : reinterpret_cast<const sockaddr_in&>(address).sin_port);
+  return true;
+}
+}  // namespace
+
+std::optional<HostPort> peer_address(int fd) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof address;
+  HostPort result;
+  if (getpeername(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0 || !numeric_address(address, result))
+    return std::nullopt;
+  return result;
+}
+
 std::string peer_name(const sockaddr_storage& address) {
-  char host[NI_MAXHOST], port[NI_MAXSERV];
-  const socklen_t size = address.ss_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
-  if (getnameinfo(reinterpret_cast<const sockaddr*>(&address), size, host, sizeof host, port, sizeof port,
-                  NI_NUMERICHOST | NI_NUMERICSERV) != 0)
-    return "an unknown address";
-  return std::string(host).find(':') == std::string::npos ? fmt::format("{}:{}", host, port)
-                                                          : fmt::format("[{}]:{}", host, port);
+  HostPort result;
+  return numeric_address(address, result) ? result.text() : "an unknown address";
 }
 
 bool is_loopback(const std::string& host) {

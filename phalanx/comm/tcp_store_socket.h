@@ -5,6 +5,8 @@
 
 #include <chrono>
 #include <cstdint>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -31,6 +33,21 @@ class UniqueFd {
   int fd_ = -1;
 };
 
+/// A time, set by any thread, at which whoever waits for a socket gives up.
+class SocketInterrupt {
+ public:
+  SocketInterrupt();                                             // throws CommError: no descriptor is left
+  void at(std::chrono::steady_clock::time_point time) noexcept;  // the earliest counts
+  bool is_due() const noexcept;
+  /// To be polled beside the socket: readable from that time on.
+  int fd() const noexcept { return timer_.get(); }
+
+ private:
+  UniqueFd timer_;
+  std::mutex mutex_;
+  std::chrono::steady_clock::time_point time_ = std::chrono::steady_clock::time_point::max();
+};
+
 struct HostPort {
   std::string host;
   std::uint16_t port = 0;
@@ -45,15 +62,26 @@ HostPort parse_host_port(const std::string& text, const std::string& what);
 UniqueFd listen_on(const HostPort& address);
 std::uint16_t local_port(int fd);
 
+struct ConnectOptions {
+  bool was_up = false;  // the server: if it refuses now, it has ended
+  const SocketInterrupt* interrupt = nullptr;
+};
 /// Connects, trying again with short, growing pauses while the connection is refused: the server may just be starting.
-/// Throws CommError after the timeout, at once if the name does not resolve. `what` names the server in errors.
-UniqueFd connect_to(const HostPort& address, std::chrono::milliseconds timeout, const std::string& what);
+/// Throws CommError after the timeout, when interrupted, at once if the name does not resolve. `what` names the server
+/// in errors. Nothing interrupts the look-up of a name.
+UniqueFd connect_to(const HostPort& address, std::chrono::milliseconds timeout, const std::string& what,
+                    ConnectOptions options = {});
 
-/// Sends or receives that many bytes on a non-blocking socket: done; closed by the peer (or broken); or late, at the
-/// deadline.
-enum class IoResult { done, closed, late };
-IoResult send_all(int fd, std::string_view bytes, std::chrono::steady_clock::time_point deadline);
-IoResult receive_all(int fd, char* data, std::size_t size, std::chrono::steady_clock::time_point deadline);
+/// Sends or receives that many bytes on a non-blocking socket: done; closed by the peer (or broken); late, at the
+/// deadline; or interrupted before it.
+enum class IoResult { done, closed, late, interrupted };
+IoResult send_all(int fd, std::string_view bytes, std::chrono::steady_clock::time_point deadline,
+                  const SocketInterrupt* interrupt = nullptr);
+IoResult receive_all(int fd, char* data, std::size_t size, std::chrono::steady_clock::time_point deadline,
+                     const SocketInterrupt* interrupt = nullptr);
+
+/// The address at the other end of a connection, in numbers; nothing if it has been closed.
+std::optional<HostPort> peer_address(int fd);
 
 /// "10.0.0.3:41522", for the log.
 std::string peer_name(const sockaddr_storage& address);

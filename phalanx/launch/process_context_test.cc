@@ -6,12 +6,15 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "phalanx/comm/tcp_store.h"
+#include "phalanx/comm/testing/tcp_proxy.h"
+#include "phalanx/launch/rank_meeting.h"
 #include "phalanx/launch/testing/collected_process.h"
 #include "phalanx/launch/testing/machines.h"
 
@@ -102,6 +105,24 @@ TEST(ProcessContextTest, NcclWantsAGpu) {
               1)
         << process.output();
   }
+}
+
+// To ask the store anything takes 20 s then, so the bound is one for any machine.
+TEST(ProcessContextTest, ARankLeavesItsMeetingThoughTheStoreIsSilent) {
+  TcpStoreServer server;
+  TcpProxy link(server.address());
+  WorkerEnvironment environment;
+  environment.rendezvous = WorkerEnvironment::Rendezvous::launcher;
+  environment.store = link.address();
+  Meeting meeting = meet_ranks(environment, std::chrono::seconds(20));
+  TcpStore other(server.address());
+  EXPECT_EQ(other.try_get("init/gone/0"), std::nullopt);
+  link.stall();
+  const auto start = std::chrono::steady_clock::now();
+  meeting = {};
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+  link.resume();
+  EXPECT_EQ(other.get("init/gone/0", std::chrono::seconds(20)), "");
 }
 
 // As torch's env:// by hand: rank 0 hosts the store at MASTER_ADDR:MASTER_PORT.

@@ -173,14 +173,14 @@ std::string gone_key(int rank) { return fmt::format("gone/{}", rank); }
 class StoreHost {
  public:
   StoreHost(ReachedStore reached, std::shared_ptr<Store> keys, int rank, int world_size)
-      : reached_(std::move(reached)), keys_(std::move(keys)), rank_(rank), world_size_(world_size) {
-    keys_->set_when_lost(gone_key(rank_), "");
+      : reached_(std::move(reached)), keys_(std::move(keys)), presence_(keys_->clone()), world_size_(world_size) {
+    presence_->set_when_lost(gone_key(rank), "");
   }
   ~StoreHost() {
     remove_file();
+    presence_.reset();  // asks nothing, so a silent store holds up nobody
+    if (!reached_.server) return;
     try {
-      keys_->set(gone_key(rank_), "");
-      if (!reached_.server) return;
       std::vector<std::string> awaited;
       for (int rank = 0; rank < world_size_; ++rank)
         if (complete_ || keys_->try_get(claim_key(rank))) awaited.push_back(gone_key(rank));
@@ -203,7 +203,8 @@ class StoreHost {
 
   ReachedStore reached_;
   std::shared_ptr<Store> keys_;
-  int rank_, world_size_;
+  std::shared_ptr<Store> presence_;  // a client that the store loses when this rank leaves or dies
+  int world_size_;
   bool complete_ = false;
 };
 
