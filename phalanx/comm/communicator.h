@@ -11,6 +11,7 @@
 //   also equal from run to run and between the two. 16-bit floats are accumulated in float32. `avg` divides once, after
 //   the sum; on integers it is refused.
 // - Every wait has a timeout; its error names group, op, sequence number, shape and the ranks that have not arrived.
+//   After a CommError what the operation was to write is undefined: it may hold old and new values side by side.
 // - A Communicator is used by one thread at a time (its rank's). It may be destroyed only when its Works are done.
 //
 //   auto comm = ...;                       // from init_from_environment(), run_local_ranks(), or split()
@@ -138,7 +139,7 @@ class Communicator {
 
   /// An uninitialised contiguous tensor for data that are communicated again and again. Collective; sizes and dtype
   /// must be the same on every rank. On shm its memory is shared: collectives whose data (all_reduce, reduce,
-  /// broadcast: the tensor; else: the input) are at least 64 KiB and lie, on every rank, in such a tensor of this
+  /// broadcast: the tensor; else: the input) are at least 16 KiB and lie, on every rank, in such a tensor of this
   /// communicator, or in a part of one, copy nothing into slots and out again; not scatter and uneven all_to_all. On
   /// other backends, and for devices, it is like any other tensor. After a CommError the contents are undefined, and a
   /// peer that was stopped in the middle may still change them when it is continued. Throws CommError if the ranks'
