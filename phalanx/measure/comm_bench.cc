@@ -90,13 +90,10 @@ Figures measure(Communicator& control, const BenchCall& call, const CommBenchCas
   if (what.verb == BenchVerb::pingpong) {
     for (double& time : times) time = control.rank() < 2 ? time / 2 : 0;  // the other ranks take no part
   }
-  const auto at_share = [&](double share) {
-    return times[static_cast<std::size_t>(share * static_cast<double>(calls - 1))];
-  };
   at::Tensor mine = at::zeros({4}, at::TensorOptions(c10::ScalarType::Double));
   auto* data = mine.mutable_data_ptr<double>();
-  data[0] = at_share(0.5);
-  data[1] = at_share(0.99);
+  data[0] = percentile(times, 50);
+  data[1] = percentile(times, 99);
   data[2] = times.front();
   data[3] = cpu;
   at::Tensor all = at::zeros({4 * control.size()}, mine.options());

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 namespace phalanx::measure {
@@ -63,6 +64,12 @@ double CommBenchRow::busbw() const { return algbw() * bus_factor(what.verb, rank
 std::optional<double> CommBenchRow::copy_share() const {
   if (!copy_seconds || p50 <= 0) return std::nullopt;
   return *copy_seconds / p50;
+}
+
+double percentile(std::span<const double> sorted, int percent) {
+  if (sorted.empty()) return 0;
+  const std::size_t rank = (sorted.size() * static_cast<std::size_t>(percent) + 99) / 100;  // from 1, rounded up
+  return sorted[std::max<std::size_t>(rank, 1) - 1];
 }
 
 std::string table_header(const CommBenchResult& result) {

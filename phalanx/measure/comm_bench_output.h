@@ -2,7 +2,7 @@
 // Torch-free.
 //
 // Times are in seconds. p50, p99, the least and the processor time are each the largest of any rank's own; slowest_rank
-// is the one with the largest p50. copy_seconds is the copy roofline: the p50 of copying `bytes` from one private
+// is the one with the largest p50. p99 of fewer than 100 calls is the longest of them (percentile()). copy_seconds is the copy roofline: the p50 of copying `bytes` from one private
 // buffer to another with memcpy, on all ranks at once; copy_share() is copy_seconds / p50, so 0.7 is "70 % of the copy
 // roofline".
 #pragma once
@@ -45,6 +45,9 @@ struct CommBenchResult {
   std::vector<CommBenchRow> rows;
   std::vector<std::string> notes;  // what was left out, and why
 };
+
+/// The smallest of the sorted values that `percent` of 100 of them do not exceed (the nearest rank); 0 of none.
+double percentile(std::span<const double> sorted, int percent);
 
 std::string table_header(const CommBenchResult& result);  // two lines
 std::string table_line(const CommBenchRow& row, const std::vector<std::string>& peers);

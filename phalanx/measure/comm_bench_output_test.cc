@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <sstream>
+#include <vector>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/testing/xml.h"
@@ -126,6 +128,24 @@ TEST(CommBenchOutput, BandwidthsHaveTheStandardFactors) {
   EXPECT_DOUBLE_EQ(row.algbw(), 2);
   EXPECT_DOUBLE_EQ(row.busbw(), 3);
   EXPECT_DOUBLE_EQ(*row.copy_share(), 0.5);
+}
+
+TEST(CommBenchOutput, PercentilesAreOfTheNearestRank) {
+  struct Case {
+    std::size_t values;
+    int percent;
+    std::size_t rank;  // from 1
+  };
+  for (const auto& [values, percent, rank] :
+       std::vector<Case>{{1, 50, 1},     {2, 50, 1},     {3, 50, 2},       {4, 50, 2},        {7, 50, 4},
+                         {100, 50, 50},  {101, 50, 51},  {1, 99, 1},       {2, 99, 2},        {3, 99, 3},
+                         {7, 99, 7},     {99, 99, 99},   {100, 99, 99},    {101, 99, 100},    {200, 99, 198},
+                         {201, 99, 199}, {300, 99, 297}, {5000, 99, 4950}, {5000, 100, 5000}, {5000, 0, 1}}) {
+    std::vector<double> sorted(values);
+    std::iota(sorted.begin(), sorted.end(), 1.0);
+    EXPECT_EQ(percentile(sorted, percent), static_cast<double>(rank)) << "p" << percent << " of " << values;
+  }
+  EXPECT_EQ(percentile({}, 99), 0);
 }
 
 TEST(CommBenchOutput, TableLinesStandUnderTheirHeadings) {
