@@ -13,7 +13,9 @@
 #include "phalanx/base/cpu_list.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
+#include "phalanx/base/log.h"
 #include "phalanx/base/nearest.h"
+#include "phalanx/launch/visible_gpus.h"
 
 namespace phalanx {
 namespace {
@@ -133,35 +135,41 @@ class Topology {
   std::vector<Gpu> gpus_;
 };
 
-// The GPUs that ranks can choose from, in their order.
-std::vector<Gpu> visible_gpus(const Topology& topology, const EnvironmentMap& environment) {
+// The GPUs that ranks can choose from, in their order, as far as CUDA would show them. None where it cannot be told
+// which they are: a MIG instance's name may be a number of its own.
+std::vector<Gpu> visible_gpus(const Topology& topology, const EnvironmentMap& environment, const stdfs::path& root) {
   const auto variable = environment.find("CUDA_VISIBLE_DEVICES");
   if (variable == environment.end()) return topology.gpus();
+  const auto& gpus = topology.gpus();
   std::vector<Gpu> result;
-  std::string_view rest = variable->second;
-  while (!rest.empty()) {
-    std::string_view item = rest.substr(0, rest.find(','));
-    rest.remove_prefix(std::min(item.size() + 1, rest.size()));
-    while (!item.empty() && item.front() == ' ') item.remove_prefix(1);
+  for (const std::string& entry : listed_gpus(variable->second, root)) {
     int index = -1;
-    const auto parsed = std::from_chars(item.data(), item.data() + item.size(), index);
-    const bool is_index = parsed.ec == std::errc{} && parsed.ptr == item.data() + item.size();
-    const auto found = std::find_if(topology.gpus().begin(), topology.gpus().end(), [&](const Gpu& gpu) {
-      return is_index ? index == &gpu - topology.gpus().data() : !item.empty() && gpu.uuid.starts_with(item);
+    const auto [end, error] = std::from_chars(entry.data(), entry.data() + entry.size(), index);
+    const bool is_index = error == std::errc{} && end == entry.data() + entry.size();
+    const bool is_mig = entry.starts_with("MIG-");
+    const auto found = std::find_if(gpus.begin(), gpus.end(), [&](const Gpu& gpu) {
+      if (is_index) return index == &gpu - gpus.data();
+      if (is_mig) return gpus.size() == 1 || (!gpu.uuid.empty() && entry.starts_with("MIG-" + gpu.uuid + "/"));
+      return gpu.uuid.starts_with(entry);
     });
-    if (is_index && index < 0) break;  // as CUDA reads it: what follows is not visible
-    if (found == topology.gpus().end())
-      throw UsageError(
-          fmt::format("--numa-binding: CUDA_VISIBLE_DEVICES names '{}', which is not one of this machine's {} "
-                      "GPUs; list each rank's CPUs with --cpu-binding",
-                      item, topology.gpus().size()));
-    result.push_back(*found);
+    if (found != gpus.end()) {
+      result.push_back(*found);
+    } else if (is_mig) {
+      log::warn(
+          fmt::format("--numa-binding: of which GPU '{}' is a part (CUDA_VISIBLE_DEVICES) is not known here: the "
+                      "ranks share the machine's NUMA nodes as without GPUs; --cpu-binding lists CPUs for each",
+                      entry));
+      return {};
+    } else {
+      break;  // as CUDA reads it: what follows is not visible
+    }
   }
   return result;
 }
 
-std::vector<int> homes_of(const Topology& topology, int ranks, const EnvironmentMap& environment) {
-  const auto gpus = visible_gpus(topology, environment);
+std::vector<int> homes_of(const Topology& topology, int ranks, const EnvironmentMap& environment,
+                          const stdfs::path& root) {
+  const auto gpus = visible_gpus(topology, environment, root);
   std::vector<int> homes;
   const auto& nodes = topology.nodes();
   for (int rank = 0; rank < ranks; ++rank) {
@@ -261,7 +269,7 @@ std::vector<std::vector<int>> bind_ranks(const CpuBindingOptions& options, int r
   std::sort(allowed.begin(), allowed.end());
   if (!options.lists.empty()) return listed_cpus(options, ranks, allowed);
   const Topology topology(options.root, allowed);
-  const auto homes = homes_of(topology, ranks, environment);
+  const auto homes = homes_of(topology, ranks, environment, options.root);
   std::vector<Cpus> result;
   std::map<int, int> places;  // how many ranks of each node have theirs
   for (const int home : homes) {

@@ -1,7 +1,9 @@
 // Which CPUs each local rank may run on. Torch-free; reads /sys and /proc below a root that tests replace.
 //
 // The modes are torchrun's --numa-binding. Each rank has a home: the NUMA node of the GPU that it computes on (entry
-// LOCAL_RANK of the visible ones), or where there is no GPU an even share of the machine's nodes, in order.
+// LOCAL_RANK of the visible ones; visible_gpus.h), or where there is no GPU an even share of the machine's nodes, in
+// order. GPUs are numbered by their addresses on the bus: as CUDA does on a machine of equal GPUs, and on any with
+// CUDA_DEVICE_ORDER=PCI_BUS_ID.
 //   node           all CPUs of the home
 //   socket         all CPUs of every node of the home's socket
 //   exclusive      an even share of the home's physical cores, with all their threads; no two ranks share one

@@ -101,10 +101,28 @@ TEST(CpuBindingTest, RanksAreNearTheirGpus) {
   EXPECT_THAT(machine.bind(NumaBinding::node, 2, {{"CUDA_VISIBLE_DEVICES", "2,0"}}),
               ElementsAre("12-15,28-31", "4-7,20-23"));
   EXPECT_THAT(machine.bind(NumaBinding::node, 1, {{"CUDA_VISIBLE_DEVICES", "GPU-cc"}}), ElementsAre("12-15,28-31"));
-  EXPECT_THAT(usage_error_of([&] {
-                machine.bind(NumaBinding::node, 1, {{"CUDA_VISIBLE_DEVICES", "MIG-1"}});
-              }),
-              HasSubstr("'MIG-1', which is not one of this machine's 3 GPUs"));
+}
+
+// One reading for all that the launcher does with the list: visible_gpus.h.
+TEST(CpuBindingTest, TheListOfGpusIsReadAsCudaReadsIt) {
+  FakeMachine machine;
+  machine.add_gpu("0000:41:00.0", 1, "GPU-aaaa");
+  machine.add_gpu("0000:c1:00.0", 3, "GPU-cccc");
+  const std::string first = "0-3,16-19", near_0 = "4-7,20-23", near_1 = "12-15,28-31";
+  const auto bound = [&](const std::string& list) {
+    return machine.bind(NumaBinding::node, 2, {{"CUDA_VISIBLE_DEVICES", list}});
+  };
+  EXPECT_THAT(bound("1,0"), ElementsAre(near_1, near_0));
+  EXPECT_THAT(bound("1,9,0"), ElementsAre(near_1, near_1)) << "9 ends the list";
+  EXPECT_THAT(bound("1,-1,0"), ElementsAre(near_1, near_1));
+  EXPECT_THAT(bound("GPU-cc, 0"), ElementsAre(near_1, near_0));
+  EXPECT_THAT(bound("MIG-GPU-cccc/1/0,MIG-GPU-aaaa/2/0"), ElementsAre(near_1, near_0));
+  for (const char* none : {"", "9", "x", "GPU-", "0,0", "MIG-5"})
+    EXPECT_THAT(bound(none), ElementsAre(first, "8-11,24-27")) << "as without GPUs: " << none;
+  FakeMachine single;
+  single.add_gpu("0000:c1:00.0", 3, "GPU-cccc");
+  EXPECT_THAT(single.bind(NumaBinding::node, 2, {{"CUDA_VISIBLE_DEVICES", "MIG-5,MIG-6"}}),
+              ElementsAre(near_1, near_1));
 }
 
 TEST(CpuBindingTest, UnevenSharesGoToTheFirstRanksAndOnlyAllowedCpusAreGiven) {
