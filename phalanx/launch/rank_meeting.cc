@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <optional>
 #include <string_view>
+#include <thread>
 #include <utility>
 
 #include "phalanx/base/error.h"
@@ -108,41 +109,74 @@ ReachedStore meet_by_file(const WorkerEnvironment& environment, const std::strin
   return result;
 }
 
+constexpr std::string_view kFile = "file:";
+
 // Under torchrun: its store, which lets everybody in, passes on where ours is, and never a secret. On one node that is
 // the name of a private file.
-ReachedStore meet_through_agent(const WorkerEnvironment& environment, milliseconds timeout) {
-  constexpr std::string_view kFile = "file:";
-  // A restart is a new meeting: its store is not the last one's.
-  const std::string key = fmt::format("phalanx/{}/{}/store", environment.run_id, environment.restart_count);
+ReachedStore serve_through_agent(const WorkerEnvironment& environment, const std::string& key, bool by_file,
+                                 milliseconds timeout) {
   ReachedStore result;
-  result.secret = job_secret_from_environment();
-  const bool by_file = result.secret.value.empty() && environment.on_one_node();
-  if (environment.rank == 0) {
-    if (by_file) {
-      const std::string path =
-          fmt::format("{}/torchrun-{}", private_temp_folder(), generate_job_secret().substr(0, 16));
-      result = meet_by_file(environment, path, timeout);
-      const std::string value = std::string(kFile) + path;
-      exchange_through_agent_store(environment.master, key, &value, timeout);
-      return result;
-    }
+  std::string value;
+  if (by_file) {
+    const std::string path = fmt::format("{}/torchrun-{}", private_temp_folder(), generate_job_secret().substr(0, 16));
+    result = meet_by_file(environment, path, timeout);
+    value = std::string(kFile) + path;
+  } else {
+    result.secret = job_secret_from_environment();
     const std::string host = environment.on_one_node() ? "127.0.0.1" : own_address(environment.master);
     result.server = serve_on(host, 0, result.secret.value);
-    const std::string value = result.server->address().text();
-    exchange_through_agent_store(environment.master, key, &value, timeout);
+    value = result.server->address().text();
     result.store = join(result.server->address(), timeout, result.secret.value);
-    return result;
   }
-  const std::string value = exchange_through_agent_store(environment.master, key, nullptr, timeout);
+  exchange_through_agent_store(environment.master, key, &value, timeout);
+  return result;
+}
+
+// What the others find there: `value`. Nobody waits longer than a moment for a store that is not there.
+ReachedStore follow_agent(const WorkerEnvironment& environment, const std::string& key, const std::string& value,
+                          bool by_file, milliseconds timeout) {
+  const milliseconds moment = std::min(timeout, milliseconds(1'000));
   if (by_file) {
     if (!value.starts_with(kFile))
-      throw CommError(fmt::format("key '{}' of torchrun's store at {} is '{}': expected the name of a file of rank 0's",
-                                  key, environment.master.text(), value));
-    return meet_by_file(environment, value.substr(kFile.size()), timeout);
+      throw ConfigError(
+          fmt::format("key '{}' of torchrun's store at {} is '{}': expected the name of a file of rank 0's; give "
+                      "PHALANX_JOB_SECRET to every rank or to none",
+                      key, environment.master.text(), value));
+    return meet_by_file(environment, value.substr(kFile.size()), moment);
   }
+  ReachedStore result;
+  result.secret = job_secret_from_environment();
+  const HostPort address = parse_host_port(value, fmt::format("key '{}' of torchrun's store", key));
+  connect_to(address, moment, "the store");
   result.store =
-      join(parse_host_port(value, fmt::format("key '{}' of torchrun's store", key)), timeout, result.secret.value);
+      std::make_shared<TcpStore>(address, TcpStoreOptions{.timeout = timeout,
+                                                          .connect_timeout = std::min(timeout, milliseconds(10'000)),
+                                                          .secret = result.secret.value});
   return result;
+}
+
+// The agents of a job may count its restarts differently (each counts those that its own ranks have caused), so all
+// attempts have one key. What stands there may be of the last attempt: then nobody listens any more, and it is read
+// again until rank 0 has written anew.
+ReachedStore meet_through_agent(const WorkerEnvironment& environment, milliseconds timeout) {
+  using AgentClock = std::chrono::steady_clock;
+  const std::string key = fmt::format("phalanx/{}/store", environment.run_id);
+  const bool by_file = job_secret_from_environment().value.empty() && environment.on_one_node();
+  if (environment.rank == 0) return serve_through_agent(environment, key, by_file, timeout);
+  const auto deadline = AgentClock::now() + timeout;
+  for (;;) {
+    const std::string current = exchange_through_agent_store(environment.master, key, nullptr, timeout);
+    const auto left = std::chrono::ceil<milliseconds>(deadline - AgentClock::now());
+    try {
+      return follow_agent(environment, key, current, by_file, std::max(left, milliseconds(1)));
+    } catch (const CommError& error) {
+      if (AgentClock::now() >= deadline)
+        throw CommError(fmt::format("rank 0 was not reached within {} s where torchrun's store at {} says, {}: {}",
+                                    static_cast<double>(timeout.count()) / 1000.0, environment.master.text(), current,
+                                    error.what()));
+    }
+    std::this_thread::sleep_for(milliseconds(50));
+  }
 }
 
 ReachedStore reach_store(const WorkerEnvironment& environment, milliseconds timeout) {

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <vector>
 
 #include "phalanx/base/error.h"
@@ -49,7 +50,7 @@ class Torchrun : public testing::Test {
   // What torchrun's store, which lets everybody in, tells of ours.
   std::string passed_on() const {
     for (int rank = 0; rank < 2; ++rank) noted_pid(notes_, fmt::format("sum.{}", rank));
-    return exchange_through_agent_store(agent_, "phalanx/job9/0/store", nullptr, std::chrono::seconds(20));
+    return exchange_through_agent_store(agent_, "phalanx/job9/store", nullptr, std::chrono::seconds(20));
   }
 
   std::string program_;
@@ -100,6 +101,102 @@ TEST_F(Torchrun, OnTwoNodesWithoutASecretThereIsAWarning) {
               HasSubstr(fmt::format("the store at {} lets in whoever reaches it: set PHALANX_JOB_SECRET, or "
                                     "PHALANX_JOB_SECRET_FILE, to the same on every node",
                                     store.text())));
+}
+
+// One of two nodes that meet as torchrun's c10d backend has them meet. It counts only those restarts that its own rank
+// has caused, and whose rank 0 comes first after a restart is for chance to say.
+TEST_F(Torchrun, RanksOnTwoNodesMeetAgainAfterOneWasKilled) {
+  std::vector<std::unique_ptr<CollectedProcess>> nodes;
+  for (int node = 0; node < 2; ++node)
+    nodes.push_back(
+        std::make_unique<CollectedProcess>(std::vector<std::string>{program_,
+                                                                    "--nnodes",
+                                                                    "2",
+                                                                    "--nproc-per-node",
+                                                                    "1",
+                                                                    "--max-restarts",
+                                                                    "1",
+                                                                    "--rdzv-backend",
+                                                                    "c10d",
+                                                                    "--rdzv-endpoint",
+                                                                    agent_.text(),
+                                                                    "--rdzv-id",
+                                                                    "job9",
+                                                                    "--rdzv-conf",
+                                                                    fmt::format("is_host={}", node == 0 ? 1 : 0),
+                                                                    "--no-python",
+                                                                    worker(),
+                                                                    "--killed-once",
+                                                                    "1",
+                                                                    "--timeout-ms",
+                                                                    "60000"}));
+  std::string said;
+  for (const auto& node : nodes) {
+    EXPECT_EQ(node->wait(), 0) << node->output();
+    said += node->output();
+  }
+  EXPECT_EQ(times_in(said, ", sum 3\n"), 2) << said;
+  EXPECT_THAT(said, HasSubstr("(exitcode: -9)"));
+}
+
+// torchrun's part is the test's: its store, and the variables of ranks on two nodes.
+class AgentStore : public testing::Test {
+ protected:
+  AgentStore() {
+    c10d::TCPStoreOptions options;
+    options.port = 0;
+    options.isServer = true;
+    options.waitWorkers = false;
+    store_ = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  }
+  HostPort address() const { return {"127.0.0.1", store_->getPort()}; }
+  std::unique_ptr<CollectedProcess> start(int rank, int restarts, const std::string& timeout_ms = "60000") const {
+    auto environment = clean_environment();
+    for (const auto& [name, value] : EnvironmentMap{{"RANK", std::to_string(rank)},
+                                                    {"WORLD_SIZE", "2"},
+                                                    {"LOCAL_RANK", "0"},
+                                                    {"LOCAL_WORLD_SIZE", "1"},
+                                                    {"GROUP_RANK", std::to_string(rank)},
+                                                    {"GROUP_WORLD_SIZE", "2"},
+                                                    {"MASTER_ADDR", "127.0.0.1"},
+                                                    {"MASTER_PORT", std::to_string(address().port)},
+                                                    {"TORCHELASTIC_RUN_ID", "job9"},
+                                                    {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                                                    {"TORCHELASTIC_RESTART_COUNT", std::to_string(restarts)}})
+      environment[name] = value;
+    return std::make_unique<CollectedProcess>(std::vector<std::string>{worker(), "--timeout-ms", timeout_ms},
+                                              environment);
+  }
+
+  c10::intrusive_ptr<c10d::TCPStore> store_;
+};
+
+TEST_F(AgentStore, RankZeroThatDoesNotComeIsNamed) {
+  const auto rank = start(1, 0, "500");
+  EXPECT_EQ(rank->wait(), 1);
+  EXPECT_THAT(rank->output(), HasSubstr(fmt::format("rank 0 has not come within 0.5 s: it is to say where its store "
+                                                    "is, by the key 'phalanx/job9/store' of torchrun's store at {}",
+                                                    address().text())));
+}
+
+TEST_F(AgentStore, ARankZeroThatIsNotThereAnyMoreIsNamedWithWhereItWas) {
+  const std::string gone = TcpStoreServer().address().text();
+  store_->set("phalanx/job9/store", std::vector<std::uint8_t>(gone.begin(), gone.end()));
+  const auto rank = start(1, 0, "1000");
+  EXPECT_EQ(rank->wait(), 1);
+  EXPECT_THAT(rank->output(), AllOf(HasSubstr("rank 0 was not reached within 1 s where torchrun's store at " +
+                                              address().text() + " says, " + gone),
+                                    HasSubstr("nothing listens")));
+}
+
+// Nodes count restarts differently, and the address of the last attempt is still there.
+TEST_F(AgentStore, RanksMeetAfterARestartThatOneNodeDoesNotCount) {
+  const std::string gone = TcpStoreServer().address().text(), key = "phalanx/job9/store";
+  store_->set(key, std::vector<std::uint8_t>(gone.begin(), gone.end()));
+  const auto early = start(1, 0);
+  const auto late = start(0, 1);
+  for (const auto* rank : {&early, &late}) EXPECT_EQ((*rank)->wait(), 0) << (*rank)->output();
+  expect_sum_of_ranks(early->output() + late->output(), 2);
 }
 
 }  // namespace

@@ -77,12 +77,18 @@ int main(int argc, char** argv) {
     }
     auto context = phalanx::init_from_environment(options);
     at::Tensor x;
-    const bool is_first_attempt = phalanx::env_string("TORCHELASTIC_RESTART_COUNT").value_or("0") == "0";
+    // Which attempt it is the rank itself knows: launchers may count differently for the others.
+    bool is_killed = killed >= 0;
+    if (is_killed) {
+      const bool is_first_attempt = phalanx::env_string("TORCHELASTIC_RESTART_COUNT").value_or("0") == "0";
+      x = at::full({1}, context.rank == killed && is_first_attempt ? 1.0 : 0.0, at::kFloat);
+      context.world->all_reduce(x);
+      is_killed = x.const_data_ptr<float>()[0] > 0;
+    }
     for (int sums = 1;; ++sums) {
       x = at::full({1000}, context.rank + 1.0, at::kFloat);
       context.world->all_reduce(x);
       if (sums == 1 && context.rank == 0) fmt::print(stderr, "{} ranks add up\n", context.world_size);
-      const bool is_killed = is_first_attempt && killed >= 0;
       if (is_killed && context.rank == killed && sums == 10) raise(SIGKILL);
       if (!notes.empty() && sums == 1) note(notes, "sum", context.rank, getpid());
       if (!notes.empty())
