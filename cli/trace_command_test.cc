@@ -23,12 +23,18 @@ using ::testing::Not;
 
 class TraceAnalyzeTest : public ProgramTest {
  protected:
-  TraceAnalyzeTest() { std::filesystem::create_directory(path("traces")); }
+  TraceAnalyzeTest() {
+    std::filesystem::create_directory(path("traces"));
+    environment_ = {{"PHALANX_COMM_TRACE_DIR", path("traces")}};
+  }
 
-  Outcome launch(int ranks, std::vector<std::string> arguments, std::function<bool(pid_t)> meanwhile = {}) const {
-    const std::string worker = std::filesystem::path(program()).replace_filename("stuck_worker").string();
-    arguments.insert(arguments.begin(), {"launch", "-n", std::to_string(ranks), worker});
-    return run(arguments, {.environment = {{"PHALANX_COMM_TRACE_DIR", path("traces")}}, .meanwhile = meanwhile});
+  Outcome launch(int ranks, const std::vector<std::string>& arguments,
+                 std::function<bool(pid_t)> meanwhile = {}) const {
+    std::vector<std::string> words{"launch", "-n", std::to_string(ranks)};
+    words.insert(words.end(), flags_.begin(), flags_.end());
+    words.push_back(std::filesystem::path(program()).replace_filename("stuck_worker").string());
+    words.insert(words.end(), arguments.begin(), arguments.end());
+    return run(words, {.environment = environment_, .meanwhile = meanwhile});
   }
   Outcome analyze(const std::string& folder = "traces") const { return run({"trace", "analyze", path(folder)}); }
   std::string trace(const std::string& name) const { return contents(path("traces/" + name)); }
@@ -40,7 +46,8 @@ class TraceAnalyzeTest : public ProgramTest {
       const std::string name = entry.path().filename().string();
       if (name.find_first_not_of("0123456789") != std::string::npos) continue;
       const std::string environment = contents(entry.path() / "environ");
-      if (environment.find("PHALANX_COMM_TRACE_DIR=" + path("traces")) == std::string::npos) continue;
+      const auto& [variable, value] = *environment_.begin();
+      if (environment.find(variable + "=" + value) == std::string::npos) continue;
       const std::string status = contents(entry.path() / "status");
       const std::size_t caught = status.find("SigCgt:"), rank = environment.find(std::string("\0RANK=", 6));
       if (caught == std::string::npos || rank == std::string::npos) continue;
@@ -50,6 +57,9 @@ class TraceAnalyzeTest : public ProgramTest {
     }
     return ranks;
   }
+
+  std::map<std::string, std::string> environment_;  // of the launchers; the first tells them from those of others
+  std::vector<std::string> flags_;                  // of the launchers
 };
 
 TEST_F(TraceAnalyzeTest, ARankThatNeverComesIsNamedAfterATimeOut) {
@@ -133,6 +143,77 @@ TEST_F(TraceAnalyzeTest, NobodyIsStuckAndBadFolders) {
   EXPECT_EQ(run({"trace"}).status, 2);
   EXPECT_EQ(run({"trace", "analyze"}).status, 2);
   expect_one_error(run({"trace", "analize", path("traces")}), 2, "did you mean 'analyze'?");
+}
+
+// No folder is named to the ranks.
+class LauncherTraceTest : public TraceAnalyzeTest {
+ protected:
+  LauncherTraceTest() {
+    std::filesystem::create_directory(path("tmp"));
+    environment_ = {{"TMPDIR", path("tmp")}};
+  }
+  /// The one folder of flight recorders below `name`; empty if there is none.
+  std::string traces_below(const std::string& name) const {
+    std::string found;
+    std::error_code gone;
+    for (std::filesystem::recursive_directory_iterator entry(path(name), gone), end; !gone && entry != end;
+         entry.increment(gone)) {
+      if (!entry->path().filename().string().starts_with("rank_")) continue;
+      const std::string folder = entry->path().parent_path().string();
+      EXPECT_TRUE(found.empty() || found == folder) << found << " and " << folder;
+      found = folder;
+    }
+    return found;
+  }
+};
+
+TEST_F(LauncherTraceTest, SigUsr1ToTheLauncherHasAllRanksWriteWhereTheLogFilesGoOrIntoATemporaryFolder) {
+  for (const char* where : {"tmp", "logs"}) {
+    if (std::string(where) == "logs") flags_ = {"--log-dir", path("logs")};
+    launch(2, {"absent"}, [&](pid_t launcher) {
+      if (listening_ranks().size() < 2) return false;
+      const std::string folder = traces_below(where);
+      if (folder.empty() || !waits_in_second_all_reduce(contents(folder + "/rank_0.json")) ||
+          !std::filesystem::exists(folder + "/rank_1.json")) {
+        ::kill(launcher, SIGUSR1);
+        return false;
+      }
+      ::kill(launcher, SIGINT);
+      return true;
+    });
+    const std::string folder = traces_below(where);
+    EXPECT_THAT(folder, ::testing::MatchesRegex(std::string(where) == "logs"
+                                                    ? path("logs") + "/none_[^/]*/attempt_0/comm_traces"
+                                                    : path("tmp") + "/phalanx_traces_none_[0-9a-f]*/attempt_0"));
+    const Outcome found = run({"trace", "analyze", folder});
+    EXPECT_EQ(found.status, 0) << found.err;
+    EXPECT_THAT(found.out, ::testing::ContainsRegex("^Rank 0 is at op [0-9]+ of group 'world', all_reduce.float32.8., "
+                                                    "sum., waiting for .*, and rank 1 is missing: its last there is "));
+  }
+}
+
+TEST_F(LauncherTraceTest, ATimeOutIsWrittenAndTheReportSaysWhere) {
+  const Outcome stuck = launch(2, {"absent", "1000"});
+  EXPECT_EQ(stuck.status, 1);
+  const std::string folder = traces_below("tmp");
+  EXPECT_THAT(stuck.err, ::testing::EndsWith("\nthe last operations of this node's ranks: phalanx trace analyze " +
+                                             folder + "\n"));
+  const Outcome found = run({"trace", "analyze", folder});
+  EXPECT_EQ(found.status, 0) << found.err;
+  EXPECT_THAT(found.out, AllOf(HasSubstr("and rank 1 is missing"), HasSubstr("\n  rank 1: SIGTERM\n")));
+}
+
+TEST_F(LauncherTraceTest, NothingIsLeftOfAJobThatEndsWellOrIsStopped) {
+  EXPECT_EQ(launch(2, {"finish"}).status, 0);
+  EXPECT_TRUE(std::filesystem::is_empty(path("tmp")));
+  const Outcome stopped = launch(2, {"absent"}, [&](pid_t launcher) {
+    if (listening_ranks().size() < 2) return false;
+    ::kill(launcher, SIGTERM);
+    return true;
+  });
+  EXPECT_EQ(stopped.status, 128 + SIGTERM);
+  EXPECT_THAT(stopped.err, HasSubstr("the last operations are in " + path("tmp/phalanx_traces_none_")));
+  EXPECT_TRUE(std::filesystem::is_empty(path("tmp")));
 }
 
 TEST_F(TraceAnalyzeTest, TrainingWritesOnSigUsr1AndWhenARankDies) {

@@ -143,6 +143,7 @@ class ProgramTest : public ::testing::Test {
       for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
         ::unsetenv(name);
       }
+      ::setenv("TMPDIR", folder_.path().c_str(), 1);  // nothing is to be left of ranks that fail on purpose
       for (const auto& [name, value] : options.environment) ::setenv(name.c_str(), value.c_str(), 1);
       ::signal(SIGHUP, options.ignore_hang_up ? SIG_IGN : SIG_DFL);  // whatever the tests were started with
       if (options.file_size_limit != RLIM_INFINITY) {

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,26 +17,24 @@ namespace {
 
 constexpr std::size_t kLongestLine = 64 * 1024;  // longer ones are cut into several
 
+// Into a file.
 void write_fully(int fd, std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = write(fd, text.data(), text.size());
     if (written >= 0) {
       text.remove_prefix(static_cast<std::size_t>(written));
-    } else if (errno == EAGAIN) {
-      pollfd poll_fd{fd, POLLOUT, 0};
-      poll(&poll_fd, 1, -1);
     } else if (errno != EINTR) {
-      return;  // nobody reads our output any more; the ranks go on
+      return;  // the disk is full; the ranks go on
     }
   }
 }
 
 }  // namespace
 
-OutputRelay::OutputRelay(std::string prefix, int target_fd)
+OutputRelay::OutputRelay(std::string prefix, BackgroundWriter* target)
     : prefix_(std::move(prefix)),
-      target_fd_(target_fd),
-      clear_(target_fd >= 0 && isatty(target_fd) != 0 ? "\r\x1b[K" : "") {
+      target_(target),
+      clear_(target != nullptr && target->is_terminal() ? "\r\x1b[K" : "") {
   int fds[2];
   if (pipe2(fds, O_CLOEXEC) != 0) throw Error(fmt::format("cannot make a pipe: {}", std::strerror(errno)));
   read_end_.reset(fds[0]);
@@ -51,6 +48,13 @@ void OutputRelay::copy_to(UniqueFd log, std::shared_ptr<LineFilter> filter) {
 }
 
 void OutputRelay::pump() {
+  if (target_ == nullptr || target_->has_room())
+    take();
+  else
+    target_->acknowledge();
+}
+
+void OutputRelay::take() {
   char chunk[16 * 1024];
   // Bounded, so that a rank that floods its output cannot keep the supervisor from its other duties.
   for (int round = 0; round < 16 && is_open(); ++round) {
@@ -69,7 +73,7 @@ void OutputRelay::pump() {
 }
 
 void OutputRelay::finish() {
-  pump();
+  take();  // the pipe's last contents at most
   write_lines(true);
   read_end_.reset();
 }
@@ -97,7 +101,7 @@ void OutputRelay::write_lines(bool also_unfinished) {
     }
   }
   pending_.erase(0, begin);
-  if (target_fd_ >= 0) write_fully(target_fd_, text);
+  if (target_ != nullptr) target_->write(text);
   if (filter_) write_fully(filter_->file.get(), chosen);
 }
 

@@ -1,6 +1,6 @@
 // Copies what a rank writes, line by line, with a prefix such as "[rank] " in front, so that the ranks' lines do not
 // mix; on request also, as it is, into a log file. On a terminal a line first clears what a progress bar has left
-// there.
+// there. While the target stands still nothing more is taken in: the rank waits when its pipe is full.
 #pragma once
 
 #include <memory>
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "phalanx/comm/tcp_store_socket.h"
+#include "phalanx/launch/background_writer.h"
 
 namespace phalanx {
 
@@ -20,24 +21,26 @@ struct LineFilter {
 
 class OutputRelay {
  public:
-  /// Makes a pipe whose lines go to `target_fd`; -1: nowhere.
-  OutputRelay(std::string prefix, int target_fd);
+  /// Makes a pipe whose lines go to `target`, which outlives this; null: nowhere.
+  OutputRelay(std::string prefix, BackgroundWriter* target);
   /// Every byte goes to `log` too, and the lines that `filter` (may be null) chooses, prefixed, to its file.
   void copy_to(UniqueFd log, std::shared_ptr<LineFilter> filter);
   int write_end() const { return write_end_.get(); }
   void close_write_end() { write_end_.reset(); }  // once the child has it
-  int read_end() const { return read_end_.get(); }
+  /// Readable when pump() has something to do.
+  int poll_fd() const { return target_ == nullptr || target_->has_room() ? read_end_.get() : target_->fd(); }
   bool is_open() const { return static_cast<bool>(read_end_); }
 
-  /// Takes what is there without waiting; closes at the end of the stream.
+  /// Takes what is there without waiting, if there is room for it; closes at the end of the stream.
   void pump();
   /// Takes what is there, writes an unfinished line too, closes.
   void finish();
 
  private:
+  void take();
   void write_lines(bool also_unfinished);
   std::string prefix_;
-  int target_fd_;
+  BackgroundWriter* target_;
   std::string_view clear_;
   UniqueFd read_end_, write_end_, log_;
   std::shared_ptr<LineFilter> filter_;

@@ -14,6 +14,7 @@
 #include "phalanx/base/nearest.h"
 #include "phalanx/comm/device_communicator.h"
 #include "phalanx/comm/gloo.h"
+#include "phalanx/comm/job_secret.h"
 #include "phalanx/comm/local_backend.h"
 #include "phalanx/comm/local_store.h"
 #include "phalanx/comm/mpi.h"
@@ -24,6 +25,8 @@
 #include "phalanx/launch/init_method.h"
 #include "phalanx/launch/own_address.h"
 #include "phalanx/launch/rank_meeting.h"
+#include "phalanx/launch/security_line.h"
+#include "phalanx/launch/trace_folders.h"
 
 namespace phalanx {
 namespace {
@@ -79,18 +82,6 @@ std::string data_address(const HostPort& server, bool one_machine) {
   return one_machine ? "127.0.0.1" : own_address(server);
 }
 
-// What guards the job, in one line: whoever starts it should know who else could join.
-std::string security_line(const Meeting& meeting, const std::string& backend) {
-  std::string text = meeting.secret_source.empty()
-                         ? fmt::format("the store at {} lets in whoever reaches it", meeting.server.text())
-                         : fmt::format("the store at {} lets in only who knows the job secret (from {})",
-                                       meeting.server.text(), meeting.secret_source);
-  if (backend.starts_with("shm")) text += "; shared memory is this user's only";
-  const std::string between = backend.substr(backend.find('+') + 1);  // of shm+gloo: gloo
-  if (between != "shm") text += fmt::format("; {}'s data sockets take whoever reaches them", between);
-  return "security: " + text + "; nothing is encrypted";
-}
-
 // CUDA tensors go through NCCL or, where another backend is asked for, through that one by way of host memory.
 void put_on_device(ProcessContext& context, const std::string& asked, const CommunicatorOptions& options) {
   if (asked.starts_with("nccl") && !context.device.is_cuda())
@@ -106,6 +97,17 @@ void put_on_device(ProcessContext& context, const std::string& asked, const Comm
                                             : DevicePath::staged;
   context.world =
       make_device_communicator(std::move(context.world), context.device, {.path = path, .communicator = options});
+}
+
+// The flight recorder has a folder, asked for or not: our launcher's, else one that the ranks agree on. `agree` gives
+// all ranks the name of the first that comes with one.
+template <class Agree>
+void choose_trace_folder(CommunicatorOptions& options, const WorkerEnvironment& environment, Agree agree) {
+  if (!options.trace_folder.empty() || env_string("PHALANX_COMM_TRACE_DIR")) return;
+  if (environment.rendezvous == Rendezvous::launcher)
+    options.trace_folder = env_string(kTraceFolderVariable).value_or("");
+  if (options.trace_folder.empty())
+    options.trace_folder = temporary_trace_folder(agree(generate_job_secret().substr(0, 16)));
 }
 
 // Without it all is the same, but for the time that copies take.
@@ -134,6 +136,7 @@ ProcessContext init_from_environment(InitOptions options) {
   if (environment.rendezvous == Rendezvous::none) {
     context.store = std::make_shared<LocalStore>();
     context.device = choose_device(options, std::max(environment.local_rank, 0));
+    choose_trace_folder(options.communicator, environment, [](const std::string& own) { return own; });
     if (options.backend == "auto" || options.backend == "local")
       context.world = std::make_shared<Communicator>(make_local_backends(1).front(), options.communicator);
     else if (options.backend == "shm")
@@ -154,6 +157,9 @@ ProcessContext init_from_environment(InitOptions options) {
   context.host = meeting.host;
   context.store = meeting.store;
   auto rendezvous = std::make_shared<PrefixStore>(meeting.store, "init");
+  choose_trace_folder(options.communicator, environment, [&](const std::string& own) {
+    return rendezvous->compare_and_set("trace_folder", std::nullopt, own).value_or(own);
+  });
   // srun and mpirun leave each rank the threads of all the cores that it shares with others.
   if (const int share = std::max(1, usable_cores() / meeting.ranks_on_these_cpus);
       !env_string("OMP_NUM_THREADS") && at::get_num_threads() > share)
@@ -196,8 +202,12 @@ ProcessContext init_from_environment(InitOptions options) {
   if (asked.starts_with("shm+") ||
       (options.backend == "auto" && context.world->backend_name() == "gloo" && different.size() < places.size()))
     context.world = make_two_level_communicator(std::move(context.world), {.communicator = options.communicator});
+  const std::string host_backend = context.world->backend_name();
   put_on_device(context, asked, options.communicator);
-  log::info(security_line(meeting, context.world->backend_name()));
+  log::info(security_line({.store = meeting.server,
+                           .secret_source = meeting.secret_source,
+                           .backend = context.world->backend_name(),
+                           .host_backend = host_backend}));
   log::info(describe_start(context, fmt::format("{} ranks{}, met at {}", context.world_size,
                                                 one_machine ? " on this machine" : "", meeting.server.text())));
   return context;

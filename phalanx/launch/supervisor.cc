@@ -54,12 +54,21 @@ class Agent {
     membership_ = make_membership();
     while (!result_) step();
     if (group_ && group_->any_alive()) group_.reset();
+    show_the_rest();
+    if (result_->error.empty())
+      logs_->traces().remove_what_a_stop_has_left();
+    else
+      result_->error += logs_->traces().hint();
     return *result_;
   }
 
  private:
   const std::vector<int>& stop_signals() const {
     return options_.stop_signals.empty() ? default_stop_signals() : options_.stop_signals;
+  }
+
+  bool is_to_stop(int signal) const {
+    return std::find(stop_signals().begin(), stop_signals().end(), signal) != stop_signals().end();
   }
 
   std::string secret_of(const SupervisorOptions& options) const {
@@ -125,8 +134,7 @@ class Agent {
   }
 
   void signalled(int signal) {
-    const bool is_stop = std::find(stop_signals().begin(), stop_signals().end(), signal) != stop_signals().end();
-    if (!is_stop) {
+    if (!is_to_stop(signal)) {
       if (group_) group_->pass_on(signal);
       return;
     }
@@ -290,6 +298,30 @@ class Agent {
       group_->terminate(options_.failure_grace);
     else
       result_ = cut_off_;
+  }
+
+  // All that the ranks have written, however slowly it is read, unless somebody wants this to end.
+  void show_the_rest() {
+    constexpr std::chrono::seconds kPatience(1);
+    const auto until = SupervisorClock::now() + kPatience;
+    for (;;) {
+      std::vector<pollfd> fds{{signals_->get(), POLLIN, 0}};
+      for (const BackgroundWriter* console : logs_->consoles()) {
+        console->acknowledge();
+        if (!console->is_idle()) fds.push_back({console->fd(), POLLIN, 0});
+      }
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - SupervisorClock::now()).count();
+      if (fds.size() == 1) return;
+      if (stop_signal_ != 0 && left <= 0) return give_up_the_rest(stop_signal_);
+      if (poll(fds.data(), fds.size(), stop_signal_ != 0 ? static_cast<int>(left) : -1) < 0 && errno != EINTR) return;
+      while (const auto signal = signals_->next()) {
+        if (is_to_stop(*signal)) return give_up_the_rest(*signal);
+      }
+    }
+  }
+
+  void give_up_the_rest(int signal) {
+    if (result_->exit_status == 0) result_->exit_status = 128 + signal;
   }
 
   void finish(int exit_status) { result_ = SupervisorResult{exit_status, -1, ""}; }

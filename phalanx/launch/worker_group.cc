@@ -135,7 +135,8 @@ EnvironmentMap WorkerGroup::environment_of(const Rank& entry, const Order& order
       {"TORCHELASTIC_USE_AGENT_STORE", "False"},
       {"TORCHELASTIC_ERROR_FILE", entry.error_file},
       {"PHALANX_STORE", order.store},
-      {"PHALANX_REPORT_DIR", entry.report_directory}};
+      {"PHALANX_REPORT_DIR", entry.report_directory},
+      {kTraceFolderVariable, around_.logs->traces().folder()}};
   for (const auto& [name, value] : variables) result[name] = value;
   result.try_emplace("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
   if (is_virtual) result["CUDA_VISIBLE_DEVICES"] = gpu_of(around_.options->environment, entry.local_rank);
@@ -152,7 +153,7 @@ void WorkerGroup::add_poll_fds(std::vector<pollfd>& fds) {
   for (Rank& rank : ranks_)
     for (WorkerStream& stream : rank.streams)
       if (stream.relay && stream.relay->is_open()) {
-        fds.push_back({stream.relay->read_end(), POLLIN, 0});
+        fds.push_back({stream.relay->poll_fd(), POLLIN, 0});
         polled_.push_back(stream.relay.get());
       }
 }

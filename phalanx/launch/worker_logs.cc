@@ -92,7 +92,10 @@ StreamChoice StreamChoice::parse(const std::string& flag, const std::string& tex
 }
 
 WorkerLogs::WorkerLogs(WorkerLogOptions options, const std::string& run_id) : options_(std::move(options)) {
-  if (!options_.need_directory()) return;
+  if (!options_.need_directory()) {
+    traces_.emplace("", run_id);
+    return;
+  }
   std::filesystem::path base = options_.directory;
   if (base.empty()) {
     const char* temporary = std::getenv("TMPDIR");
@@ -106,9 +109,11 @@ WorkerLogs::WorkerLogs(WorkerLogOptions options, const std::string& run_id) : op
   std::string path = (std::filesystem::absolute(base) / (prefix + name + "_XXXXXX")).string();
   if (mkdtemp(path.data()) == nullptr) refuse_to_log("a folder", path);
   run_directory_ = path;
+  traces_.emplace(run_directory_, run_id);
 }
 
 void WorkerLogs::begin_attempt(int attempt) {
+  traces_->begin_attempt(attempt);
   if (run_directory_.empty()) return;
   attempt_directory_ = run_directory_ / fmt::format("attempt_{}", attempt);
   make_folders(attempt_directory_);
@@ -124,7 +129,11 @@ WorkerStream WorkerLogs::open(const Rank& rank, int stream) {
   const bool teed = (options_.tee.of(rank.local_rank) & bit) != 0;
   const bool redirected = !teed && (options_.redirects.of(rank.local_rank) & bit) != 0;
   const bool is_shown = options_.shown.empty() || options_.shown.contains(rank.local_rank);
-  const int console = stream == 0 ? STDOUT_FILENO : STDERR_FILENO;
+  const auto console = [&] {
+    if (!consoles_[stream])
+      consoles_[stream] = std::make_unique<BackgroundWriter>(stream == 0 ? STDOUT_FILENO : STDERR_FILENO);
+    return consoles_[stream].get();
+  };
   if (!attempt_directory_.empty()) make_folders(attempt_directory_ / std::to_string(rank.local_rank));
   UniqueFd log;
   if (teed || redirected) {
@@ -139,11 +148,18 @@ WorkerStream WorkerLogs::open(const Rank& rank, int stream) {
     replace_macro(prefix, "${role_name}", rank.role);
     replace_macro(prefix, "${local_rank}", std::to_string(rank.local_rank));
     replace_macro(prefix, "${rank}", std::to_string(rank.rank));
-    result.relay = std::make_unique<OutputRelay>(prefix, is_shown ? console : -1);
+    result.relay = std::make_unique<OutputRelay>(prefix, is_shown ? console() : nullptr);
     result.relay->copy_to(std::move(log), filters_[stream]);
   } else if (rank.rank != 0) {
-    result.relay = std::make_unique<OutputRelay>(fmt::format("[{}] ", rank.rank), console);
+    result.relay = std::make_unique<OutputRelay>(fmt::format("[{}] ", rank.rank), console());
   }
+  return result;
+}
+
+std::vector<const BackgroundWriter*> WorkerLogs::consoles() const {
+  std::vector<const BackgroundWriter*> result;
+  for (const auto& console : consoles_)
+    if (console) result.push_back(console.get());
   return result;
 }
 

@@ -11,11 +11,14 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "phalanx/launch/background_writer.h"
 #include "phalanx/launch/output_relay.h"
+#include "phalanx/launch/trace_folders.h"
 
 namespace phalanx {
 
@@ -64,10 +67,15 @@ class WorkerLogs {
   std::string error_file(int local_rank) const;
   /// Of this run; empty where none was needed.
   const std::filesystem::path& run_directory() const { return run_directory_; }
+  const TraceFolders& traces() const { return *traces_; }
+  /// Those consoles that ranks' lines have gone to.
+  std::vector<const BackgroundWriter*> consoles() const;
 
  private:
   WorkerLogOptions options_;
   std::filesystem::path run_directory_, attempt_directory_;
+  std::optional<TraceFolders> traces_;
+  std::unique_ptr<BackgroundWriter> consoles_[2];
   std::shared_ptr<LineFilter> filters_[2];
 };
 

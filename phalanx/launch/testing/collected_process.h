@@ -35,6 +35,8 @@ inline EnvironmentMap clean_environment() {
            name.starts_with("PMI") || (name.starts_with("SLURM_") && name != "SLURM_CONF");
   });
   result["OMP_NUM_THREADS"] = "1";
+  static const TempDirectory traces("traces");  // flight recorders of ranks that fail on purpose
+  result["PHALANX_COMM_TRACE_DIR"] = traces.path().string();
   return result;
 }
 

@@ -35,6 +35,7 @@ RunningLauncher::RunningLauncher(int ranks, std::vector<std::string> arguments, 
     const auto& name = entry.first;
     return name == "OMP_NUM_THREADS" || name == "RANK" || name == "WORLD_SIZE" || name.starts_with("PHALANX_");
   });
+  spec.environment["PHALANX_COMM_TRACE_DIR"] = path("traces");
   for (const auto& [name, value] : options.environment) spec.environment[name] = value;
   spec.stdout_fd = out.get();
   spec.stderr_fd = options.stderr_fd >= 0 ? options.stderr_fd : err.get();
