@@ -5,7 +5,8 @@
 #
 # The controller, the two nodes' daemons and a munge of their own keep all they have in a temporary folder and listen on
 # ports that the system gives, on loopback's name. The second node sees a folder of its own where Slurm's PMIx keeps its
-# files, as on another machine. The command finds the cluster by SLURM_CONF. Status 77 (skipped): not root, or something
+# files, as on another machine. Each node has four GPUs as far as Slurm knows: files that it counts, so that job scripts
+# get what they ask for, and ranks compute on CPUs. The command finds the cluster by SLURM_CONF. Status 77 (skipped): not root, or something
 # is not installed (Debian: slurmctld slurmd slurm-client munge); else the command's.
 set -euo pipefail
 
@@ -55,7 +56,9 @@ print(*(one.getsockname()[1] for one in held))')
 
 host=$(hostname -s)
 getent hosts "$host" >/dev/null || skip "this machine's name, $host, does not resolve (add it to /etc/hosts)"
+# As many as a job with a task for each GPU asks for, whatever this machine has.
 cores=$(nproc)
+((cores >= 4)) || cores=4
 cat >"$folder/slurm.conf" <<END
 ClusterName=local
 SlurmctldHost=$host(127.0.0.1)
@@ -70,6 +73,7 @@ TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
 MailProg=/bin/true
 ReturnToService=2
+GresTypes=gpu
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
@@ -79,10 +83,12 @@ SlurmctldPidFile=$folder/controller.pid
 SlurmdPidFile=$folder/node-%n.pid
 SlurmctldLogFile=$folder/controller.log
 SlurmdLogFile=$folder/node-%n.log
-NodeName=n1 NodeHostname=$host NodeAddr=127.0.0.1 Port=$first CPUs=$cores RealMemory=4000
-NodeName=n2 NodeHostname=$host NodeAddr=127.0.0.1 Port=$second CPUs=$cores RealMemory=4000
+NodeName=n1 NodeHostname=$host NodeAddr=127.0.0.1 Port=$first CPUs=$cores RealMemory=4000 Gres=gpu:4
+NodeName=n2 NodeHostname=$host NodeAddr=127.0.0.1 Port=$second CPUs=$cores RealMemory=4000 Gres=gpu:4
 PartitionName=local Nodes=n1,n2 Default=YES State=UP OverSubscribe=YES
 END
+touch "$folder"/gpu{0..3}
+echo "NodeName=n1,n2 Name=gpu File=$folder/gpu[0-3]" >"$folder/gres.conf"
 echo "PMIxCliTmpDirBase=$folder/pmix" >"$folder/mpi.conf"
 
 export SLURM_CONF=$folder/slurm.conf

@@ -117,24 +117,38 @@ else
   fi
 fi
 
-# job NAME RANKS SCRIPT [OPTION...] -- TEXT...: a job script, as a user submits it, on a cluster without GPUs.
+# job NAME RANKS SCRIPT [OPTION...] -- TEXT...: a job script, as a user submits it.
 job() {
   local name=$1 ranks=$2 script=$3
   shift 3
   local -a options=()
   while [[ "$1" != -- ]]; do options+=("$1"); shift; done
   shift
-  run sbatch --wait --gres=none --output=output.job "${options[@]}" "$repository/recipes/slurm/$script" "$worker"
+  run sbatch --wait --output=output.job "${options[@]}" "$repository/recipes/slurm/$script" "$worker"
   cat output.job >>output 2>/dev/null || true
   rm -f output.job
   check "$name" "$ranks" "$@"
 }
 
-job "one_gpu.sbatch" 1 one_gpu.sbatch -- "a single process"
-job "one_node.sbatch, 2 ranks" 2 one_node.sbatch --ntasks-per-node=2 -- "from phalanx launch"
-job "two_nodes_srun.sbatch, 2 x 2" 4 two_nodes_srun.sbatch --ntasks-per-node=2 -- "from Slurm (job "
-job "two_nodes_launcher.sbatch, 2 x 2" 4 two_nodes_launcher.sbatch --ntasks-per-node=2 -- \
+none=--gres=none  # on a cluster without GPUs
+job "one_gpu.sbatch" 1 one_gpu.sbatch "$none" -- "a single process"
+job "one_node.sbatch, 2 ranks" 2 one_node.sbatch "$none" --ntasks-per-node=2 -- "from phalanx launch"
+job "two_nodes_srun.sbatch, 2 x 2" 4 two_nodes_srun.sbatch "$none" --ntasks-per-node=2 -- "from Slurm (job "
+job "two_nodes_launcher.sbatch, 2 x 2" 4 two_nodes_launcher.sbatch "$none" --ntasks-per-node=2 -- \
   "from phalanx launch" "rank 3 of 4, local 1 of 2"
+
+# As they are: a rank for each of a node's four GPUs.
+if [[ $(sinfo -h -N -o %G | grep -c 'gpu:.*4') -ge 2 ]]; then
+  job "one_gpu.sbatch as it is" 1 one_gpu.sbatch -- "a single process"
+  job "one_node.sbatch as it is" 4 one_node.sbatch -- "from phalanx launch" "rank 3 of 4, local 3 of 4"
+  job "one_node.sbatch, whose GPUs say how many ranks, and not its tasks" 4 one_node.sbatch --ntasks-per-node=1 -- \
+    "from phalanx launch"
+  job "two_nodes_srun.sbatch as it is" 8 two_nodes_srun.sbatch -- "from Slurm (job " "rank 7 of 8, local 3 of 4"
+  job "two_nodes_launcher.sbatch as it is" 8 two_nodes_launcher.sbatch -- \
+    "from phalanx launch" "rank 7 of 8, local 3 of 4"
+else
+  echo "skipped job scripts as they are: the cluster has no two nodes with 4 GPUs"
+fi
 
 # The batch script itself is no rank, whatever the job's variables say.
 cat >batch <<END
