@@ -1,5 +1,6 @@
 // Runs `phalanx bench comm` and `phalanx doctor --topology` as a user does.
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -116,14 +117,38 @@ TEST_F(BenchProgram, RunsUnderALauncherAndSaysWhatTorchCannot) {
 }
 
 TEST_F(BenchProgram, AnInterruptPrintsAndWritesWhatThereIs) {
-  const Ended ended = run({"bench", "comm", "-n", "2", "--ops", "all_reduce,broadcast", "--sizes", "4K,8K,16K",
-                           "--iters", "5", "--rounds", "100000", "--copy", "0", "--json", path("a.json")},
-                          "\nop ");
+  // So many cases that they take minutes.
+  const Ended ended = run({"bench",    "comm",
+                           "-n",       "2",
+                           "--ops",    "all_reduce",
+                           "-b",       "4",
+                           "-e",       "36000",
+                           "-i",       "4",
+                           "-d",       "float,double,half,int32",
+                           "-o",       "sum,min,max,prod",
+                           "--iters",  "5",
+                           "--rounds", "2",
+                           "--copy",   "0",
+                           "--json",   path("a.json"),
+                           "--csv",    path("a.csv")},
+                          "\nall_reduce ");
   EXPECT_EQ(ended.status, 0) << ended.out << ended.err;
-  EXPECT_THAT(ended.out, HasSubstr("# stopped by a signal: "));
+  const auto count = [](const std::string& text, const std::string& part) {
+    std::size_t found = 0;
+    for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
+    return found;
+  };
+  const std::size_t rows = count(ended.out, "\nall_reduce ");
+  EXPECT_GE(rows, 1U);
+  EXPECT_LT(rows, 100000U);
+  EXPECT_THAT(ended.out,
+              HasSubstr(fmt::format("# stopped by a signal: {} row{} measured\n", rows, rows == 1 ? "" : "s")));
   const auto json = nlohmann::json::parse(text_of_file(path("a.json")));
   EXPECT_EQ(json["stopped"], true);
-  EXPECT_LE(json["rows"].size(), 2U);
+  ASSERT_EQ(json["rows"].size(), rows);
+  EXPECT_EQ(json["rows"][0]["bytes"], 8);  // an element for each rank
+  EXPECT_GT(json["rows"][0]["p50_us"], 0);
+  EXPECT_EQ(count(text_of_file(path("a.csv")), "\nall_reduce,"), rows);
 }
 
 TEST_F(BenchProgram, WrongCommandLinesEndWithStatus2AndOneMessage) {

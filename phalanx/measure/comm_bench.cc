@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <utility>
@@ -43,7 +44,8 @@ struct Arm {
 struct Figures {
   double p50 = 0, p99 = 0, least = 0, cpu = 0;
   int slowest_rank = 0;
-  std::int64_t calls = 0;
+  std::int64_t calls = 0;  // none: stopped before the first
+  bool stopped = false;    // before all of them
 };
 
 /// Any rank's wish is everybody's.
@@ -61,32 +63,77 @@ std::int64_t sum_over_ranks(Communicator& control, std::int64_t value) {
   return *sum.const_data_ptr<std::int64_t>();
 }
 
-std::vector<double> time_calls(const BenchCall& call, std::int64_t calls) {
-  std::vector<double> times;
-  times.reserve(static_cast<std::size_t>(calls));
-  for (std::int64_t k = 0; k < calls; ++k) {
-    const auto begin = Clock::now();
-    call.run();
-    times.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
+/// Calls in portions of a quarter of a second, after each of which the ranks agree on whether to go on: all make the
+/// same number of calls, for one that left by itself would leave the others waiting in the next.
+class AgreedCalls {
+ public:
+  AgreedCalls(Communicator& control, const BenchCall& call, const std::function<bool()>& stop)
+      : control_(control), call_(call), stop_(stop) {}
+
+  /// The times of that many calls, sorted; of fewer, or none, once stopped.
+  std::vector<double> run(std::int64_t calls) {
+    std::vector<double> times;
+    times.reserve(static_cast<std::size_t>(std::min<std::int64_t>(calls, 1 << 20)));
+    while (std::ssize(times) < calls && !stopped_) {
+      const auto portion = std::clamp<std::int64_t>(fitting_, 1, calls - std::ssize(times));
+      const double cpu_begin = process_cpu_seconds();
+      const auto portion_begin = Clock::now();
+      for (std::int64_t k = 0; k < portion; ++k) {
+        const auto begin = Clock::now();
+        call_.run();
+        times.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
+      }
+      const std::chrono::duration<double> took = Clock::now() - portion_begin;
+      cpu_seconds_ += process_cpu_seconds() - cpu_begin;
+      agree(took.count() / static_cast<double>(portion));
+    }
+    std::ranges::sort(times);
+    return times;
   }
-  std::ranges::sort(times);
-  return times;
-}
+
+  bool stopped() const { return stopped_; }
+  /// Of all calls since this was asked last.
+  double take_cpu_seconds() { return std::exchange(cpu_seconds_, 0.0); }
+
+ private:
+  static constexpr double kPortionSeconds = 0.25;
+
+  void agree(double once) {
+    at::Tensor both = at::zeros({2}, at::TensorOptions(c10::ScalarType::Double));
+    auto* data = both.mutable_data_ptr<double>();
+    data[0] = stop_ && stop_() ? 1 : 0;
+    data[1] = once;
+    if (control_.size() > 1) control_.all_reduce(both, {.op = ReduceOp::max});
+    stopped_ = data[0] > 0;
+    fitting_ = static_cast<std::int64_t>(kPortionSeconds / std::max(data[1], 1e-8));
+  }
+
+  Communicator& control_;
+  const BenchCall& call_;
+  const std::function<bool()>& stop_;
+  std::int64_t fitting_ = 1;  // calls in a portion; how long one takes is not known yet
+  double cpu_seconds_ = 0;
+  bool stopped_ = false;
+};
 
 /// `control` agrees on the number of calls and gathers the figures; it is not what is measured.
 Figures measure(Communicator& control, const BenchCall& call, const CommBenchCase& what,
-                const CommBenchOptions& options, double budget) {
-  for (int k = 0; k < options.warmup; ++k) call.run();
+                const CommBenchOptions& options, double budget, const std::function<bool()>& stop) {
+  AgreedCalls agreed(control, call, stop);
+  agreed.run(options.warmup);
   std::int64_t calls = options.iterations;
-  if (calls == 0) {
-    const double once = time_calls(call, 3).at(1);
+  if (calls == 0 && !agreed.stopped()) {
+    const double once = percentile(agreed.run(3), 50);
     calls = std::clamp<std::int64_t>(static_cast<std::int64_t>(budget / std::max(once, 1e-7)), 7, 5000);
     calls = std::stoll(control.broadcast_bytes(std::to_string(calls)));
   }
   control.barrier();
-  const double cpu_begin = process_cpu_seconds();
-  std::vector<double> times = time_calls(call, calls);
-  const double cpu = (process_cpu_seconds() - cpu_begin) / static_cast<double>(calls);
+  agreed.take_cpu_seconds();
+  std::vector<double> times = agreed.run(calls);
+  if (times.empty()) return {.stopped = true};
+  const bool stopped = std::ssize(times) < calls;
+  calls = std::ssize(times);
+  const double cpu = agreed.take_cpu_seconds() / static_cast<double>(calls);
   if (what.verb == BenchVerb::pingpong) {
     for (double& time : times) time = control.rank() < 2 ? time / 2 : 0;  // the other ranks take no part
   }
@@ -98,7 +145,7 @@ Figures measure(Communicator& control, const BenchCall& call, const CommBenchCas
   data[3] = cpu;
   at::Tensor all = at::zeros({4 * control.size()}, mine.options());
   control.all_gather(all, mine);
-  Figures figures{.calls = calls};
+  Figures figures{.calls = calls, .stopped = stopped};
   for (int rank = 0; rank < control.size(); ++rank) {
     const double* of_rank = all.const_data_ptr<double>() + 4 * rank;
     if (of_rank[0] > figures.p50) figures.slowest_rank = rank;
@@ -229,7 +276,10 @@ class CommBench {
         result_.stopped = any_rank(control_, hooks_.stop_requested && hooks_.stop_requested());
         if (result_.stopped) break;
         const Figures now = running.arm->threads ? measure_threads(running, what) : measure_here(running, what);
-        if (!running.best || now.p50 < running.best->p50) running.best = now;
+        result_.stopped = now.stopped;
+        // One that was cut short stands only where there is no other.
+        if (now.calls > 0 && (!running.best || (!now.stopped && now.p50 < running.best->p50))) running.best = now;
+        if (now.stopped) break;
         ++running.rounds;
       }
     }
@@ -272,7 +322,7 @@ class CommBench {
   Figures measure_here(const Running& running, const CommBenchCase& what) {
     control_.barrier();
     const CommBenchCase timed = running.arm->copy ? CommBenchCase{.verb = BenchVerb::broadcast} : what;
-    return measure(control_, *running.call, timed, options_, budget_of(*running.arm));
+    return measure(control_, *running.call, timed, options_, budget_of(*running.arm), hooks_.stop_requested);
   }
 
   /// The ranks as threads of rank 0, while the other processes sleep.
@@ -288,12 +338,12 @@ class CommBench {
           const std::int64_t all_wrong = sum_over_ranks(*comm, call.check());
           if (comm->rank() == 0) wrong = all_wrong;
         }
-        const Figures now = measure(*comm, call, what, options_, budget_of(*running.arm));
+        const Figures now = measure(*comm, call, what, options_, budget_of(*running.arm), hooks_.stop_requested);
         if (comm->rank() == 0) figures = now;
       });
       if (options_.check) running.wrong = running.wrong.value_or(0) + wrong;
     }
-    control_.barrier();
+    figures.stopped = any_rank(control_, figures.stopped);
     return figures;
   }
 

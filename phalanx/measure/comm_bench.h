@@ -6,8 +6,10 @@
 //
 // Collective over context.world, which agrees on counts and gathers the figures and is itself measured only as "auto"
 // (through a communicator split from it). `on_row` is called on rank 0 as soon as a case's rows are complete.
-// `stop_requested` may become true on any rank at any time: all ranks then leave together, before the next measurement,
-// and the result holds what was done. Throws UsageError for a backend that is not known, CommError as communicators do.
+// `stop_requested` may become true on any rank at any time: all ranks then leave together, within a fraction of a
+// second or the call that they are in, and the result holds what was done: of a measurement that was cut short the
+// calls made so far, where there is no better. Throws UsageError for a backend that is not known, CommError as
+// communicators do.
 //
 //   const auto result = run_comm_bench(context, options, {.on_row = [](const auto& row, const auto& peers) { ... }});
 #pragma once
@@ -25,7 +27,7 @@ struct CommBenchHooks {
   std::function<void(const CommBenchResult&)> on_start = {};  // rank 0: all but rows and notes is known
   /// Rank 0: a row, and the names of the peers that the table compares with.
   std::function<void(const CommBenchRow&, const std::vector<std::string>& peers)> on_row = {};
-  std::function<bool()> stop_requested = {};  // any rank
+  std::function<bool()> stop_requested = {};  // any rank, of backend "local" from several threads at once
   std::vector<BenchPeer> peers = {};          // that options.backends may name beside "c10d"
 };
 

@@ -5,8 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <mutex>
 #include <set>
+#include <thread>
 
 #include "phalanx/base/error.h"
 #include "phalanx/comm/local.h"
@@ -127,6 +129,79 @@ TEST(CommBench, OneRanksWishToStopIsEverybodys) {
     EXPECT_TRUE(result.stopped);
     EXPECT_EQ(result.rows.size(), comm->rank() == 0 ? 1U : 0U);
   });
+}
+
+TEST(CommBench, AMeasurementIsCutShortByAllRanksAtOnce) {
+  const auto store = std::make_shared<LocalStore>();
+  CommBenchOptions options = quick_options();
+  options.verbs = {BenchVerb::all_reduce};
+  options.iterations = std::int64_t{1} << 40;  // would take weeks
+  options.backends = {"auto", "local"};        // communicators of these ranks, and ranks as threads of the first
+  options.check = false;
+  for (const bool in_threads : {false, true}) {
+    if (in_threads) options.backends = {"local", "auto"};
+    for (const int watcher : {0, 2}) {
+      if (in_threads && watcher != 0) continue;  // its threads are started by rank 0
+      std::atomic<int> asked{0};
+      run_local_ranks(3, [&](const std::shared_ptr<Communicator>& comm) {
+        const bool watches = comm->rank() == watcher;
+        const int patience = in_threads ? 3 * 4 : 5;  // three threads ask at once
+        // Asked once before the measurement, twice in its warm-up.
+        const auto result = run_comm_bench(context_of(comm, store), options, {.stop_requested = [&, watches, patience] {
+                                             return watches && asked.fetch_add(1) >= patience;
+                                           }});
+        EXPECT_TRUE(result.stopped);
+        if (comm->rank() != 0) return;
+        ASSERT_EQ(result.rows.size(), 1U);  // the other backend's turn did not come
+        EXPECT_EQ(result.rows[0].what.count, 255);
+        EXPECT_GT(result.rows[0].calls, 0);
+        EXPECT_LT(result.rows[0].calls, options.iterations);
+        EXPECT_EQ(result.rows[0].rounds, 0);
+        EXPECT_GT(result.rows[0].p50, 0);
+      });
+    }
+  }
+}
+
+TEST(CommBench, AStopInTheWarmUpLeavesNoRow) {
+  const auto store = std::make_shared<LocalStore>();
+  CommBenchOptions options = quick_options();
+  options.warmup = 1 << 30;
+  std::atomic<int> asked{0};
+  run_local_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
+    const bool watches = comm->rank() == 1;
+    const auto result = run_comm_bench(context_of(comm, store), options,
+                                       {.stop_requested = [&, watches] { return watches && asked.fetch_add(1) >= 3; }});
+    EXPECT_TRUE(result.stopped);
+    EXPECT_TRUE(result.rows.empty());
+  });
+}
+
+TEST(CommBench, TheSlowestRankIsNamed) {
+  constexpr int kRanks = 3;
+  const auto store = std::make_shared<LocalStore>();
+  CommBenchOptions options = quick_options();
+  options.verbs = {BenchVerb::broadcast};
+  options.backends = {"uneven"};
+  options.check = false;  // its calls do nothing
+  options.copy = false;
+  for (int slow = 0; slow < kRanks; ++slow) {
+    const BenchPeer uneven{"uneven", [slow](const CommBenchCase&, int rank, int, const BenchBuffers&) {
+                             return [=] {
+                               if (rank == slow) std::this_thread::sleep_for(std::chrono::milliseconds(3));
+                             };
+                           }};
+    run_local_ranks(kRanks, [&](const std::shared_ptr<Communicator>& comm) {
+      const auto result = run_comm_bench(context_of(comm, store), options, {.peers = {uneven}});
+      if (comm->rank() != 0) return;
+      ASSERT_EQ(result.rows.size(), 2U);
+      for (const CommBenchRow& row : result.rows) {
+        EXPECT_EQ(row.slowest_rank, slow);
+        EXPECT_GE(row.p50, 3e-3);  // its figures are the row's
+        EXPECT_GE(row.least, 3e-3);
+      }
+    });
+  }
 }
 
 TEST(CommBench, ABackendThatCannotBeHadIsNamed) {
