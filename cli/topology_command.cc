@@ -57,9 +57,12 @@ void print_link(const char* name, const std::function<measure::LinkSpeed()>& mea
 
 void print_gpu_copies() {
   try {
+    bool staged = false;
     for (const measure::GpuCopySpeed& speed : measure::measure_gpu_copies()) {
       fmt::print("  {:<23} {:>12}\n", speed.what, human_bytes_per_second(speed.bytes_per_second));
+      staged = staged || speed.what.ends_with("staged");
     }
+    if (staged) fmt::print("  staged: by way of host memory, as the driver gives the first no access to the second\n");
   } catch (const Error& error) {
     fmt::print("  GPU copies not measured: {}\n", error.what());
   }

@@ -7,7 +7,9 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
+#include <utility>
 
 #include "phalanx/base/error.h"
 
@@ -26,9 +28,13 @@ class GpuBuffer {
   GpuBuffer(const CudaDriver& driver, int ordinal, std::size_t bytes) : driver_(driver) {
     check(driver.device_get(&device_, ordinal), "cuDeviceGet");
     check(driver.retain_primary_context(&context_, device_), "cuDevicePrimaryCtxRetain");
-    const int made = driver.set_current_context(context_) == 0 ? driver.allocate(&memory_, bytes) : 1;
-    if (made != 0) driver.release_primary_context(device_);
-    check(made, "cuMemAlloc");
+    try {
+      use();
+      check(driver.allocate(&memory_, bytes), "cuMemAlloc");
+    } catch (...) {
+      driver.release_primary_context(device_);
+      throw;
+    }
   }
   ~GpuBuffer() {
     driver_.set_current_context(context_);
@@ -38,6 +44,18 @@ class GpuBuffer {
   GpuBuffer(const GpuBuffer&) = delete;
   GpuBuffer& operator=(const GpuBuffer&) = delete;
   void use() const { check(driver_.set_current_context(context_), "cuCtxSetCurrent"); }
+  /// Lets this GPU reach that one's memory. False: it cannot, or the driver has no room for another peer.
+  bool reach(const GpuBuffer& other) const {
+    constexpr int kAlreadyEnabled = 704, kTooManyPeers = 711;
+    int can = 0;
+    check(driver_.can_access_peer(&can, device_, other.device_), "cuDeviceCanAccessPeer");
+    if (can == 0) return false;
+    use();
+    const int status = driver_.enable_peer_access(other.context_, 0);
+    if (status == kTooManyPeers) return false;
+    if (status != kAlreadyEnabled) check(status, "cuCtxEnablePeerAccess");
+    return true;
+  }
   void* context() const { return context_; }
   std::uint64_t memory() const { return memory_; }
 
@@ -49,11 +67,11 @@ class GpuBuffer {
 };
 
 /// The best of five, after one that does not count.
-double speed_of(const CudaDriver& driver, std::size_t bytes, const std::function<int()>& copy) {
+double speed_of(const CudaDriver& driver, std::size_t bytes, const char* call, const std::function<int()>& copy) {
   double best = 0;
   for (int repeat = 0; repeat < 6; ++repeat) {
     const auto begin = Clock::now();
-    check(copy(), "copy");
+    check(copy(), call);
     check(driver.synchronize(), "cuCtxSynchronize");
     const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
     if (repeat > 0 && seconds > 0) best = std::max(best, static_cast<double>(bytes) / seconds);
@@ -71,12 +89,22 @@ std::vector<GpuCopySpeed> measure_gpu_copies(const CudaDriver& driver, std::size
   for (int ordinal = 0; ordinal < count; ++ordinal) {
     gpus.push_back(std::make_unique<GpuBuffer>(driver, ordinal, 2 * bytes));
   }
+  // All before any copy, so that both ends of a link know of each other.
+  std::map<std::pair<int, int>, bool> reachable;
+  for (int from = 0; from < count; ++from) {
+    for (int to = 0; to < count; ++to) {
+      if (from == to) continue;
+      reachable[{from, to}] = gpus[static_cast<std::size_t>(from)]->reach(*gpus[static_cast<std::size_t>(to)]);
+    }
+  }
   for (int ordinal = 0; ordinal < count; ++ordinal) {
     const GpuBuffer& gpu = *gpus[static_cast<std::size_t>(ordinal)];
     gpu.use();
     const auto host_and_device = [&](void* host, const char* kind) {
-      const auto up = speed_of(driver, bytes, [&] { return driver.copy_to_device(gpu.memory(), host, bytes); });
-      const auto down = speed_of(driver, bytes, [&] { return driver.copy_to_host(host, gpu.memory(), bytes); });
+      const auto up =
+          speed_of(driver, bytes, "cuMemcpyHtoD", [&] { return driver.copy_to_device(gpu.memory(), host, bytes); });
+      const auto down =
+          speed_of(driver, bytes, "cuMemcpyDtoH", [&] { return driver.copy_to_host(host, gpu.memory(), bytes); });
       speeds.push_back({fmt::format("host to GPU{}, {}", ordinal, kind), up});
       speeds.push_back({fmt::format("GPU{} to host, {}", ordinal, kind), down});
     };
@@ -90,9 +118,11 @@ std::vector<GpuCopySpeed> measure_gpu_copies(const CudaDriver& driver, std::size
     for (int other = 0; other < count; ++other) {
       const GpuBuffer& to = *gpus[static_cast<std::size_t>(other)];
       const std::uint64_t target = to.memory() + (other == ordinal ? bytes : 0);
-      const auto speed = speed_of(
-          driver, bytes, [&] { return driver.copy_between(target, to.context(), gpu.memory(), gpu.context(), bytes); });
-      speeds.push_back({fmt::format("GPU{} to GPU{}", ordinal, other), speed});
+      const auto speed = speed_of(driver, bytes, "cuMemcpyPeer", [&] {
+        return driver.copy_between(target, to.context(), gpu.memory(), gpu.context(), bytes);
+      });
+      const bool direct = other == ordinal || reachable[{ordinal, other}];
+      speeds.push_back({fmt::format("GPU{} to GPU{}{}", ordinal, other, direct ? "" : ", staged"), speed});
     }
   }
   return speeds;
@@ -114,6 +144,8 @@ std::vector<GpuCopySpeed> measure_gpu_copies() {
   load(driver.retain_primary_context, "cuDevicePrimaryCtxRetain");
   load(driver.release_primary_context, "cuDevicePrimaryCtxRelease_v2");
   load(driver.set_current_context, "cuCtxSetCurrent");
+  load(driver.can_access_peer, "cuDeviceCanAccessPeer");
+  load(driver.enable_peer_access, "cuCtxEnablePeerAccess");
   load(driver.synchronize, "cuCtxSynchronize");
   load(driver.allocate, "cuMemAlloc_v2");
   load(driver.free, "cuMemFree_v2");

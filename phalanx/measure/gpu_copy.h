@@ -1,6 +1,10 @@
 // How fast bytes move between host and GPU, and between GPUs: through the CUDA driver, loaded when there is one, so
 // that a program without CUDA can ask. Torch-free.
 //
+// Between two GPUs the link is what is measured only where each may reach the other's memory (peer access), which must
+// be asked for; else the driver copies by way of host memory, and the line says so. Of a process that uses these GPUs
+// besides, peer access stays enabled.
+//
 //   for (const GpuCopySpeed& speed : measure_gpu_copies()) ...    // empty: no driver, or no GPU
 #pragma once
 
@@ -20,6 +24,8 @@ struct CudaDriver {
   int (*retain_primary_context)(void** context, int device) = nullptr;
   int (*release_primary_context)(int device) = nullptr;
   int (*set_current_context)(void* context) = nullptr;
+  int (*can_access_peer)(int* can, int device, int peer) = nullptr;
+  int (*enable_peer_access)(void* peer_context, unsigned flags) = nullptr;  // of the current context
   int (*synchronize)() = nullptr;
   int (*allocate)(std::uint64_t* device_pointer, std::size_t bytes) = nullptr;
   int (*free)(std::uint64_t device_pointer) = nullptr;
@@ -32,7 +38,7 @@ struct CudaDriver {
 };
 
 struct GpuCopySpeed {
-  std::string what;  // "host to GPU0, pinned", "GPU0 to GPU1", "GPU0 to GPU0"
+  std::string what;  // "host to GPU0, pinned", "GPU0 to GPU0", "GPU0 to GPU1", "GPU0 to GPU1, staged"
   double bytes_per_second = 0;
 };
 

@@ -7,13 +7,11 @@
 #include <sys/wait.h>
 
 #include <cerrno>
-#include <cstring>
 #include <fstream>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/measure/bandwidth.h"
-#include "phalanx/measure/gpu_copy.h"
 #include "phalanx/measure/gpu_links.h"
 
 namespace phalanx::measure {
@@ -245,61 +243,6 @@ TEST(GpuLinks, TheProgramIsAskedAndItsFailuresAreTold) {
   EXPECT_THAT(read_gpu_links(script("exec sleep 60\n"), std::chrono::milliseconds(50)).problem,
               HasSubstr("did not answer within 0.05 s"));
   EXPECT_THAT(describe(read_gpu_links("/nonexistent/nvidia-smi")), HasSubstr("none found: "));
-}
-
-// A driver whose GPUs are the host: device memory is malloc's.
-int fake_gpus = 2;
-CudaDriver fake_driver() {
-  CudaDriver driver;
-  driver.init = [](unsigned) { return 0; };
-  driver.device_count = [](int* count) { return *count = fake_gpus, 0; };
-  driver.device_get = [](int* device, int ordinal) { return *device = ordinal, 0; };
-  driver.retain_primary_context = [](void** context, int) { return *context = nullptr, 0; };
-  driver.release_primary_context = [](int) { return 0; };
-  driver.set_current_context = [](void*) { return 0; };
-  driver.synchronize = [] { return 0; };
-  driver.allocate = [](std::uint64_t* memory, std::size_t bytes) {
-    return *memory = reinterpret_cast<std::uint64_t>(std::malloc(bytes)), 0;
-  };
-  driver.free = [](std::uint64_t memory) { return std::free(reinterpret_cast<void*>(memory)), 0; };
-  driver.allocate_host = [](void** memory, std::size_t bytes) { return *memory = std::malloc(bytes), 0; };
-  driver.free_host = [](void* memory) { return std::free(memory), 0; };
-  driver.copy_to_device = [](std::uint64_t to, const void* from, std::size_t bytes) {
-    return std::memcpy(reinterpret_cast<void*>(to), from, bytes), 0;
-  };
-  driver.copy_to_host = [](void* to, std::uint64_t from, std::size_t bytes) {
-    return std::memcpy(to, reinterpret_cast<const void*>(from), bytes), 0;
-  };
-  driver.copy_between = [](std::uint64_t to, void*, std::uint64_t from, void*, std::size_t bytes) {
-    return std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes), 0;
-  };
-  return driver;
-}
-
-TEST(GpuCopy, EveryPairAndDirectionIsMeasured) {
-  std::vector<std::string> names;
-  for (const GpuCopySpeed& speed : measure_gpu_copies(fake_driver(), 1 << 20)) {
-    EXPECT_GT(speed.bytes_per_second, 1e6) << speed.what;
-    names.push_back(speed.what);
-  }
-  EXPECT_THAT(names, ElementsAre("host to GPU0, pinned", "GPU0 to host, pinned", "host to GPU0, pageable",
-                                 "GPU0 to host, pageable", "GPU0 to GPU0", "GPU0 to GPU1", "host to GPU1, pinned",
-                                 "GPU1 to host, pinned", "host to GPU1, pageable", "GPU1 to host, pageable",
-                                 "GPU1 to GPU0", "GPU1 to GPU1"));
-}
-
-TEST(GpuCopy, NoGpuIsNothingAndAFailingCallIsNamed) {
-  CudaDriver driver = fake_driver();
-  driver.device_count = [](int* count) { return *count = 0, 0; };
-  EXPECT_TRUE(measure_gpu_copies(driver).empty());
-  driver = fake_driver();
-  driver.allocate = [](std::uint64_t*, std::size_t) { return 2; };
-  EXPECT_THROW(
-      try { measure_gpu_copies(driver, 1 << 20); } catch (const Error& error) {
-        EXPECT_STREQ(error.what(), "the CUDA driver's cuMemAlloc failed with error 2");
-        throw;
-      },
-      Error);
 }
 
 }  // namespace
