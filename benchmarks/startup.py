@@ -2,10 +2,15 @@
 """How long ranks take from the launcher's exec through their first all_reduce to its exit, beside torchrun.
 
     python benchmarks/startup.py [--bin build/release/bin] [--ranks 2] [--repeats 5] [--json FILE]
+                                 [--limit SECONDS] [--limit-ratio R] [--without-torchrun]
 
 Both run the same thing: N ranks meet, sum one tensor over gloo or shared memory, leave. The runs of the launchers take
 turns, so that what else the machine does meets all of them alike. torchrun and the Python worker need torch in this
 interpreter; without it only phalanx launch is timed, and the table says so.
+
+With --limit it fails if the median of phalanx launch is more than that, and with --limit-ratio if it is more than so much
+of torchrun's, in each of three tries. If other programs had a tenth of the machine's time or more in all of the failed
+tries, nothing can be said: it says so, and ends with status 77 (skipped).
 """
 
 import argparse
@@ -43,6 +48,17 @@ def commands(bin_dir, ranks):
     return result
 
 
+def busy_seconds():
+    """Of all CPUs, by everybody, what the hypervisor gave to others included."""
+    with open("/proc/stat") as file:
+        user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, file.readline().split()[1:9])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def share_of_others(before, after, own, seconds):
+    return max(0.0, after - before - own) / (seconds * os.cpu_count())
+
+
 def timed(command, ranks):
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PHALANX_", "TORCHELASTIC_"))}
     environment["OMP_NUM_THREADS"] = "1"
@@ -54,29 +70,28 @@ def timed(command, ranks):
     return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bin", default="build/release/bin")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", help="a file for the figures")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.worker:
-        return worker()
-    known = commands(arguments.bin, arguments.ranks)
+def measure(known, ranks, repeats):
+    """The figures of each command, and which share of the machine's time other programs had."""
     times = {name: [] for name in known}
     for command in known.values():  # once for nothing: files come into memory
-        timed(command, arguments.ranks)
-    for _ in range(arguments.repeats):
+        timed(command, ranks)
+    busy, begin, own = busy_seconds(), time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
+    for _ in range(repeats):
         for name, command in known.items():
-            times[name].append(timed(command, arguments.ranks))
+            times[name].append(timed(command, ranks))
+    ended, seconds, own_end = busy_seconds(), time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_SELF)
+    used = sum(cpu for pairs in times.values() for _, cpu in pairs)
+    used += own_end.ru_utime + own_end.ru_stime - own.ru_utime - own.ru_stime
     figures = {}
     for name, pairs in times.items():
         wall, cpu = zip(*pairs)
         figures[name] = {"median_s": round(statistics.median(wall), 3), "min_s": round(min(wall), 3),
                          "max_s": round(max(wall), 3), "cpu_s": round(statistics.median(cpu), 3)}
-    print(f"{arguments.ranks} ranks on {len(os.sched_getaffinity(0))} cores, {arguments.repeats} runs each: "
+    return figures, share_of_others(busy, ended, used, seconds)
+
+
+def print_table(figures, ranks, repeats):
+    print(f"{ranks} ranks on {len(os.sched_getaffinity(0))} cores, {repeats} runs each: "
           "seconds from exec to exit, CPU seconds of all processes\n")
     print(f"| {'':<22} | median |    min |    max |  CPU s |")
     print(f"| {'-' * 22} | -----: | -----: | -----: | -----: |")
@@ -86,11 +101,51 @@ def main():
         ratio = figures["torchrun"]["median_s"] / figures["phalanx launch"]["median_s"]
         print(f"\nphalanx launch takes 1/{ratio:.1f} of torchrun's time")
     else:
-        print("\ntorchrun was not timed: this interpreter has no torch")
-    if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump({"ranks": arguments.ranks, "repeats": arguments.repeats, **figures}, file, indent=2)
+        print("\ntorchrun was not timed")
+
+
+def what_is_too_slow(figures, limit, ratio):
+    ours = figures["phalanx launch"]["median_s"]
+    if limit is not None and ours > limit:
+        return f"phalanx launch took {ours} s: more than {limit} s"
+    if ratio is not None and "torchrun" in figures and ours > ratio * figures["torchrun"]["median_s"]:
+        return f"phalanx launch took {ours} s: more than {ratio} of torchrun's {figures['torchrun']['median_s']} s"
+    return None
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bin", default="build/release/bin")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", help="a file for the figures")
+    parser.add_argument("--limit", type=float, help="seconds that phalanx launch may take")
+    parser.add_argument("--limit-ratio", type=float, help="of torchrun's time that phalanx launch may take")
+    parser.add_argument("--without-torchrun", action="store_true")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        return worker()
+    known = commands(arguments.bin, arguments.ranks)
+    if arguments.without_torchrun:
+        known.pop("torchrun", None)
+    loads = []
+    for _ in range(3):
+        figures, load = measure(known, arguments.ranks, arguments.repeats)
+        print_table(figures, arguments.ranks, arguments.repeats)
+        if arguments.json:
+            with open(arguments.json, "w") as file:
+                json.dump({"ranks": arguments.ranks, "repeats": arguments.repeats, **figures}, file, indent=2)
+        trouble = what_is_too_slow(figures, arguments.limit, arguments.limit_ratio)
+        if trouble is None:
+            return 0
+        loads.append(load)
+        print(f"{trouble}; meanwhile other programs had {load:.0%} of the machine's time\n")
+    if min(loads) >= 0.1:
+        print("skipped: the machine is busy with other programs, so the limit can be neither kept nor broken")
+        return 77
+    return 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
