@@ -24,22 +24,54 @@ float awkward(int rank, std::int64_t i) {
 }
 }  // namespace
 
-void suite_bytes(Communicator& comm) {
-  const auto text_of = [](int rank) {
-    return std::string(static_cast<std::size_t>(rank) * 3, static_cast<char>('a' + rank));
+namespace {
+
+// Every byte there is, NUL too; other ones on every rank.
+std::string object_of(int rank, std::int64_t length) {
+  std::string bytes(static_cast<std::size_t>(length), '\0');
+  for (std::size_t i = 0; i < bytes.size(); ++i)
+    bytes[i] = static_cast<char>(i * 31 + i / 256 * 7 + static_cast<std::size_t>(rank) * 89);
+  return bytes;
+}
+
+void check_bytes(Communicator& comm, const std::vector<std::int64_t>& lengths, int root) {
+  const auto object = [&](int rank) { return object_of(rank, lengths[static_cast<std::size_t>(rank)]); };
+  const auto require_object = [&](const std::string& found, int rank, const char* verb) {
+    require(found == object(rank),
+            fmt::format("{}, root {}: {} bytes instead of the {} of rank {}, or other ones", verb, root, found.size(),
+                        lengths[static_cast<std::size_t>(rank)], rank));
   };
-  const std::vector<std::string> all = comm.all_gather_bytes(text_of(comm.rank()));
-  for (int r = 0; r < comm.size(); ++r) require(all.at(static_cast<std::size_t>(r)) == text_of(r), "all_gather_bytes");
-  const int root = comm.size() - 1;
-  require(comm.broadcast_bytes(comm.rank() == root ? "from the root" : "", root) == "from the root", "broadcast_bytes");
-  const std::vector<std::string> gathered = comm.gather_bytes(text_of(comm.rank()), root);
-  require(gathered.size() == (comm.rank() == root ? all.size() : 0), "gather_bytes: size");
-  for (std::size_t r = 0; r < gathered.size(); ++r)
-    require(gathered[r] == text_of(static_cast<int>(r)), "gather_bytes");
+  const int me = comm.rank();
+  const std::string mine = object(me);
+  const std::vector<std::string> all = comm.all_gather_bytes(mine);
+  require(all.size() == lengths.size(), "all_gather_bytes: size");
+  for (int r = 0; r < comm.size(); ++r) require_object(all[static_cast<std::size_t>(r)], r, "all_gather_bytes");
+  require_object(comm.broadcast_bytes(me == root ? mine : "not the root's", root), root, "broadcast_bytes");
+  const std::vector<std::string> gathered = comm.gather_bytes(mine, root);
+  require(gathered.size() == (me == root ? lengths.size() : 0), "gather_bytes: size");
+  for (std::size_t r = 0; r < gathered.size(); ++r) require_object(gathered[r], static_cast<int>(r), "gather_bytes");
   std::vector<std::string> values;
-  if (comm.rank() == root)
-    for (int r = 0; r < comm.size(); ++r) values.push_back(text_of(r));
-  require(comm.scatter_bytes(values, root) == text_of(comm.rank()), "scatter_bytes");
+  for (int r = 0; me == root && r < comm.size(); ++r) values.push_back(object(r));
+  require_object(comm.scatter_bytes(values, root), me, "scatter_bytes");
+}
+
+}  // namespace
+
+void suite_bytes(Communicator& comm) {
+  const auto lengths = [&](auto length_of) {
+    std::vector<std::int64_t> all;
+    for (int r = 0; r < comm.size(); ++r) all.push_back(length_of(r));
+    return all;
+  };
+  for (const int root : {0, comm.size() - 1}) {
+    check_bytes(comm, lengths([](int r) { return r * 3; }), root);
+    check_bytes(comm, lengths([](int) { return 0; }), root);
+    check_bytes(comm, lengths([&](int r) { return r == root ? 0 : 5; }), root);
+    check_bytes(comm, lengths([&](int r) { return r == root ? 5 : 0; }), root);
+  }
+  // More than a slot, a chunk, or what goes with the header of a message.
+  const std::int64_t large = suite_sizes(comm, {1 << 20}).back();
+  check_bytes(comm, lengths([&](int r) { return large + r * 1001; }), comm.size() - 1);
 }
 
 void suite_split(Communicator& comm) {

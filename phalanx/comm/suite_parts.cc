@@ -90,6 +90,13 @@ std::vector<std::int64_t> suite_sizes(const Communicator& comm, std::vector<std:
   return sizes;
 }
 
+at::Tensor part_for(int from, int to, std::int64_t count, ScalarType type) {
+  return make_tensor(count, type, [&](std::int64_t i) {
+    const std::int64_t value = from * 5 + to * 2 + i;
+    return type == ScalarType::Bool ? value / 2 % 2 : value % 120;
+  });
+}
+
 std::int64_t begin_of(const std::vector<std::int64_t>& counts, int rank) {
   std::int64_t begin = 0;
   for (int r = 0; r < rank; ++r) begin += counts[static_cast<std::size_t>(r)];

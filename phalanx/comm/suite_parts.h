@@ -1,10 +1,11 @@
 // What the cases of the suite of all backends are made of (tests only): values whose sums are exact, sizes that fit the
 // backend, and requirements that throw std::runtime_error. The cases themselves are by idea: backend_suite.cc moves and
-// reduces, suite_types.cc has every type, suite_groups.cc groups and order, suite_refusals.cc wrong calls, and
-// backend_failure_suite.cc failures.
+// reduces, suite_types.cc has every type, suite_nothing.cc ranks that have nothing to give, suite_groups.cc groups and
+// order, suite_refusals.cc wrong calls, and backend_failure_suite.cc failures.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
 #include <fmt/format.h>
 
 #include <array>
@@ -67,6 +68,16 @@ std::vector<std::int64_t> suite_sizes(const Communicator& comm, ScalarType type)
 /// Sizes of the other verbs: the last is large.
 std::vector<std::int64_t> suite_sizes(const Communicator& comm, std::vector<std::int64_t> sizes);
 
+/// What rank `from` has for rank `to`: exact in every type.
+at::Tensor part_for(int from, int to, std::int64_t count, ScalarType type);
+/// The parts of all ranks, one after the other; part(rank) is a tensor.
+template <class Part>
+at::Tensor parts_of(const Communicator& comm, Part part) {
+  std::vector<at::Tensor> parts;
+  for (int r = 0; r < comm.size(); ++r) parts.push_back(part(r));
+  return at::cat(parts);
+}
+
 /// Where the part of `rank` begins, and how much all have.
 std::int64_t begin_of(const std::vector<std::int64_t>& counts, int rank);
 std::int64_t total_of(const std::vector<std::int64_t>& counts);
@@ -95,6 +106,9 @@ std::string prompt_error_of(Communicator& comm, Body body, const std::string& wh
 // --- cases that the table in backend_suite.cc names ------------------------------------------------------------------
 
 void suite_every_type(Communicator& comm);
+void suite_every_type_async(Communicator& comm);
+void suite_mixed_batch(Communicator& comm);
+void suite_nothing(Communicator& comm);
 void suite_bytes(Communicator& comm);
 void suite_split(Communicator& comm);
 void suite_async(Communicator& comm);
