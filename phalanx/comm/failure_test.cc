@@ -13,7 +13,9 @@
 #include <array>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <stdexcept>
+#include <string_view>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
@@ -79,6 +81,16 @@ void require_parts(const std::string& text, std::initializer_list<std::string> p
       throw std::runtime_error(fmt::format("'{}' is not in the error: {}", part, text));
 }
 
+// "op 7 of group 'the world', rank 0 of 3: ": the number.
+std::int64_t op_number_of(const std::string& text, const std::string& group, int rank) {
+  std::smatch found;
+  const std::regex words(fmt::format(", op ([0-9]+) of group '{}', rank {} of {}: ", group, rank, kRanks));
+  if (!std::regex_search(text, found, words))
+    throw std::runtime_error(
+        fmt::format("the number of the operation in group '{}' is not in the error: {}", group, text));
+  return std::stoll(found[1]);
+}
+
 class FolderTest : public ::testing::Test {
  protected:
   FolderTest() {
@@ -126,10 +138,11 @@ class EveryVerb : public FolderTest, public ::testing::WithParamInterface<Scene>
         FaultCall call;
         std::shared_ptr<Communicator> comm;
         FaultCall::Pending wait;
+        std::int64_t calls_before = 0;
       };
       std::vector<Group> groups;
       for (const FaultCall& call : fault_calls(kVictim)) {
-        groups.push_back({call, comm->split(0, comm->rank(), "of " + call.name), {}});
+        groups.push_back({call, comm->split(0, comm->rank(), "of " + call.name), {}, 0});
         if (call.prepare) call.prepare(*groups.back().comm, scene.count);
       }
       comm->barrier();
@@ -140,15 +153,23 @@ class EveryVerb : public FolderTest, public ::testing::WithParamInterface<Scene>
       while (!groups.empty()) {
         for (Group& group : groups) group.wait = group.call.begin(*group.comm, scene.count);
         self.arrive();
-        std::erase_if(groups, [&](const Group& group) {
+        std::erase_if(groups, [&](Group& group) {
           try {
             group.wait();
+            ++group.calls_before;
             return false;
           } catch (const CommError& e) {
             if (self.rank() != kVictim) self.require_in_time(bound, e.what());
             require_told(group.call, e.what(), scene.count, kVictim);
             require_parts(e.what(),
                           {what, fmt::format("of group 'of {}', rank {} of 3: ", group.call.name, self.rank())});
+            // The making of a group is no operation, though the exchanges before it are.
+            if (!std::string_view(e.what()).starts_with("split(")) {
+              const std::int64_t number = op_number_of(e.what(), group.comm->name(), self.rank());
+              const std::int64_t before = group.calls_before;
+              if (group.call.is_one_operation() ? number != before : number < before)
+                throw std::runtime_error(fmt::format("{} calls were done before op {}: {}", before, number, e.what()));
+            }
             return true;
           }
         });

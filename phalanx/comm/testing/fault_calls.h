@@ -25,6 +25,8 @@ struct FaultCall {
   std::function<Pending(Communicator&, std::int64_t count)> begin;
   std::function<void(Communicator&, std::int64_t count)> prepare = {};  // before anybody is struck; may be empty
   bool moves_tensors = true;                                            // else host memory, or nothing
+  /// So it has the number of the calls before it, in a group that has nothing else.
+  bool is_one_operation() const { return words.size() == 1 && !prepare; }
 };
 
 /// Of all verbs, even and uneven, messages, byte objects and split. For worlds of three and more; the victim is not 0.
