@@ -9,9 +9,11 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -26,6 +28,7 @@
 #include "phalanx/comm/gloo.h"
 #include "phalanx/comm/shm.h"
 #include "phalanx/comm/tcp_store.h"
+#include "phalanx/comm/two_level.h"
 
 namespace phalanx {
 namespace {
@@ -35,18 +38,24 @@ using namespace std::chrono_literals;
 constexpr std::chrono::milliseconds kSoakHeartbeat{1'500};
 
 enum class Fault { kill, stop, pause };
+// levels: shared memory inside two "machines" (the lower and the upper half of the ranks), gloo between.
+enum class SoakBackend { shm, gloo, levels };
+
+std::string name_of(SoakBackend backend) {
+  return backend == SoakBackend::shm ? "shm" : backend == SoakBackend::gloo ? "gloo" : "shm+gloo";
+}
 
 struct Round {
   int number = 0;
   int size = 2;
   int victim = 0;
-  bool shm = true;
+  SoakBackend backend = SoakBackend::shm;
   Fault fault = Fault::kill;
   std::chrono::microseconds delay{};  // from the first rank's start
   std::uint64_t seed = 0;             // of what the ranks say to each other
 
   std::string text() const {
-    return fmt::format("fault {}: {} of {}, rank {} {}, after {} ms", number, shm ? "shm" : "gloo", size, victim,
+    return fmt::format("fault {}: {} of {}, rank {} {}, after {} ms", number, name_of(backend), size, victim,
                        fault == Fault::kill   ? "killed"
                        : fault == Fault::stop ? "stopped"
                                               : "paused",
@@ -60,7 +69,8 @@ Round draw(std::mt19937_64& random, int number) {
   round.number = number;
   round.size = 2 + up_to(7);
   round.victim = up_to(round.size);
-  round.shm = up_to(2) == 0;
+  round.backend = std::array{SoakBackend::shm, SoakBackend::shm, SoakBackend::gloo, SoakBackend::gloo,
+                             SoakBackend::levels}[static_cast<std::size_t>(up_to(5))];
   const int dice = up_to(10);
   round.fault = dice < 6 ? Fault::kill : dice < 8 ? Fault::stop : Fault::pause;
   round.delay = std::chrono::microseconds(up_to(400'000));
@@ -117,14 +127,27 @@ void soak_step(Communicator& comm, std::mt19937_64& random, std::vector<Work>& u
   }
 }
 
+std::shared_ptr<Communicator> make_soak_world(const Round& round, const std::shared_ptr<Store>& store, int rank) {
+  const CommunicatorOptions options{.heartbeat = kSoakHeartbeat};
+  if (round.backend == SoakBackend::shm) return make_shm_communicator(*store, rank, round.size, options);
+  auto flat = make_gloo_communicator(store, rank, round.size, {.communicator = options});
+  if (round.backend == SoakBackend::gloo) return flat;
+  std::vector<int> machines;
+  for (int r = 0; r < round.size; ++r) machines.push_back(2 * r < round.size ? 0 : 1);
+  return make_two_level_communicator(std::move(flat), {.communicator = options,
+                                                       .machines = std::move(machines),
+                                                       .hint = std::nullopt,
+                                                       .smallest_bytes = 1,
+                                                       .by_estimate = false,
+                                                       .piece_bytes = 100'000});
+}
+
 void play(const Round& round, const HostPort& server, FaultRank& self) {
   const bool survives = round.fault == Fault::pause;
   self.arrive();
   try {
     auto store = std::make_shared<PrefixStore>(std::make_shared<TcpStore>(server), fmt::format("{}", round.number));
-    const CommunicatorOptions options{.heartbeat = kSoakHeartbeat};
-    const auto comm = round.shm ? make_shm_communicator(*store, self.rank(), round.size, options)
-                                : make_gloo_communicator(store, self.rank(), round.size, {.communicator = options});
+    const auto comm = make_soak_world(round, store, self.rank());
     self.arrive();
     std::mt19937_64 random(round.seed);
     std::vector<Work> under_way;
@@ -183,41 +206,64 @@ std::string holders_of(const std::set<std::string>& segments) {
   return holders;
 }
 
+// This process also gets what becomes an orphan below it.
+std::set<std::string> children_of_this_process() {
+  std::set<std::string> children;
+  const std::string line_of_child = fmt::format("PPid:\t{}", getpid());
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    const std::string name = entry.path().filename().string();
+    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+    std::ifstream status(entry.path() / "status");
+    for (std::string line; std::getline(status, line);)
+      if (line == line_of_child) children.insert(name);
+  }
+  return children;
+}
+
+struct Findings {
+  std::map<Fault, std::chrono::milliseconds> worst;
+  int with_segments = 0;  // faults that hit a world with shared memory
+};
+
 // One fault, over keys of its own in the store. What was wrong.
-std::string endure(const Round& round, const HostPort& server, std::chrono::milliseconds& worst) {
+std::string endure(const Round& round, const HostPort& server, Findings& findings) {
   TcpStore store(server);
   std::set<std::string> segments;
-  std::vector<pid_t> processes;
   std::string failures;
-  {
-    FaultWorld world(round.size, [&](FaultRank& self) { play(round, server, self); });
-    processes = world.processes();
-    // A rank that ends or stops before it has come to the meeting is late, not dead or stopped.
-    store.get(round.shm ? fmt::format("{}/shm/world/1/0/{}", round.number, round.victim)
-                        : fmt::format("{}/gloo/1/world/rank/{}", round.number, round.victim),
-              60s);
-    if (!world.await(round.victim, round.fault == Fault::stop ? 2 : 1)) return "the victim did not come\n";
-    // Any moment may be the wrong one: this is chance, not order.
-    usleep(static_cast<useconds_t>(round.delay.count()));
-    segments = segments_of(std::to_string(processes[0]));
-    world.strike(round.victim, round.fault == Fault::kill ? SIGKILL : SIGSTOP);
-    for (int rank = 0; rank < round.size && round.fault == Fault::stop; ++rank)
-      if (rank != round.victim && !world.await_end(rank)) failures += fmt::format("rank {} hangs\n", rank);
-    const auto struck = std::chrono::steady_clock::now();
-    if (round.fault == Fault::pause) usleep(static_cast<useconds_t>(round.delay.count() / 2));
-    world.go(1);
-    if (round.fault != Fault::kill) world.send(round.victim, SIGCONT);
-    // Where the machine stood still it was no short pause.
-    const bool was_short = std::chrono::steady_clock::now() - struck < round.delay / 2 + kSoakHeartbeat / 4;
-    failures += world.finish();
-    if (round.fault == Fault::pause && !was_short && !failures.empty()) {
-      std::replace(failures.begin(), failures.end(), '\n', ' ');
-      failures = "late: the pause was a long one: " + failures + "\n";
-    }
-    worst = std::max(worst, world.worst());
+  const auto children_before = children_of_this_process();
+  FaultWorld world(round.size, [&](FaultRank& self) { play(round, server, self); });
+  const std::string victim = std::to_string(world.processes()[static_cast<std::size_t>(round.victim)]);
+  // A rank that ends or stops before it has come to the meeting is late, not dead or stopped.
+  store.get(round.backend == SoakBackend::shm ? fmt::format("{}/shm/world/1/0/{}", round.number, round.victim)
+                                              : fmt::format("{}/gloo/1/world/rank/{}", round.number, round.victim),
+            60s);
+  if (!world.await(round.victim, round.fault == Fault::stop ? 2 : 1)) return "the victim did not come\n";
+  // Any moment may be the wrong one: this is chance, not order.
+  usleep(static_cast<useconds_t>(round.delay.count()));
+  const bool is_made = world.has_arrived(round.victim, 2);
+  segments = segments_of(victim);
+  if (is_made && segments.empty() && round.backend == SoakBackend::shm)
+    failures += "the victim has no segment of shared memory, so the test looks for the wrong thing\n";
+  if (!segments.empty()) ++findings.with_segments;
+  world.strike(round.victim, round.fault == Fault::kill ? SIGKILL : SIGSTOP);
+  for (int rank = 0; rank < round.size && round.fault == Fault::stop; ++rank)
+    if (rank != round.victim && !world.await_end(rank)) failures += fmt::format("rank {} hangs\n", rank);
+  const auto struck = std::chrono::steady_clock::now();
+  if (round.fault == Fault::pause) usleep(static_cast<useconds_t>(round.delay.count() / 2));
+  world.go(1);
+  if (round.fault != Fault::kill) world.send(round.victim, SIGCONT);
+  // Where the machine stood still it was no short pause.
+  const bool was_short = std::chrono::steady_clock::now() - struck < round.delay / 2 + kSoakHeartbeat / 4;
+  failures += world.finish();
+  if (round.fault == Fault::pause && !was_short && !failures.empty()) {
+    std::replace(failures.begin(), failures.end(), '\n', ' ');
+    failures = "late: the pause was a long one: " + failures + "\n";
   }
-  for (const pid_t process : processes)
-    if (kill(process, 0) == 0) failures += fmt::format("process {} is still there\n", process);
+  auto& worst = findings.worst[round.fault];
+  worst = std::max(worst, world.worst());
+  // Before the world ends, which ends whatever is left of it.
+  for (const std::string& child : children_of_this_process())
+    if (!children_before.contains(child)) failures += fmt::format("process {} is still there\n", child);
   return failures + holders_of(segments);
 }
 
@@ -231,25 +277,28 @@ TEST(FaultSoak, RandomKillsStopsAndRestarts) {
   const auto shm_before = names_in_dev_shm();
   TcpStoreServer server;
   std::map<std::string, int> counts;
-  std::map<Fault, std::chrono::milliseconds> worst;
-  int next_number = 0;  // one that is tried again has new keys
+  Findings findings;
+  prctl(PR_SET_CHILD_SUBREAPER, 1);  // orphans come to this process
+  int next_number = 0;               // one that is tried again has new keys
   for (int fault = 0; fault < faults; ++fault) {
     Round round = draw(random, fault);
     SCOPED_TRACE(round.text());
     ASSERT_EQ(again_if_late([&] {
                 round.number = next_number++;
-                return endure(round, server.address(), worst[round.fault]);
+                return endure(round, server.address(), findings);
               }),
               "");
-    ++counts[fmt::format("{} {}", round.shm ? "shm" : "gloo",
+    ++counts[fmt::format("{} {}", name_of(round.backend),
                          round.fault == Fault::kill   ? "killed"
                          : round.fault == Fault::stop ? "stopped"
                                                       : "paused")];
   }
+  prctl(PR_SET_CHILD_SUBREAPER, 0);
   EXPECT_EQ(names_in_dev_shm(), shm_before);
+  EXPECT_GT(findings.with_segments, 0) << "no world had shared memory when it was hit";
   for (const auto& [what, count] : counts) fmt::print("soak: {}: {}\n", what, count);
   fmt::print("soak: slowest error {} ms after a kill, {} ms after a stop (heartbeat {} ms)\n",
-             worst[Fault::kill].count(), worst[Fault::stop].count(), kSoakHeartbeat.count());
+             findings.worst[Fault::kill].count(), findings.worst[Fault::stop].count(), kSoakHeartbeat.count());
 }
 
 }  // namespace

@@ -165,11 +165,15 @@ bool FaultWorld::await(int rank, int arrivals) {
   const auto limit = std::chrono::steady_clock::now() + kHang;
   while (std::chrono::steady_clock::now() < limit) {
     const std::uint32_t seen = page_->arrivals.load();
-    if (page_->arrived[static_cast<std::size_t>(rank)].load() >= static_cast<std::uint32_t>(arrivals)) return true;
+    if (has_arrived(rank, arrivals)) return true;
     if (reap(rank, false)) return true;
     futex_wait(&page_->arrivals, seen, std::chrono::milliseconds(100), true);
   }
   return false;
+}
+
+bool FaultWorld::has_arrived(int rank, int arrivals) const {
+  return page_->arrived[static_cast<std::size_t>(rank)].load() >= static_cast<std::uint32_t>(arrivals);
 }
 
 void FaultWorld::go(int number) {

@@ -82,6 +82,7 @@ class FaultWorld {
   /// Until `rank` has arrived that often, or ended. False after a minute.
   bool await(int rank, int arrivals);
   bool await_end(int rank);
+  bool has_arrived(int rank, int arrivals) const;
   void go(int number);
   /// Sends the signal, and notes the time just before, unless a fault has been noted.
   void strike(int rank, int signal);
