@@ -64,9 +64,11 @@ Steps::Id Steps::flat(const OperationDescription& description) {
   step.kind = Kind::flat;
   step.description = description;
   if (!description.compare_only) {
-    const bool gives_output = description.input == nullptr;  // broadcast: on root alone
-    if (description.verb != Verb::broadcast || description.root == backend_.rank())
-      step.sent = static_cast<std::size_t>(gives_output ? description.output_count : description.input_count) *
+    // Not by what is null: the data of an empty tensor are, too.
+    const Verb verb = description.verb;
+    const bool is_in_place = verb == Verb::broadcast || verb == Verb::all_reduce || verb == Verb::reduce;
+    if (verb != Verb::broadcast || description.root == backend_.rank())
+      step.sent = static_cast<std::size_t>(is_in_place ? description.output_count : description.input_count) *
                   element_size(description.dtype);
   }
   return add(std::move(step), {});

@@ -26,6 +26,7 @@
 #include "phalanx/comm/tcp_store.h"
 #include "phalanx/comm/testing/fake_streams.h"
 #include "phalanx/comm/testing/forked_ranks.h"
+#include "phalanx/comm/testing/two_level_ranks.h"
 #include "phalanx/comm/two_level.h"
 #include "phalanx/comm/two_level_layout.h"
 
@@ -38,30 +39,6 @@ using testing::ElementsAre;
 
 void expect_here(bool condition, const std::string& what) {
   if (!condition) throw std::runtime_error(what);
-}
-
-// Everything through the machines, in pieces that are small.
-TwoLevelOptions eager(std::vector<int> machines, CommunicatorOptions options = {}) {
-  return {.communicator = std::move(options),
-          .machines = std::move(machines),
-          .hint = std::nullopt,
-          .smallest_bytes = 1,
-          .by_estimate = false,
-          .piece_bytes = 100'000};
-}
-
-std::string run_two_level_ranks(const TwoLevelOptions& options, const std::function<void(Communicator&)>& body,
-                                int killed_rank = -1) {
-  const int world = static_cast<int>(options.machines.size());
-  TcpStoreServer server;
-  return run_forked_ranks(
-      world,
-      [&](int rank) {
-        auto flat = make_gloo_communicator(std::make_shared<TcpStore>(server.address()), rank, world,
-                                           {.communicator = options.communicator});
-        body(*make_two_level_communicator(std::move(flat), options));
-      },
-      killed_rank);
 }
 
 // --- the proof
@@ -202,7 +179,7 @@ class TwoLevelSuite : public ::testing::TestWithParam<Placement> {};
 TEST_P(TwoLevelSuite, Passes) {
   TwoLevelOptions options;
   options.machines = GetParam().machines;
-  EXPECT_EQ(run_two_level_ranks(GetParam().is_eager ? eager(GetParam().machines) : options,
+  EXPECT_EQ(run_two_level_ranks(GetParam().is_eager ? eager_two_levels(GetParam().machines) : options,
                                 [](Communicator& comm) {
                                   expect_here(comm.backend_name() == "shm+gloo", comm.backend_name());
                                   run_backend_suite(comm, [&](const SuiteCase& test) {
@@ -232,7 +209,7 @@ TEST_P(TwoLevelFailures, AreClear) {
                                                       name == "size" || name == "type" || name == "counts"))
       continue;
     EXPECT_EQ(again_if_late([&] {
-                return run_two_level_ranks(eager(GetParam().machines, failure_options(test)),
+                return run_two_level_ranks(eager_two_levels(GetParam().machines, failure_options(test)),
                                            [&](Communicator& comm) { test.run(comm); });
               }),
               "");
@@ -244,7 +221,7 @@ INSTANTIATE_TEST_SUITE_P(Gloo, TwoLevelFailures,
                          [](const auto& info) { return info.param.name; });
 
 TEST(TwoLevelGloo, CudaTensorsAreStagedOverIt) {
-  EXPECT_EQ(run_two_level_ranks(eager({0, 0, 1}),
+  EXPECT_EQ(run_two_level_ranks(eager_two_levels({0, 0, 1}),
                                 [](Communicator& comm) {
                                   auto streams = std::make_shared<FakeStreams>();
                                   Communicator staged(make_staged_backend(comm.backend(), -1, streams), {});
@@ -316,96 +293,17 @@ void same_bits(Communicator& comm, bool in_every_type) {
 
 TEST(TwoLevelGloo, ReductionsHaveTheBitsOfTheLocalBackend) {
   for (const std::vector<int>& machines : {std::vector{0, 0, 0, 1, 1}, std::vector{0, 1, 1, 2}}) {
-    TwoLevelOptions options = eager(machines);
+    TwoLevelOptions options = eager_two_levels(machines);
     options.piece_bytes = 10'000;  // more than fit into memory at once
     const bool in_every_type = machines.size() == 5;
     EXPECT_EQ(run_two_level_ranks(options, [=](Communicator& comm) { same_bits(comm, in_every_type); }), "");
   }
 }
 
-// --- which transport
-
-struct Moved {
-  std::int64_t inside = 0, between = 0;
-};
-// Of all ranks together, by body.
-template <class Body>
-Moved moved_by(Communicator& comm, Communicator& counter, Body body) {
-  const TransportBytes before = *transport_bytes(*comm.backend());
-  body();
-  const TransportBytes after = *transport_bytes(*comm.backend());
-  at::Tensor sum = at::zeros({2}, at::TensorOptions().dtype(ScalarType::Long));
-  sum.mutable_data_ptr<std::int64_t>()[0] = static_cast<std::int64_t>(after.inside - before.inside);
-  sum.mutable_data_ptr<std::int64_t>()[1] = static_cast<std::int64_t>(after.between - before.between);
-  counter.all_reduce(sum);
-  return {sum.const_data_ptr<std::int64_t>()[0], sum.const_data_ptr<std::int64_t>()[1]};
-}
-
-void require_moved(const Moved& moved, std::int64_t inside, std::int64_t between, const std::string& what) {
-  expect_here(moved.inside == inside && moved.between == between,
-              fmt::format("{}: {} bytes inside, {} between; expected {} and {}", what, moved.inside, moved.between,
-                          inside, between));
-}
-
-TEST(TwoLevelGloo, EachByteCrossesTheWireOnce) {
-  EXPECT_EQ(run_two_level_ranks(
-                eager({0, 0, 1, 1, 1}),
-                [](Communicator& comm) {
-                  const auto counter = comm.split(0, comm.rank(), "counter");
-                  const int n = comm.size();
-                  constexpr std::int64_t kCount = 100'000, kBytes = 4 * kCount;
-                  const auto tensor = [](std::int64_t count) { return at::full({count}, 1.0F); };
-                  const auto check = [&](const char* what, std::int64_t inside, std::int64_t between, auto body) {
-                    require_moved(moved_by(comm, *counter, body), inside, between, what);
-                  };
-                  // Passed on inside by one rank of each machine; one copy to the other machine.
-                  check("broadcast", 2 * kBytes, kBytes, [&] { comm.broadcast(tensor(kCount), {.root = 3}); });
-                  check("all_gather", 2 * n * kBytes, n * kBytes,
-                        [&] { comm.all_gather(tensor(kCount * n), tensor(kCount)); });
-                  // Up to the other machine, and down again; every rank brings its input, every machine deals the
-                  // result.
-                  check("all_reduce", (n + 2) * kBytes, 2 * kBytes, [&] { comm.all_reduce(tensor(kCount)); });
-                  check("reduce", (n + 1) * kBytes, kBytes, [&] { comm.reduce(tensor(kCount), {.root = 4}); });
-                  check("reduce to machine 0", (n + 1) * kBytes, 2 * kBytes,
-                        [&] { comm.reduce(tensor(kCount), {.root = 1}); });
-                  // Two fifths of the result are machine 0's.
-                  check("reduce_scatter", (n * n + n) * kBytes, (n + 2) * kBytes,
-                        [&] { comm.reduce_scatter(tensor(kCount), tensor(kCount * n)); });
-                  // Pairs of one machine: 2 * 1 and 3 * 2; of two: 2 * 2 * 3.
-                  check("all_to_all", 8 * kBytes, 12 * kBytes,
-                        [&] { comm.all_to_all(tensor(kCount * n), tensor(kCount * n)); });
-                  check("gather", 2 * kBytes, 2 * kBytes, [&] {
-                    comm.gather(comm.rank() == 2 ? tensor(kCount * n) : at::Tensor(), tensor(kCount), {.root = 2});
-                  });
-                  check("scatter", 1 * kBytes, 3 * kBytes, [&] {
-                    comm.scatter(tensor(kCount), comm.rank() == 0 ? tensor(kCount * n) : at::Tensor(), {.root = 0});
-                  });
-                  const auto message = [&](int from, int to) {
-                    if (comm.rank() == from) comm.send(tensor(kCount), to);
-                    if (comm.rank() == to) comm.recv(tensor(kCount), from);
-                  };
-                  check("send inside", kBytes, 0, [&] { message(4, 2); });
-                  check("send between", 0, kBytes, [&] { message(1, 4); });
-                  check("batch", 5 * kBytes - 2 * kBytes, 2 * kBytes, [&] {
-                    comm.batch_peer_to_peer({{true, tensor(kCount), (comm.rank() + 1) % n, 1},
-                                             {false, tensor(kCount), (comm.rank() + n - 1) % n, 1}});
-                  });
-                }),
-            "");
-}
-
-TEST(TwoLevelGloo, WhatIsSmallOrNotInOrderIsTheFlatBackends) {
-  const auto all_reduce = [](Communicator& comm) {
-    const auto counter = comm.split(0, comm.rank(), "counter");
-    require_moved(moved_by(comm, *counter, [&] { comm.all_reduce(at::full({1000}, 1.0F)); }), 0, 4000 * comm.size(),
-                  "all_reduce");
-  };
-  EXPECT_EQ(run_two_level_ranks({.communicator = {}, .machines = {0, 0, 1, 1}, .hint = std::nullopt}, all_reduce), "");
-  EXPECT_EQ(run_two_level_ranks(eager({0, 1, 1, 0}), all_reduce), "");
-}
+// --- messages and errors
 
 TEST(TwoLevelGloo, ATagIsReserved) {
-  EXPECT_EQ(run_two_level_ranks(eager({0, 0, 1}),
+  EXPECT_EQ(run_two_level_ranks(eager_two_levels({0, 0, 1}),
                                 [](Communicator& comm) {
                                   at::Tensor x = at::full({3}, 1.0F);
                                   std::string text;
@@ -437,7 +335,7 @@ TEST(TwoLevelGloo, ErrorsCallTheRanksAsTheGroupDoes) {
                 [&](FaultRank& self) -> std::function<void()> {
                   auto flat = make_gloo_communicator(std::make_shared<TcpStore>(server.address()), self.rank(), 4);
                   const std::shared_ptr<Communicator> comm =
-                      make_two_level_communicator(std::move(flat), eager({0, 1, 0, 1}));
+                      make_two_level_communicator(std::move(flat), eager_two_levels({0, 1, 0, 1}));
                   const auto reversed = comm->split(0, -comm->rank());
                   at::Tensor x = at::full({comm->rank() == 0 ? 5 : 6}, 1.0F);
                   if (reversed->rank() == 3)
@@ -466,7 +364,7 @@ TEST(TwoLevelGloo, AnAbortOnAnotherMachineIsHeardOf) {
                                const CommunicatorOptions options{.first_timeout = seconds(20)};
                                const auto comm = make_two_level_communicator(
                                    make_gloo_communicator(store, rank, 3, {.communicator = options}),
-                                   eager({0, 0, 1}, options));
+                                   eager_two_levels({0, 0, 1}, options));
                                if (rank == 1) return store->wait({"heard"}, seconds(60));
                                if (rank == 0) store->set("made", "");
                                if (rank == 2) {
@@ -489,7 +387,7 @@ TEST(TwoLevelGloo, AnAbortOnAnotherMachineIsHeardOf) {
 
 // A rank that has finished and gone is not dead to those who still read what it left.
 TEST(TwoLevelGloo, RanksMayLeaveEarly) {
-  EXPECT_EQ(run_two_level_ranks(eager({0, 0, 1, 1}),
+  EXPECT_EQ(run_two_level_ranks(eager_two_levels({0, 0, 1, 1}),
                                 [](Communicator& comm) {
                                   at::Tensor x = at::full({200'000}, 1.0F);
                                   for (int k = 0; k < 5; ++k) comm.all_reduce(x);
@@ -501,7 +399,7 @@ TEST(TwoLevelGloo, RanksMayLeaveEarly) {
 
 TEST(TwoLevelGloo, EveryGroupGetsTheTransportsThatItCanHave) {
   EXPECT_EQ(run_two_level_ranks(
-                eager({0, 0, 1, 1, 2}),
+                eager_two_levels({0, 0, 1, 1, 2}),
                 [](Communicator& comm) {
                   const auto check = [&](int color, int key, const std::string& expected) {
                     const auto group = comm.split(color, key);
@@ -546,13 +444,22 @@ TEST(TwoLevelGloo, WhatIsOnOneLevelHasOne) {
             "");
 }
 
-// With the real proof: these processes do share a machine, unless their hints differ.
-TEST(TwoLevelGloo, TheProofDecides) {
+// With the real proof: these processes do share a machine, unless their hints differ. What launchers write into the
+// environment says the opposite, once of all and once of each rank.
+TEST(TwoLevelGloo, TheProofDecidesAndNoVariable) {
   TcpStoreServer server;
   EXPECT_EQ(run_forked_ranks(
                 3,
                 [&](int rank) {
                   for (const bool apart : {false, true}) {
+                    const std::string node = apart ? "0" : std::to_string(rank);
+                    for (const char* name : {"GROUP_RANK", "NODE_RANK", "SLURM_NODEID", "SLURMD_NODENAME", "HOSTNAME"})
+                      setenv(name, node.c_str(), 1);
+                    for (const char* name : {"LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"})
+                      setenv(name, apart ? std::to_string(rank).c_str() : "0", 1);
+                    for (const char* name : {"LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE",
+                                             "OMPI_COMM_WORLD_LOCAL_SIZE"})
+                      setenv(name, apart ? "3" : "1", 1);
                     auto store = std::make_shared<TcpStore>(server.address());
                     TwoLevelOptions options;
                     if (apart) options.hint = fmt::format("machine {}", rank / 2);

@@ -1,0 +1,75 @@
+// A backend that counts what it is given to carry, for tests of who carried what.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "phalanx/comm/backend.h"
+
+namespace phalanx {
+
+class CountingBackend final : public Backend {
+ public:
+  explicit CountingBackend(std::shared_ptr<Backend> below) : below_(std::move(below)) {}
+
+  /// Of the operations begun so far, what this rank brings for others, its own part of that too: the whole tensor in
+  /// all_reduce and reduce, and in broadcast on the root; the input of the other collectives (of scatter, on the root);
+  /// the messages that it sends. Comparing calls moves no data.
+  std::uint64_t bytes() const { return bytes_.load(); }
+
+  int rank() const noexcept override { return below_->rank(); }
+  int size() const noexcept override { return below_->size(); }
+  BackendTraits traits() const noexcept override { return below_->traits(); }
+  std::unique_ptr<Operation> start(const OperationDescription& description) override {
+    bytes_.fetch_add(bytes_of(description));
+    return below_->start(description);
+  }
+  std::shared_ptr<Backend> split(const SplitRequest& request) override { return below_->split(request); }
+  std::shared_ptr<std::byte> make_symmetric(std::size_t bytes, SymmetricOptions options,
+                                            const SymmetricExchange& exchange) override {
+    return below_->make_symmetric(bytes, options, exchange);
+  }
+  void abort(const std::string& reason) noexcept override { below_->abort(reason); }
+  void check_ranks() override { below_->check_ranks(); }
+
+ private:
+  std::uint64_t bytes_of(const OperationDescription& d) const {
+    if (d.compare_only) return 0;
+    const auto of = [](std::int64_t count, DataType dtype) {
+      return static_cast<std::uint64_t>(count) * element_size(dtype);
+    };
+    const bool is_root = d.root == rank();
+    switch (d.verb) {
+      case Verb::broadcast:
+        return is_root ? of(d.output_count, d.dtype) : 0;
+      case Verb::all_reduce:
+      case Verb::reduce:
+        return of(d.output_count, d.dtype);
+      case Verb::all_gather:
+      case Verb::reduce_scatter:
+      case Verb::gather:
+      case Verb::all_to_all:
+        return of(d.input_count, d.dtype);
+      case Verb::scatter:
+        return is_root ? of(d.input_count, d.dtype) : 0;
+      case Verb::send:
+      case Verb::recv:
+      case Verb::batch_p2p:
+        break;
+      case Verb::barrier:
+        return 0;
+    }
+    std::uint64_t sent = 0;
+    for (const Transfer& transfer : d.transfers)
+      if (transfer.is_send) sent += of(transfer.count, transfer.dtype);
+    return sent;
+  }
+
+  std::shared_ptr<Backend> below_;
+  std::atomic<std::uint64_t> bytes_{0};
+};
+
+}  // namespace phalanx

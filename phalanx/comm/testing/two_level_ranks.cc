@@ -1,0 +1,36 @@
+#include "phalanx/comm/testing/two_level_ranks.h"
+
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "phalanx/comm/gloo.h"
+#include "phalanx/comm/tcp_store.h"
+#include "phalanx/comm/testing/forked_ranks.h"
+
+namespace phalanx {
+
+TwoLevelOptions eager_two_levels(std::vector<int> machines, CommunicatorOptions options) {
+  return {.communicator = std::move(options),
+          .machines = std::move(machines),
+          .hint = std::nullopt,
+          .smallest_bytes = 1,
+          .by_estimate = false,
+          .piece_bytes = 100'000};
+}
+
+std::string run_two_level_ranks(const TwoLevelOptions& options, const std::function<void(Communicator&)>& body,
+                                int killed_rank) {
+  const int world = static_cast<int>(options.machines.size());
+  TcpStoreServer server;
+  return run_forked_ranks(
+      world,
+      [&](int rank) {
+        auto flat = make_gloo_communicator(std::make_shared<TcpStore>(server.address()), rank, world,
+                                           {.communicator = options.communicator});
+        body(*make_two_level_communicator(std::move(flat), options));
+      },
+      killed_rank);
+}
+
+}  // namespace phalanx
