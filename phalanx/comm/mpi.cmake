@@ -25,6 +25,7 @@ endif()
 if(PHALANX_TESTS)
   target_sources(comm_test PRIVATE mpi_backend_test.cc)
   if(TARGET phalanx_mpi)
+    target_sources(comm_test PRIVATE testing/mpi_calls.cc)
     target_link_libraries(comm_test PRIVATE phalanx_mpi)
   endif()
   # Each case starts ranks with mpirun.

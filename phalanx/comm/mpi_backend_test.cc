@@ -38,6 +38,8 @@
 
 #ifdef PHALANX_HAVE_MPI
 #include <mpi.h>
+
+#include "phalanx/comm/testing/mpi_calls.h"
 #endif
 
 namespace phalanx {
@@ -99,10 +101,11 @@ void run_suite(MpiRank& self, const char* which, const MpiOptions& options) {
   }
 }
 
-void run_failures(MpiRank& self) {
+template <class Make>
+void run_failures(MpiRank& self, Make make) {
   for (const SuiteCase& test : backend_failure_suite()) {
     try {
-      const auto comm = self.make({.communicator = failure_options(test)});
+      const std::shared_ptr<Communicator> comm = make(failure_options(test));
       test.run(*comm);
       self.meet();
     } catch (const std::exception& e) {
@@ -119,7 +122,8 @@ void body_suite(MpiRank& self) {
     run_suite(self, "pieces", {.largest_call = 20'000});
     run_suite(self, "pieces in rank order", {.deterministic = true, .largest_call = 20'000});
   }
-  if (self.world > 1) run_failures(self);
+  if (self.world > 1)
+    run_failures(self, [&](const CommunicatorOptions& options) { return self.make({.communicator = options}); });
 }
 
 // Values for which MPI's own arithmetic would not do.
@@ -292,9 +296,32 @@ void body_heartbeat(MpiRank& self) {
   self.meet();
 }
 
+#ifdef PHALANX_HAVE_MPI
+// The issuing thread and the progress thread have operations of their own under way, and one of them at a time is in
+// MPI.
+void check_one_thread_in_mpi(MpiRank& self) {
+  const auto comm = self.make();
+  const auto other = comm->split(0, self.rank, "other");
+  for (int round = 0; round < 100; ++round) {
+    at::Tensor x = at::full({300'000}, 1.0F);
+    const Work behind = comm->all_reduce(x, {.async = true});
+    for (int k = 0; k < 5; ++k) other->all_reduce(at::full({5}, 1.0F));
+    behind.wait();
+    expect(x.const_data_ptr<float>()[299'999] == static_cast<float>(self.world), "the sum");
+  }
+  const MpiCalls seen = mpi_calls();
+  expect(seen.calls > 1000 && seen.threads > 1,
+         fmt::format("{} calls by {} threads show nothing", seen.calls, seen.threads));
+  expect(seen.most_at_once == 1, fmt::format("{} threads were in MPI at once", seen.most_at_once));
+}
+#endif
+
 void body_others(MpiRank& self) {
   check_arithmetic(self);
   suite_async_soak(*self.make());
+#ifdef PHALANX_HAVE_MPI
+  check_one_thread_in_mpi(self);
+#endif
   const std::string text =
       mpi_error_of<ConfigError>([&] { make_mpi_communicator(self.store, (self.rank + 1) % self.world, self.world); });
   expect_in(text, {"this process is rank", "but MPI calls it rank", "mpirun or srun"});
@@ -347,19 +374,7 @@ void body_two_levels(MpiRank& self) {
     expect(after.between - before.between == expected && after.inside - before.inside == expected,
            fmt::format("{} bytes inside, {} between", after.inside - before.inside, after.between - before.between));
   }
-  for (const SuiteCase& test : backend_failure_suite()) {
-    const std::string name = test.name;  // of each kind one
-    if (name == "type" || name == "size" || name.starts_with("root") || name == "op" || name == "type_elsewhere" ||
-        name == "bytes")
-      continue;
-    try {
-      const auto comm = make({.communicator = failure_options(test)});
-      test.run(*comm);
-      self.meet();
-    } catch (const std::exception& e) {
-      throw std::runtime_error(fmt::format("{}: {}", test.name, e.what()));
-    }
-  }
+  run_failures(self, [&](const CommunicatorOptions& options) { return make({.communicator = options}); });
 }
 
 // NCCL, that is its double, on two machines of two ranks, MPI between them.
@@ -381,17 +396,10 @@ void body_nccl_levels(MpiRank& self) {
   expect(machine->backend_name() == "nccl", machine->backend_name());
   end_levels_rank(*rank);
   self.meet();
-  for (const SuiteCase& test : backend_failure_suite()) {
-    const std::string name = test.name;
-    if (name != "verb" && name != "type") continue;
-    try {
-      const auto other = make(failure_options(test));
-      test.run(*other->comm);
-      self.meet();
-    } catch (const std::exception& e) {
-      throw std::runtime_error(fmt::format("{}: {}", test.name, e.what()));
-    }
-  }
+  run_failures(self, [&](const CommunicatorOptions& options) {
+    const auto made = make(options);
+    return std::shared_ptr<Communicator>(made, made->comm.get());  // with its device and its library
+  });
 }
 
 const std::map<std::string, void (*)(MpiRank&)> kBodies{
@@ -516,7 +524,8 @@ TEST_P(MpiWorlds, PassTheSuiteAndFailClearly) {
 
 INSTANTIATE_TEST_SUITE_P(Processes, MpiWorlds, ::testing::Values(1, 2, 3, 4, 8));
 
-// 16-bit floats and NaN, 10,000 asynchronous operations, and ranks that are not those of MPI.
+// 16-bit floats and NaN, 10,000 asynchronous operations, one thread at a time in MPI, and ranks that are not those of
+// MPI.
 TEST(MpiBackend, KeepsTheContractInDetail) {
   PHALANX_NEEDS_MPIRUN();
   const MpiJob job = run_under_mpirun(3, "others");

@@ -1,7 +1,8 @@
 // MPI in this process. There is one MPI to a process by its standard, so there is one of these.
 //
-// - One thread at a time advances operations: who does not get in comes again. MPI_THREAD_MULTIPLE would let them in
-//   together, to wait for each other inside.
+// - One thread at a time begins and advances operations: who does not get in comes again. MPI_THREAD_MULTIPLE would let
+//   them in together, to wait for each other inside. It is needed all the same: a communicator is made by a thread of
+//   its own, in calls that block (MpiBackend::make_comm), beside whoever advances the operations of others.
 // - What MPI may still touch when an operation is given up (it can cancel neither collectives nor sends) is left here,
 //   and lives until the process ends.
 // - Errors come back as status codes, and as CommError from check_mpi(), with MPI's own text.
