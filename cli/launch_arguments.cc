@@ -55,7 +55,8 @@ Output
 Ending
       --signals-to-handle SIG,...       passed on to the ranks, which then end. Default SIGTERM,SIGINT,SIGHUP,SIGQUIT
       --shutdown-timeout S              seconds between that signal and SIGKILL
-      --no-python, --monitor-interval S accepted: PROGRAM is any program; ranks are watched without polling
+      --no-python, --monitor-interval S, --start-method M, --event-log-handler null
+                                        accepted: PROGRAM is any program, started by exec, watched without polling
   -h, --help                            this text
 
 The lines of ranks other than 0 are prefixed with [rank]. Flags may be given as PET_<NAME> in the environment. See
@@ -84,6 +85,8 @@ const std::map<std::string, FlagKind>& known_flags() {
                                                      {"--monitor-interval", FlagKind::value},
                                                      {"--role", FlagKind::value},
                                                      {"--no-python", FlagKind::flag},
+                                                     {"--start-method", FlagKind::value},
+                                                     {"--event-log-handler", FlagKind::value},
                                                      {"--log-dir", FlagKind::value},
                                                      {"--redirects", FlagKind::value},
                                                      {"--tee", FlagKind::value},
@@ -114,8 +117,6 @@ const std::map<std::string, std::string>& refused_flags() {
       {"--module", "the program is any program: write `python -m NAME`"},
       {"-m", "the program is any program: write `python -m NAME`"},
       {"--run-path", "the program is any program: write `python PATH`"},
-      {"--start-method", "ranks are started by exec"},
-      {"--event-log-handler", "its handlers are Python classes, and no event log is written"},
       {"--logs-specs", "its log classes are Python; --log-dir, --redirects and --tee say where output goes"}};
   return flags;
 }
@@ -159,9 +160,13 @@ class GivenFlags {
   };
 
   explicit GivenFlags(const EnvironmentMap& environment) {
+    for (const auto& [flag, reason] : refused_flags()) {
+      const auto found = environment.find(variable_of(flag));
+      if (found != environment.end() && !found->second.empty() && found->second != "0")
+        throw UsageError(refusal(fmt::format("{} ('{}')", found->first, found->second), "a variable", reason));
+    }
     for (const auto& [flag, kind] : known_flags()) {
-      std::string name = "PET_" + flag.substr(2);
-      for (char& c : name) c = c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+      const std::string name = variable_of(flag);
       const auto found = environment.find(name);
       if (found == environment.end() || found->second.empty()) continue;
       if (kind == FlagKind::value) {
@@ -225,10 +230,19 @@ class GivenFlags {
   }
 
  private:
+  static std::string variable_of(const std::string& flag) {
+    std::string name = "PET_" + flag.substr(flag.find_first_not_of('-'));
+    for (char& c : name) c = c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+    return name;
+  }
+
+  static std::string refusal(const std::string& written, const std::string& what, const std::string& reason) {
+    return fmt::format("{} is {} of torchrun that phalanx launch does not take: {}", written, what, reason);
+  }
+
   [[noreturn]] static void refuse(const std::string& written, const std::string& flag) {
     if (const auto found = refused_flags().find(flag); found != refused_flags().end())
-      throw UsageError(
-          fmt::format("{} is an option of torchrun that phalanx launch does not take: {}", written, found->second));
+      throw UsageError(refusal(written, "an option", found->second));
     std::vector<std::string> names{"--help"};
     for (const auto& [name, kind] : known_flags()) names.push_back(name);
     throw UsageError(fmt::format("unknown option '{}'{}", written, did_you_mean(flag, names)));
@@ -440,6 +454,24 @@ void read_binding(const GivenFlags& flags, SupervisorOptions& options) {
       options.binding.lists.push_back(parse_cpu_list(lists->written, list));
 }
 
+// What job scripts say and means nothing here.
+void check_accepted(const GivenFlags& flags) {
+  if (const auto* given = flags.find("--monitor-interval"); given && !positive_number_of(given->value, false))
+    throw UsageError(fmt::format("{} is '{}': expected seconds", given->written, given->value));
+  const std::vector<std::string> methods{"spawn", "fork", "forkserver"};
+  if (const auto* given = flags.find("--start-method");
+      given && std::find(methods.begin(), methods.end(), given->value) == methods.end())
+    throw UsageError(
+        fmt::format("{} is '{}'{}: expected spawn, fork or forkserver; whichever it is, ranks are started "
+                    "by exec",
+                    given->written, given->value, did_you_mean(given->value, methods)));
+  if (const auto* given = flags.find("--event-log-handler"); given && given->value != "null")
+    throw UsageError(
+        fmt::format("{} is '{}': expected null: torchrun's other handlers are Python classes, and no event "
+                    "log is written",
+                    given->written, given->value));
+}
+
 void read_program(const Arguments& arguments, std::size_t first, SupervisorOptions& options) {
   options.command.assign(arguments.begin() + static_cast<std::ptrdiff_t>(first), arguments.end());
   if (options.command.empty())
@@ -491,8 +523,7 @@ LaunchArguments parse_launch_arguments(const Arguments& arguments, const Environ
   options.role = flags.text("--role", "default");
   options.nodes.local_address = flags.text("--local-addr");
   options.virtual_local_rank = flags.has("--virtual-local-rank");
-  if (const auto* given = flags.find("--monitor-interval"); given && !positive_number_of(given->value, false))
-    throw UsageError(fmt::format("{} is '{}': expected seconds", given->written, given->value));
+  check_accepted(flags);
   read_rendezvous(flags, options);
   read_output(flags, options);
   read_ending(flags, options);

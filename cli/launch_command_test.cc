@@ -174,7 +174,7 @@ TEST(LaunchCommandTest, TheDynamicRendezvous) {
   };
   const auto options =
       launch_options(with("join_timeout=20,last_call_timeout=0,close_timeout=1.5,read_timeout=7,is_host=false,bind=*,"
-                          "keep_alive_interval=2"));
+                          "keep_alive_interval=2,keep_alive_max_attempt=7"));
   EXPECT_EQ(options.run_id, "job7");
   EXPECT_EQ(options.nodes.min_nodes, 2);
   EXPECT_EQ(options.nodes.max_nodes, 8);
@@ -185,6 +185,8 @@ TEST(LaunchCommandTest, TheDynamicRendezvous) {
   EXPECT_EQ(options.nodes.close_timeout, milliseconds(1'500));
   EXPECT_EQ(options.nodes.read_timeout, milliseconds(7'000));
   EXPECT_EQ(options.nodes.keep_alive, milliseconds(2'000));
+  EXPECT_EQ(options.nodes.missed_keep_alives, 7);
+  EXPECT_EQ(launch_options(with("timeout=30")).nodes.join_timeout, milliseconds(30'000));
   EXPECT_EQ(options.nodes.is_host, false);
   EXPECT_EQ(options.nodes.bind_address, "*");
   const auto error = [&](const std::string& configuration) {
@@ -194,6 +196,7 @@ TEST(LaunchCommandTest, TheDynamicRendezvous) {
   };
   EXPECT_THAT(error("join_timeot=1"), HasSubstr("unknown key 'join_timeot' (did you mean 'join_timeout'?)"));
   EXPECT_THAT(error("join_timeout=0"), HasSubstr("join_timeout is '0': expected seconds"));
+  EXPECT_THAT(error("keep_alive_max_attempt=0"), HasSubstr("expected a number from 1 to 1000"));
   EXPECT_THAT(error("is_host=maybe"), HasSubstr("expected true or false"));
   EXPECT_THAT(error("join_timeout"), HasSubstr("'join_timeout' is not key=value"));
   EXPECT_THAT(error("store_type=file"), HasSubstr("expected tcp"));
@@ -237,9 +240,27 @@ TEST(LaunchCommandTest, EndingAndBinding) {
   EXPECT_THAT(launch_error({"--numa-binding=node", "--cpu-binding=0", "prog"}), HasSubstr("exclude each other"));
 }
 
+TEST(LaunchCommandTest, TakesWhatJobScriptsSayAndMeansNothingHere) {
+  for (const char* method : {"spawn", "fork", "forkserver"})
+    EXPECT_EQ(launch_error({"--start-method", method, "--event_log_handler=null", "prog"}), "no error");
+  EXPECT_EQ(launch_error({"prog"}, {{"PET_START_METHOD", "spawn"}, {"PET_EVENT_LOG_HANDLER", "null"}}), "no error");
+  EXPECT_THAT(launch_error({"--start-method=exec", "prog"}),
+              HasSubstr("--start-method is 'exec': expected spawn, fork or forkserver"));
+  EXPECT_THAT(launch_error({"prog"}, {{"PET_START_METHOD", "spwan"}}),
+              HasSubstr("PET_START_METHOD is 'spwan' (did you mean 'spawn'?)"));
+  EXPECT_THAT(launch_error({"--event-log-handler", "console", "prog"}),
+              HasSubstr("--event-log-handler is 'console': expected null"));
+}
+
 TEST(LaunchCommandTest, RefusesByName) {
-  for (const char* flag : {"-m", "--module", "--start-method", "--run_path", "--event-log-handler", "--logs-specs"})
+  for (const char* flag : {"-m", "--module", "--run_path", "--logs-specs"})
     EXPECT_THAT(launch_error({flag, "x", "prog"}), AllOf(HasSubstr(flag), HasSubstr("torchrun"))) << flag;
+  for (const char* variable : {"PET_MODULE", "PET_RUN_PATH", "PET_LOGS_SPECS"}) {
+    EXPECT_THAT(
+        launch_error({"prog"}, {{variable, "1"}}),
+        HasSubstr(std::string(variable) + " ('1') is a variable of torchrun that phalanx launch does not take: "));
+    for (const char* off : {"", "0"}) EXPECT_EQ(launch_error({"prog"}, {{variable, off}}), "no error") << variable;
+  }
   EXPECT_THAT(launch_error({"--nproc-per-nod", "2", "prog"}), HasSubstr("did you mean '--nproc-per-node'"));
   for (const char* bad : {"0", "-1", "two", "2x", "", "5000"})
     EXPECT_THAT(launch_error({"-n", bad, "prog"}), HasSubstr("expected a number from 1 to 4096")) << bad;
