@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 
 #include "phalanx/base/cpu.h"
@@ -165,6 +167,53 @@ TEST(SlurmVariables, RanksMeetInTheFolderOfTheJob) {
   EXPECT_THAT(output, AllOf(HasSubstr("rank 0 of 4, from Slurm (job 17, step 0)"),
                             HasSubstr("rank 3 of 4, local 1 of 2"), HasSubstr("(from the rendezvous file)")));
   EXPECT_EQ(files_in(folder.path()), 0);
+}
+
+void expect_pmi_ranks_to_meet(Processes& processes, const std::filesystem::path& folder, const std::string& launcher) {
+  std::string output;
+  for (auto& process : processes) {
+    EXPECT_EQ(process->wait(), 0) << process->output();
+    output += process->output();
+  }
+  expect_sum_of_ranks(output, 2);
+  EXPECT_THAT(output, AllOf(HasSubstr("rank 0 of 2, from " + launcher), HasSubstr("rank 1 of 2, local 1 of 2"),
+                            HasSubstr("(from the rendezvous file)")));
+  EXPECT_EQ(files_in(folder), 0);
+}
+
+TEST(PmiVariables, RanksMeetByTheJobsName) {
+  TempDirectory folder("pmi");
+  Processes processes;
+  for (int rank = 0; rank < 2; ++rank) {
+    auto environment = clean_environment();
+    for (const auto& [name, value] : EnvironmentMap{{"PMI_RANK", std::to_string(rank)},
+                                                    {"PMI_SIZE", "2"},
+                                                    {"PMI_JOBID", "job 17/3"},
+                                                    {"MPI_LOCALRANKID", std::to_string(rank)},
+                                                    {"MPI_LOCALNRANKS", "2"},
+                                                    {"PHALANX_RENDEZVOUS_DIR", folder.path().string()}})
+      environment[name] = value;
+    processes.push_back(std::make_unique<CollectedProcess>(std::vector<std::string>{worker()}, environment));
+  }
+  expect_pmi_ranks_to_meet(processes, folder.path(), "PMI (job job 17/3)");
+}
+
+// MPICH's ranks have no name in common but the process that has started those of a machine, each through another.
+TEST(PmiVariables, WithoutANameRanksMeetByTheProxyThatHasStartedThem) {
+  TempDirectory folder("pmi"), programs("programs");
+  const std::string proxy = (programs.path() / "hydra_pmi_proxy").string();
+  std::ofstream(proxy)
+      << "#!/bin/sh\nfor rank in 0 1; do\n  PMI_RANK=$rank MPI_LOCALRANKID=$rank sh -c '\"$0\"; exit $?' "
+         "\"$1\" &\n  processes=\"$processes $!\"\ndone\nfor one in $processes; do wait $one || exit 1; "
+         "done\n";
+  std::filesystem::permissions(proxy, std::filesystem::perms::owner_all);
+  auto environment = clean_environment();
+  for (const auto& [name, value] :
+       EnvironmentMap{{"PMI_SIZE", "2"}, {"MPI_LOCALNRANKS", "2"}, {"PHALANX_RENDEZVOUS_DIR", folder.path().string()}})
+    environment[name] = value;
+  Processes processes;
+  processes.push_back(std::make_unique<CollectedProcess>(std::vector<std::string>{proxy, worker()}, environment));
+  expect_pmi_ranks_to_meet(processes, folder.path(), "PMI");
 }
 
 // The tests of a whole Slurm are scripts/slurm_tests.sh; this runs wherever SLURM_CONF names one that is up.

@@ -5,10 +5,13 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "phalanx/comm/tcp_store.h"
 #include "phalanx/launch/testing/collected_process.h"
 #include "phalanx/launch/testing/launcher_process.h"
 #include "phalanx/launch/testing/listeners.h"
@@ -19,7 +22,9 @@ namespace {
 
 using testing::AnyOf;
 using testing::Each;
+using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Not;
 
 const std::string kLoopback = "0100007F", kLoopback6 = "00000000000000000000000001000000";
 
@@ -36,6 +41,82 @@ TEST(RankSockets, AJobOfOneNodeListensOnLoopbackOnly) {
   }
   write_note(notes, "go");
   EXPECT_EQ(launcher.wait(), 0) << launcher.err();
+}
+
+// Two ranks by hand, of which the second has been told an address that it surely reaches.
+class MasterSocket : public testing::Test {
+ protected:
+  // Both go on until FOLDER/go is there.
+  void start(const std::string& master, const EnvironmentMap& more = {}, const std::vector<std::string>& before = {}) {
+    const HostPort free = TcpStoreServer().address();  // a moment ago
+    for (int rank = 0; rank < 2; ++rank) {
+      auto environment = clean_environment();
+      environment["RANK"] = std::to_string(rank);
+      environment["WORLD_SIZE"] = "2";
+      environment["MASTER_ADDR"] = rank == 0 ? master : "127.0.0.1";
+      environment["MASTER_PORT"] = std::to_string(free.port);
+      if (rank == 0)
+        for (const auto& [name, value] : more) environment[name] = value;
+      std::vector<std::string> command = rank == 0 ? before : std::vector<std::string>{};
+      command.insert(command.end(), {worker(), "--notes", notes_.path().string(), "--timeout-ms", "60000"});
+      ranks_.push_back(std::make_unique<CollectedProcess>(command, environment));
+    }
+  }
+  // What rank 0 listens on, the store alone; then both end.
+  std::vector<std::string> listens_on() const {
+    EXPECT_TRUE(
+        comes_true([&] { return std::filesystem::exists(notes_.path() / "sum.0") || is_gone(ranks_[0]->pid()); }));
+    std::ifstream file(notes_.path() / "sum.0");
+    pid_t process = ranks_[0]->pid();
+    file >> process;
+    const auto addresses = listening_addresses(process);
+    write_note(notes_, "go");
+    for (const auto& rank : ranks_) EXPECT_EQ(rank->wait(), 0) << rank->output();
+    return addresses;
+  }
+  std::string said() const { return ranks_[0]->output(); }
+
+  TempDirectory notes_{"notes"};
+  std::vector<std::unique_ptr<CollectedProcess>> ranks_;
+};
+
+constexpr const char* kNotOurs = "198.51.100.7";  // of a network for documentation
+const auto is_every_interface = AnyOf("00000000", "00000000000000000000000000000000");
+
+TEST_F(MasterSocket, ThatIsOfNoInterfaceHereListensOnAllAndSaysSo) {
+  start(kNotOurs);
+  EXPECT_THAT(listens_on(), ElementsAre(is_every_interface));
+  EXPECT_THAT(said(), HasSubstr("198.51.100.7 is not an address of this machine: the store listens on every interface. "
+                                "PHALANX_SOCKET_IFNAME names one"));
+}
+
+TEST_F(MasterSocket, ListensOnTheInterfaceThatIsNamed) {
+  start(kNotOurs, {{"PHALANX_SOCKET_IFNAME", "lo"}});
+  EXPECT_THAT(listens_on(), ElementsAre(kLoopback));
+  EXPECT_THAT(said(), Not(HasSubstr("every interface")));
+}
+
+TEST_F(MasterSocket, OnAnInterfaceThatIsNotThereIsAnError) {
+  start("127.0.0.1", {{"PHALANX_SOCKET_IFNAME", "nosuch0"}});
+  EXPECT_EQ(ranks_[0]->wait(), 2);
+  EXPECT_THAT(said(),
+              HasSubstr("PHALANX_SOCKET_IFNAME is 'nosuch0': no interface of this machine that is up has this name"));
+}
+
+// Debian gives a machine's own name the address 127.0.1.1, which the others cannot reach.
+TEST_F(MasterSocket, OfANameThatIsLoopbackToItsOwnMachineListensOnAllAndSaysSo) {
+  const std::string hosts = (notes_.path() / "hosts").string();
+  std::ofstream(hosts) << "127.0.0.1 localhost\n127.0.1.1 debians-own\n";
+  const std::vector<std::string> with_hosts{
+      "unshare", "--mount", "sh", "-c", "mount --bind \"$0\" /etc/hosts || exit 77; exec \"$@\"", hosts};
+  auto probe = with_hosts;
+  probe.emplace_back("true");
+  if (CollectedProcess allowed(probe); allowed.wait() != 0)
+    GTEST_SKIP() << "a process cannot be given its own /etc/hosts here: " << allowed.output();
+  start("debians-own", {}, with_hosts);
+  EXPECT_THAT(listens_on(), ElementsAre(is_every_interface));
+  EXPECT_THAT(said(),
+              HasSubstr("debians-own is loopback to this machine itself: the store listens on every interface"));
 }
 
 TEST(RankSockets, GloosInterfaceMayBeNamedAsForTorch) {

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -13,6 +14,7 @@
 #include <iterator>
 
 #include "phalanx/base/cpu.h"
+#include "phalanx/base/cpu_list.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/comm/tcp_store.h"
@@ -272,19 +274,26 @@ TEST(SupervisorTest, ASecretIsMadeForTheJobAndTheLocalRankIsPutIntoArguments) {
       2, {test_program(), "environment", notes.path().string(), "PHALANX_JOB_SECRET", "${local_rank}-${local_rank}"});
   EXPECT_EQ(launcher.wait(), 0) << launcher.err();
   const std::string first = note_of(notes, "environment.0"), second = note_of(notes, "environment.1");
-  EXPECT_THAT(first, MatchesRegex("PHALANX_JOB_SECRET=[0-9a-f]+\n0-0=[(]not set[)]\ncpus=[0-9]+\n"));
+  EXPECT_THAT(first, MatchesRegex("PHALANX_JOB_SECRET=[0-9a-f]+\n0-0=[(]not set[)]\ncpus=[0-9,-]+\n"));
   EXPECT_THAT(second, HasSubstr("\n1-1=(not set)\n"));
   EXPECT_EQ(first.substr(0, first.find('\n')), second.substr(0, second.find('\n')));
 }
 
 TEST(SupervisorTest, RanksAreBoundToTheirCpus) {
-  if (usable_cores() < 2) GTEST_SKIP() << "this process may use one CPU only";
+  // The first and the last that this process may use, whichever they are.
+  cpu_set_t mask;
+  ASSERT_EQ(sched_getaffinity(0, sizeof mask, &mask), 0);
+  std::vector<int> allowed;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
+    if (CPU_ISSET(cpu, &mask)) allowed.push_back(cpu);
+  if (allowed.size() < 2) GTEST_SKIP() << "this process may use one CPU only";
+  const std::string one = cpu_list_text({allowed.back()}), both = cpu_list_text({allowed.front(), allowed.back()});
   TempDirectory notes("notes");
   RunningLauncher launcher(
-      2, {"--cpus=0", "--cpus=0-1", test_program(), "environment", notes.path().string(), "OMP_NUM_THREADS"});
+      2, {"--cpus=" + one, "--cpus=" + both, test_program(), "environment", notes.path().string(), "OMP_NUM_THREADS"});
   EXPECT_EQ(launcher.wait(), 0) << launcher.err();
-  EXPECT_EQ(note_of(notes, "environment.0"), "OMP_NUM_THREADS=1\ncpus=1\n");
-  EXPECT_EQ(note_of(notes, "environment.1"), "OMP_NUM_THREADS=1\ncpus=2\n");
+  EXPECT_EQ(note_of(notes, "environment.0"), "OMP_NUM_THREADS=1\ncpus=" + one + "\n");
+  EXPECT_EQ(note_of(notes, "environment.1"), "OMP_NUM_THREADS=1\ncpus=" + both + "\n");
 }
 
 TEST(SupervisorTest, AllRanksRestartAfterAFailure) {

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "phalanx/base/cpu_list.h"
 #include "phalanx/base/error.h"
 #include "phalanx/comm/job_secret.h"
 #include "phalanx/comm/tcp_store.h"
@@ -155,9 +156,12 @@ int run(const std::vector<std::string>& arguments) {
       const char* value = std::getenv(arguments[i].c_str());
       text += fmt::format("{}={}\n", arguments[i], value != nullptr ? value : "(not set)");
     }
-    cpu_set_t cpus;
-    sched_getaffinity(0, sizeof cpus, &cpus);
-    text += fmt::format("cpus={}\n", CPU_COUNT(&cpus));
+    cpu_set_t mask;
+    sched_getaffinity(0, sizeof mask, &mask);
+    std::vector<int> cpus;
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
+      if (CPU_ISSET(cpu, &mask)) cpus.push_back(cpu);
+    text += fmt::format("cpus={}\n", phalanx::cpu_list_text(cpus));
     meet(environment);
     note(directory, fmt::format("environment.{}", rank), text);
     return 0;

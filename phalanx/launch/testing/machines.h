@@ -1,5 +1,5 @@
 // Machines made of network namespaces, joined by a bridge in one more: sockets between them cross a network, and a link
-// can be taken down. For root only; good() says whether it could be done (tests only).
+// can be taken down. For root only; good() says whether it could be done, and else trouble() why not (tests only).
 //
 //   const Machines machines(2);
 //   SKIP_WITHOUT(machines);
@@ -11,7 +11,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <cstdlib>
+#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -23,8 +23,7 @@ namespace phalanx {
 class Machines {
  public:
   explicit Machines(int count) : name_(fmt::format("phx{}", getpid())), count_(count) {
-    if (!run("ip netns add " + hub())) return;
-    good_ = run(fmt::format("ip -n {} link add br0 type bridge", hub())) &&
+    good_ = run("ip netns add " + hub()) && run(fmt::format("ip -n {} link add br0 type bridge", hub())) &&
             run(fmt::format("ip -n {} link set br0 up", hub()));
     for (int i = 0; good_ && i < count; ++i)
       good_ = run("ip netns add " + machine(i)) &&
@@ -39,6 +38,7 @@ class Machines {
     run("ip netns del " + hub());
   }
   bool good() const { return good_; }
+  const std::string& trouble() const { return trouble_; }
   std::string address(int i) const { return fmt::format("10.213.7.{}", i + 1); }
   /// What stands before a command that is to run there.
   std::vector<std::string> on(int i) const { return {"ip", "netns", "exec", machine(i)}; }
@@ -56,14 +56,25 @@ class Machines {
  private:
   std::string hub() const { return name_ + "h"; }
   std::string machine(int i) const { return fmt::format("{}m{}", name_, i); }
-  static bool run(const std::string& command) { return std::system((command + " 2> /dev/null").c_str()) == 0; }
+  // Of the first command that fails, what it says is kept.
+  bool run(const std::string& command) const {
+    std::string said;
+    FILE* const output = popen((command + " 2>&1").c_str(), "r");
+    if (output == nullptr) return false;
+    for (int c = 0; (c = std::fgetc(output)) != EOF;) said.push_back(static_cast<char>(c));
+    if (pclose(output) == 0) return true;
+    if (trouble_.empty()) trouble_ = fmt::format("`{}`: {}", command, said.substr(0, said.find('\n')));
+    return false;
+  }
   std::string name_;
+  mutable std::string trouble_;
   int count_;
   bool good_ = false;
 };
 
-#define SKIP_WITHOUT(machines) \
-  if (!(machines).good())      \
-  GTEST_SKIP() << "network namespaces cannot be made here (ip netns, bridge and veth are needed, as root)"
+#define SKIP_WITHOUT(machines)                                                                         \
+  if (!(machines).good())                                                                              \
+  GTEST_SKIP() << "network namespaces cannot be made here (as root, with ip netns, bridge and veth): " \
+               << (machines).trouble()
 
 }  // namespace phalanx
