@@ -53,11 +53,28 @@ std::vector<WorkerFailure> Coordinator::all_failures() const {
 
 std::vector<Order> Coordinator::take_orders() { return std::exchange(orders_, {}); }
 
-void Coordinator::refuse(int member, std::string text) {
+bool Coordinator::has_seat(int member) const {
+  return std::any_of(seats_.begin(), seats_.end(), [&](const Seat& seat) { return seat.member == member; });
+}
+
+void Coordinator::tell_refused(int member, std::string text) {
   Order order{.kind = Order::Kind::refuse, .round = round_, .member = member};
   order.text = std::move(text);
   orders_.push_back(std::move(order));
-  members_.erase(member);
+}
+
+// The host of a node of this round that is leaving or has left; empty if none.
+std::string Coordinator::who_leaves() const {
+  if (farewell_ends_) return farewell_host_;
+  for (const auto& [number, member] : members_)
+    if (member.leaving) return member.join.host;
+  return "";
+}
+
+// Lets a node go that was told to leave.
+void Coordinator::dismiss(int member, Clock::time_point now) {
+  tell_refused(member, "this node has left the job");
+  gone(member, now);
 }
 
 void Coordinator::end(int exit_status, std::vector<WorkerFailure> failures, std::string text) {
@@ -67,6 +84,14 @@ void Coordinator::end(int exit_status, std::vector<WorkerFailure> failures, std:
   order.failures = std::move(failures);
   order.text = std::move(text);
   orders_.push_back(std::move(order));
+}
+
+void Coordinator::give_up(const std::string& reason) {
+  if (state_ == State::ended) return;
+  WorkerFailure failure;
+  failure.exit_status = 1;
+  failure.message = reason;
+  end(1, {failure});
 }
 
 // Why this node cannot be taken; empty if it can.
@@ -96,7 +121,7 @@ std::string Coordinator::objection(const NodeJoin& join) const {
 
 void Coordinator::joined(int member, const NodeJoin& join, Clock::time_point now) {
   if (std::string text = objection(join); !text.empty()) {
-    refuse(member, std::move(text));
+    tell_refused(member, std::move(text));
     return;
   }
   members_[member].join = join;
@@ -153,26 +178,29 @@ void Coordinator::handle(int number, const NodeMessage& message, Clock::time_poi
       if (state_ == State::preparing) {
         end(1, all_failures());
       } else if (state_ == State::running) {
-        const bool somebody_leaves =
-            std::any_of(members_.begin(), members_.end(), [](const auto& entry) { return entry.second.leaving; });
         const auto failures = all_failures();
-        begin_stop(
-            somebody_leaves ? Why::membership : Why::failure,
-            failures.empty() ? fmt::format("a rank on {} failed", member.join.host) : describe(failures.front()));
+        const std::string what =
+            failures.empty() ? fmt::format("a rank on {} failed", member.join.host) : describe(failures.front());
+        const std::string leaver = who_leaves();
+        if (leaver.empty())
+          begin_stop(Why::failure, what);
+        else
+          begin_stop(Why::membership, fmt::format("the node {} leaves, and {}", leaver, what));
       }
       break;
     case Kind::succeeded:
       member.done = true;
-      if (member.leaving) refuse(number, "this node has left the job");
+      if (member.leaving && state_ == State::running && !farewell_ends_) {
+        farewell_ends_ = now + options_.farewell;
+        farewell_host_ = member.join.host;
+      }
+      if (member.leaving) dismiss(number, now);
       settle(now);
       break;
     case Kind::stopped:
       member.stopped = true;
       member.failures = message.failures;
-      if (member.leaving) {
-        refuse(number, "this node has left the job");
-        gone(number, now);
-      }
+      if (member.leaving) dismiss(number, now);
       settle(now);
       break;
     default:
@@ -185,10 +213,14 @@ void Coordinator::leaving(int number, int signal, Clock::time_point now) {
   const auto others = available().size() - (member.leaving ? 0 : 1);
   const bool can_go =
       options_.min_nodes < options_.max_nodes && !member.join.is_host && static_cast<int>(others) >= options_.min_nodes;
-  if (state_ == State::gathering || state_ == State::preparing || (can_go && !member.seated)) {
-    if (can_go || (!member.join.is_host && state_ == State::gathering)) {
-      refuse(number, "this node has left the job");
-      gone(number, now);
+  // Nobody counts on a node that waits for a place, or for enough nodes to come.
+  if (!member.join.is_host && !has_seat(number)) {
+    dismiss(number, now);
+    return;
+  }
+  if (state_ == State::gathering || state_ == State::preparing) {
+    if (can_go) {
+      dismiss(number, now);
     } else {
       stop_signal_ = signal;
       end(128 + signal, {}, fmt::format("{} was stopped by {}", name_of(member), signal_text(signal)));
@@ -197,6 +229,7 @@ void Coordinator::leaving(int number, int signal, Clock::time_point now) {
   }
   if (can_go) {
     member.leaving = true;
+    if (member.done || member.stopped) dismiss(number, now);  // it will not say so again
     return;
   }
   begin_stop(Why::signal, fmt::format("{} was stopped by {}", name_of(member), signal_text(signal)), signal);
@@ -205,17 +238,18 @@ void Coordinator::leaving(int number, int signal, Clock::time_point now) {
 // The node takes part no longer; its ranks, if it had any, are gone with it.
 void Coordinator::gone(int number, Clock::time_point now) {
   const auto found = members_.find(number);
-  const bool was_seated = std::any_of(seats_.begin(), seats_.end(), [&](const Seat& s) { return s.member == number; });
-  const bool was_done = found != members_.end() && found->second.done;
-  const std::string host = found != members_.end() ? found->second.join.host : "";
-  if (found != members_.end()) members_.erase(found);
+  if (found == members_.end()) return;
+  const bool was_seated = has_seat(number);
+  const bool was_done = found->second.done;
+  const std::string host = found->second.join.host;
+  members_.erase(found);
   if (state_ == State::ended) return;
   if (state_ == State::gathering)
     consider(now);
   else if (state_ == State::preparing && was_seated)
     gather(now);
   else if (state_ == State::running && was_seated && !was_done)
-    begin_stop(Why::membership, host.empty() ? "a node has left" : fmt::format("the node {} has left", host));
+    begin_stop(Why::membership, fmt::format("the node {} has left", host));
   settle(now);
 }
 
@@ -239,8 +273,9 @@ void Coordinator::lost(int number, const std::string& how, std::chrono::duration
                   ? fmt::format(" with rank {}", seat.first_rank)
                   : fmt::format(" with ranks {} to {}", seat.first_rank, seat.first_rank + seat.local_world_size - 1);
   failure.message = fmt::format("the node {}{} was lost: {}", name_of(member), ranks, how);
-  refuse(number, fmt::format("the host of {} took this node for lost: {}", options_.address, how));
-  if (member.seated && !member.done) {
+  tell_refused(number, fmt::format("the host of {} took this node for lost: {}", options_.address, how));
+  if (member.seated && !member.done && !member.leaving) {
+    members_.erase(found);
     node_failures_.push_back(failure);
     if (state_ == State::running) begin_stop(Why::failure, failure.message);
     settle(now);
@@ -253,6 +288,7 @@ void Coordinator::begin_stop(Why why, std::string text, int signal) {
   const bool already = state_ == State::stopping;
   if (already && (why != Why::signal || why_ == Why::signal)) return;
   state_ = State::stopping;
+  farewell_ends_.reset();
   why_ = why;
   stop_signal_ = signal;
   stop_text_ = text;
@@ -302,6 +338,7 @@ void Coordinator::gather(Clock::time_point now) {
   state_ = State::gathering;
   gather_since_ = now;
   last_call_ends_.reset();
+  farewell_ends_.reset();
   seats_.clear();
   node_failures_.clear();
   for (auto& [number, member] : members_) {
@@ -389,9 +426,12 @@ WorkerFailure Coordinator::missing_nodes() const {
 
 void Coordinator::tick(Clock::time_point now) {
   if (state_ == State::gathering) consider(now);
+  if (state_ == State::running && farewell_ends_ && now >= *farewell_ends_)
+    begin_stop(Why::membership, fmt::format("the node {} has left", farewell_host_));
 }
 
 Coordinator::Clock::time_point Coordinator::next_deadline() const {
+  if (state_ == State::running && farewell_ends_) return *farewell_ends_;
   if (state_ != State::gathering) return kNoDeadline;
   if (last_call_ends_) return *last_call_ends_;
   return gather_since_ + options_.join_timeout;

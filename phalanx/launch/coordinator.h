@@ -7,7 +7,10 @@
 //   arrival. Global ranks follow from them: the sum of the local world sizes of the nodes before.
 // - A failed rank or a lost node stops the ranks of all nodes; they restart in a new round while restarts are left. A
 //   node that comes while there is room, or that leaves while enough others remain, restarts them too and costs none.
-// - A signal to one node of a job that cannot do without it goes to the ranks of all.
+// - Where the ranks of a leaving node all end with 0, those of the others may be ending with them: they restart when
+//   one fails, or after `farewell`; if all end with 0 before, the job has.
+// - A signal to one node of a job that cannot do without it goes to the ranks of all. A node that only waits may always
+//   go.
 // - A node that is refused (wrong world size, a node rank given twice, ...) is told why; the others are not disturbed.
 #pragma once
 
@@ -29,7 +32,8 @@ struct CoordinatorOptions {
   std::string run_id = "none";
   std::chrono::milliseconds join_timeout{600'000};
   std::chrono::milliseconds last_call{30'000};
-  std::string address;  // where nodes join, for errors
+  std::chrono::milliseconds farewell{30'000};  // for the others' ranks to end with those of a node that leaves
+  std::string address;                         // where nodes join, for errors
 };
 
 class Coordinator {
@@ -48,6 +52,8 @@ class Coordinator {
   /// What has been decided since the last call.
   std::vector<Order> take_orders();
   bool has_ended() const { return state_ == State::ended; }
+  /// Ends the job, whatever runs: orders cannot be relied on any more, for the reason given.
+  void give_up(const std::string& reason);
   /// Nodes that have joined and neither left nor were lost or refused.
   std::vector<int> present() const;
 
@@ -67,6 +73,8 @@ class Coordinator {
   void joined(int member, const NodeJoin& join, Clock::time_point now);
   void leaving(int member, int signal, Clock::time_point now);
   void gone(int member, Clock::time_point now);
+  bool has_seat(int member) const;
+  std::string who_leaves() const;
   std::string objection(const NodeJoin& join) const;
   void gather(Clock::time_point now);
   void consider(Clock::time_point now);
@@ -74,7 +82,8 @@ class Coordinator {
   void begin_stop(Why why, std::string text, int signal = 0);
   void settle(Clock::time_point now);
   void end(int exit_status, std::vector<WorkerFailure> failures, std::string text = "");
-  void refuse(int member, std::string text);
+  void tell_refused(int member, std::string text);
+  void dismiss(int member, Clock::time_point now);
   std::vector<int> available() const;
   std::vector<WorkerFailure> all_failures() const;
   WorkerFailure missing_nodes() const;
@@ -94,6 +103,8 @@ class Coordinator {
   std::string stop_text_;
   Clock::time_point gather_since_;
   std::optional<Clock::time_point> last_call_ends_;
+  std::optional<Clock::time_point> farewell_ends_;  // ranks of this round have gone in peace with their node,
+  std::string farewell_host_;                       // which is this one
 };
 
 }  // namespace phalanx

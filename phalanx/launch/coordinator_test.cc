@@ -304,13 +304,142 @@ TEST(CoordinatorTest, ANodeMayLeaveWhileEnoughRemain) {
   EXPECT_THAT(scene.orders(), IsEmpty());
   // Its peers notice before its launcher has said more: that is no failure of theirs.
   scene.say(0, Kind::failed, {failure_of(0, 5, "CommError")});
-  scene.one(Order::Kind::stop);
+  EXPECT_THAT(scene.one(Order::Kind::stop).text, StartsWith("the node host1 leaves, and rank 0 (host host0"));
   scene.say(1, Kind::stopped);
   EXPECT_EQ(scene.one(Order::Kind::refuse).member, 1);
   scene.say(0, Kind::stopped, {failure_of(0, 5, "CommError")});
   const Order start = scene.one(Order::Kind::start);
   EXPECT_EQ(start.seats.size(), 1U);
   EXPECT_EQ(start.restarts, 0);
+}
+
+// The first round of a job of one node or two, both seated.
+void seat_two(Scene& scene) {
+  scene.join(0);
+  scene.join(1);
+  ASSERT_EQ(scene.one(Order::Kind::start).seats.size(), 2U);
+}
+
+CoordinatorOptions one_or_two() { return {.min_nodes = 1, .max_nodes = 2, .last_call = std::chrono::seconds(0)}; }
+
+void expect_a_smaller_world(Scene& scene) {
+  const Order start = scene.one(Order::Kind::start);
+  EXPECT_THAT(seats_of(start), ElementsAre("host0: node 0 ranks 0+2"));
+  EXPECT_EQ(start.restarts, 0);
+}
+
+TEST(CoordinatorTest, ANodeThatHasLeftIsNamed) {
+  Scene scene(one_or_two());
+  seat_two(scene);
+  scene.say(1, Kind::leaving);
+  scene.say(1, Kind::stopped);
+  const auto orders = scene.orders();
+  ASSERT_EQ(orders.size(), 2U);
+  EXPECT_EQ(orders[0].member, 1);
+  EXPECT_EQ(orders[1].text, "the node host1 has left: all ranks restart");
+  scene.say(0, Kind::stopped);
+  expect_a_smaller_world(scene);
+}
+
+TEST(CoordinatorTest, RanksThatEndWellWithTheirNodeLeaveASmallerWorldWhenTheOthersNotice) {
+  Scene scene(one_or_two());
+  seat_two(scene);
+  scene.say(1, Kind::leaving);
+  scene.say(1, Kind::succeeded);
+  EXPECT_EQ(scene.one(Order::Kind::refuse).member, 1);
+  scene.say(0, Kind::failed, {failure_of(0, 5, "CommError")});
+  EXPECT_EQ(scene.one(Order::Kind::stop).text,
+            "the node host1 leaves, and rank 0 (host host0, exit status 1): error of rank 0: all ranks restart");
+  scene.say(0, Kind::stopped, {failure_of(0, 5, "CommError")});
+  expect_a_smaller_world(scene);
+  // That was of the round before: what fails now is a failure.
+  scene.say(0, Kind::failed, {failure_of(0, 6)});
+  scene.one(Order::Kind::stop);
+  scene.say(0, Kind::stopped, {failure_of(0, 6)});
+  EXPECT_EQ(scene.one(Order::Kind::end).exit_status, 1);
+}
+
+TEST(CoordinatorTest, RanksThatDoNotNoticeThatANodeHasLeftRestartAfterTheFarewell) {
+  Scene scene(one_or_two());
+  seat_two(scene);
+  scene.say(1, Kind::leaving);
+  scene.say(1, Kind::succeeded);
+  scene.one(Order::Kind::refuse);
+  EXPECT_EQ(scene.coordinator().next_deadline(), scene.now + 30s);
+  scene.wait(29s);
+  EXPECT_THAT(scene.orders(), IsEmpty());
+  scene.wait(1s);
+  EXPECT_EQ(scene.one(Order::Kind::stop).text, "the node host1 has left: all ranks restart");
+  scene.say(0, Kind::stopped);
+  expect_a_smaller_world(scene);
+}
+
+// As ranks do that agree to stop when one of them is asked to.
+TEST(CoordinatorTest, IfAllRanksEndWellWithANodeThatLeavesTheJobHasEnded) {
+  Scene scene(one_or_two());
+  seat_two(scene);
+  scene.say(1, Kind::leaving);
+  scene.say(1, Kind::succeeded);
+  scene.one(Order::Kind::refuse);
+  scene.wait(29s);
+  scene.say(0, Kind::succeeded);
+  EXPECT_EQ(scene.one(Order::Kind::end).exit_status, 0);
+}
+
+TEST(CoordinatorTest, ALeavingNodeThatIsLostCostsNoRestart) {
+  Scene scene(one_or_two());
+  seat_two(scene);
+  scene.say(1, Kind::leaving);
+  scene.lose(1);
+  const auto orders = scene.orders();
+  ASSERT_EQ(orders.size(), 2U);
+  EXPECT_EQ(orders[1].text, "the node host1 has left: all ranks restart");
+  scene.say(0, Kind::stopped, {failure_of(0, 5, "CommError")});
+  expect_a_smaller_world(scene);
+}
+
+TEST(CoordinatorTest, ANodeThatIsDoneMayLeaveOrBeLostAndDisturbsNobody) {
+  for (const bool lost : {false, true}) {
+    Scene scene(one_or_two());
+    seat_two(scene);
+    scene.say(1, Kind::succeeded);
+    if (lost)
+      scene.lose(1);
+    else
+      scene.say(1, Kind::leaving);
+    EXPECT_EQ(scene.one(Order::Kind::refuse).member, 1);
+    EXPECT_EQ(scene.coordinator().next_deadline(), Coordinator::Clock::time_point::max());
+    scene.say(0, Kind::succeeded);
+    EXPECT_EQ(scene.one(Order::Kind::end).exit_status, 0);
+  }
+}
+
+TEST(CoordinatorTest, ANodeThatWaitsForAPlaceMayGoAtAnyTime) {
+  Scene scene({.min_nodes = 2, .max_nodes = 2, .max_restarts = 1});
+  const auto comes_and_goes = [&](int member) {
+    scene.join(member);
+    scene.say(member, Kind::leaving);
+  };
+  scene.join(0);
+  scene.join(1);
+  comes_and_goes(2);  // while the meeting is made ready
+  const auto orders = scene.orders();
+  ASSERT_EQ(orders.size(), 2U);
+  EXPECT_EQ(orders[0].kind, Order::Kind::refuse);
+  EXPECT_EQ(orders[0].member, 2);
+  EXPECT_EQ(orders[1].seats.size(), 2U);
+  comes_and_goes(3);
+  EXPECT_EQ(scene.one(Order::Kind::refuse).member, 3);
+  scene.say(1, Kind::failed, {failure_of(2, 1)});
+  scene.one(Order::Kind::stop);
+  comes_and_goes(4);
+  EXPECT_EQ(scene.one(Order::Kind::refuse).member, 4);
+  scene.say(1, Kind::stopped, {failure_of(2, 1)});
+  scene.say(0, Kind::stopped);
+  EXPECT_EQ(scene.one(Order::Kind::start).restarts, 1);
+  scene.say(0, Kind::succeeded);
+  scene.say(1, Kind::succeeded);
+  EXPECT_EQ(scene.one(Order::Kind::end).exit_status, 0);
 }
 
 TEST(CoordinatorTest, TheHostCannotLeaveAlone) {
