@@ -48,8 +48,12 @@ class CoordinatorService::Impl {
  public:
   using Clock = Coordinator::Clock;
 
-  Impl(std::shared_ptr<TcpStore> store, CoordinatorOptions options, KeepAlive keep_alive)
-      : store_(std::move(store)), keep_alive_(keep_alive), coordinator_(std::move(options), Clock::now()) {
+  Impl(std::shared_ptr<Store> store, CoordinatorOptions options, KeepAlive keep_alive, Broken broken)
+      : store_(std::move(store)),
+        keep_alive_(keep_alive),
+        broken_(std::move(broken)),
+        address_(options.address),
+        coordinator_(std::move(options), Clock::now()) {
     thread_ = std::thread([this] { run(); });
   }
 
@@ -79,11 +83,23 @@ class CoordinatorService::Impl {
       while (serve_once()) {
       }
     } catch (const std::exception& error) {
-      log::error(fmt::format("the rendezvous has broken down: {}", error.what()));
+      break_down(fmt::format("the rendezvous at {} has broken down: {}", address_, error.what()));
     }
     std::lock_guard lock(mutex_);
     all_gone_ = true;
     changed_.notify_all();
+  }
+
+  // Agents wait for orders only, so there must be one more; then for their goodbyes.
+  void break_down(const std::string& reason) {
+    try {
+      coordinator_.give_up(reason);
+      publish();
+      while (serve_once()) {
+      }
+    } catch (const std::exception&) {
+      broken_(reason);
+    }
   }
 
   bool serve_once() {
@@ -123,17 +139,29 @@ class CoordinatorService::Impl {
   }
 
   void take_message(int number, const std::string& key) {
-    NodeMessage message = parse_node_message(store_->get(key));
-    // Failures of all nodes are compared on this one's clock.
-    const double shift = wall_now_s() - message.sent_at_s;
-    for (WorkerFailure& failure : message.failures) failure.time_s += shift;
-    if (message.kind == NodeMessage::Kind::join) {
+    const std::string text = store_->get(key);
+    const bool is_first = number == next_member_;
+    // Taken before it is understood: the next look is to find the next message.
+    if (is_first) {
       members_[number].seen = Clock::now();
       store_->set(rendezvous_keys::kMembers, std::to_string(++next_member_));
     } else {
       ++members_[number].next_message;
       store_->delete_key(key);  // a first message stays: it is the claim to the number
     }
+    NodeMessage message;
+    try {
+      message = parse_node_message(text);
+    } catch (const CommError& error) {
+      if (!is_first) throw;
+      Order order{.kind = Order::Kind::refuse, .member = number};
+      order.text = fmt::format("the host of {} does not understand this node: {}", address_, error.what());
+      write(order);
+      return;
+    }
+    // Failures of all nodes are compared on this one's clock.
+    const double shift = wall_now_s() - message.sent_at_s;
+    for (WorkerFailure& failure : message.failures) failure.time_s += shift;
     coordinator_.handle(number, message, Clock::now());
     if (message.kind == NodeMessage::Kind::bye) members_.erase(number);
   }
@@ -148,7 +176,7 @@ class CoordinatorService::Impl {
         member.beat = std::move(beat);
         member.seen = now;
         member.missed = 0;
-      } else if (++member.missed > keep_alive_.missed) {
+      } else if (++member.missed >= keep_alive_.missed) {
         silent.push_back(number);
       }
     }
@@ -168,11 +196,15 @@ class CoordinatorService::Impl {
       all_gone_ = members_.empty();
       changed_.notify_all();
     }
-    for (const Order& order : orders) store_->set(rendezvous_keys::order(next_order_++), to_json(order));
+    for (const Order& order : orders) write(order);
   }
 
-  std::shared_ptr<TcpStore> store_;
+  void write(const Order& order) { store_->set(rendezvous_keys::order(next_order_++), to_json(order)); }
+
+  std::shared_ptr<Store> store_;
   const KeepAlive keep_alive_;
+  const Broken broken_;
+  const std::string address_;
   // Of the thread:
   Coordinator coordinator_;
   std::map<int, Member> members_;
@@ -186,9 +218,9 @@ class CoordinatorService::Impl {
   std::thread thread_;
 };
 
-CoordinatorService::CoordinatorService(std::shared_ptr<TcpStore> store, CoordinatorOptions options,
-                                       KeepAlive keep_alive)
-    : impl_(std::make_unique<Impl>(std::move(store), std::move(options), keep_alive)) {}
+CoordinatorService::CoordinatorService(std::shared_ptr<Store> store, CoordinatorOptions options, KeepAlive keep_alive,
+                                       Broken broken)
+    : impl_(std::make_unique<Impl>(std::move(store), std::move(options), keep_alive, std::move(broken))) {}
 CoordinatorService::~CoordinatorService() = default;
 void CoordinatorService::wait_for_goodbyes(std::chrono::milliseconds limit) { impl_->wait_for_goodbyes(limit); }
 

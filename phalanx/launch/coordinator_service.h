@@ -1,14 +1,18 @@
 // Runs the coordinator on the node that hosts the rendezvous store: reads what members write into it, writes orders,
 // and notices members that give no sign of life. See node_membership.h for the keys. Torch-free.
+//
+// What it cannot go on after (a message that it does not understand, say) ends the job with an order that tells why. A
+// node whose very first message is not understood, as another Phalanx's may be, is refused alone.
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "phalanx/comm/tcp_store.h"
+#include "phalanx/comm/store.h"
 #include "phalanx/launch/coordinator.h"
 
 namespace phalanx {
@@ -19,8 +23,10 @@ class CoordinatorService {
     std::chrono::milliseconds interval{5'000};
     int missed = 3;
   };
-  /// Starts a thread that uses the store; it ends with the object.
-  CoordinatorService(std::shared_ptr<TcpStore> store, CoordinatorOptions options, KeepAlive keep_alive);
+  using Broken = std::function<void(const std::string& reason)>;
+  /// Starts a thread that uses the store; it ends with the object. `broken`, called by that thread, hears of it when
+  /// nothing can be written into the store any more, so that no order will come to tell of that.
+  CoordinatorService(std::shared_ptr<Store> store, CoordinatorOptions options, KeepAlive keep_alive, Broken broken);
   ~CoordinatorService();
   CoordinatorService(const CoordinatorService&) = delete;
   CoordinatorService& operator=(const CoordinatorService&) = delete;

@@ -94,7 +94,7 @@ TEST_F(NodeLinkTest, ALinkThatBreaksIsALostNode) {
 
 // A silence in which one sign of life or two are missed, and less than are allowed.
 TEST_F(NodeLinkTest, ALinkThatRecoversInTimeIsNoFailure) {
-  start({"--keep-alive-ms=1000"});
+  start({"--keep-alive-ms=2000"});
   await_ranks();
   link_.stall();
   const auto carried = link_.bytes();

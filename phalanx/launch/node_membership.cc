@@ -71,6 +71,7 @@ class NodeMembership::Impl {
     }
     listener_.join();
     if (service_) service_->wait_for_goodbyes(options_.close_timeout);
+    service_.reset();  // while what it tells of still has its place
   }
 
   int fd() const { return wake_.get(); }
@@ -121,7 +122,7 @@ class NodeMembership::Impl {
   // The listener's thread: finds the store, joins, then takes orders.
   void listen() {
     try {
-      if (!find_store()) return;
+      if (!find_store() || wants_to_leave()) return;
       claim_number();
     } catch (const Error& error) {
       tell({{}, error.what(), error.exit_status()});
@@ -191,7 +192,10 @@ class NodeMembership::Impl {
                              .join_timeout = options_.join_timeout,
                              .last_call = options_.last_call,
                              .address = options_.endpoint.text()},
-          CoordinatorService::KeepAlive{options_.keep_alive, options_.missed_keep_alives});
+          CoordinatorService::KeepAlive{options_.keep_alive, options_.missed_keep_alives},
+          [this](const std::string& reason) {
+            tell({{}, reason});
+          });
     }
     // From now on an answer that does not come says that the host is gone.
     store_->set_timeout(std::max(options_.keep_alive,
