@@ -16,6 +16,7 @@
 
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/comm/tcp_store.h"
+#include "phalanx/launch/coordinator_service.h"
 #include "phalanx/launch/testing/launcher_process.h"
 #include "phalanx/launch/testing/machines.h"
 
@@ -23,6 +24,7 @@ namespace phalanx {
 namespace {
 
 using testing::AllOf;
+using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::Not;
 using Launcher = std::unique_ptr<RunningLauncher>;
@@ -56,11 +58,15 @@ class Nodes {
                  kSecret);
   }
   const std::string& endpoint() const { return endpoint_; }
+  /// The rendezvous itself, once somebody hosts it.
+  std::unique_ptr<TcpStore> store() const {
+    return std::make_unique<TcpStore>(parse_host_port(endpoint_, "endpoint"), TcpStoreOptions{.secret = kSecret});
+  }
 
  private:
   Launcher start(int ranks, const Words& rest, const std::string& secret) const {
     return std::make_unique<RunningLauncher>(
-        ranks, together({"--endpoint=" + endpoint_, "--last-call-ms=200", "--keep-alive-ms=500"}, rest),
+        ranks, together({"--endpoint=" + endpoint_, "--last-call-ms=200", "--keep-alive-ms=650"}, rest),
         RunningLauncher::Options{.environment = {{"PHALANX_JOB_SECRET", secret}}});
   }
   std::string endpoint_;
@@ -240,6 +246,144 @@ TEST(NodesTest, CtrlCOnOneNodeEndsAllInPeace) {
   for (int rank = 0; rank < 2; ++rank) noted_pid(notes, fmt::format("saved.{}", rank));
 }
 
+// As a batch system or srun sends it: by the host's order the ranks have it a moment before.
+TEST(NodesTest, ASignalToEveryNodeIsOneWishToStop) {
+  const Nodes nodes;
+  TempDirectory notes("notes");
+  std::vector<Launcher> launchers;
+  for (int node = 0; node < 2; ++node)
+    launchers.push_back(nodes.fixed(node, 2, 1, {test_program(), "graceful", notes.path().string()}));
+  for (int rank = 0; rank < 2; ++rank) noted_pid(notes, fmt::format("pid.{}", rank));
+  launchers[1]->send(SIGTERM);
+  EXPECT_EQ(note_of(notes, "asked.0"), std::to_string(SIGTERM));
+  launchers[0]->send(SIGTERM);
+  for (const auto& launcher : launchers) EXPECT_EQ(launcher->wait(), 0) << report_of(launchers);
+  for (const char* rank : {"saved.0", "saved.1"}) EXPECT_EQ(note_of(notes, rank), "");  // and were told once
+}
+
+TEST(NodesTest, ASignalToANodeWhoseRanksHaveStoppedByOrderChangesNothing) {
+  const Nodes nodes;
+  TempDirectory notes("notes");
+  std::vector<Launcher> launchers;
+  std::vector<pid_t> ranks;
+  for (int node = 0; node < 2; ++node)
+    launchers.push_back(nodes.fixed(node, 2, 1, {test_program(), "graceful", notes.path().string()}));
+  for (int rank = 0; rank < 2; ++rank) ranks.push_back(noted_pid(notes, fmt::format("pid.{}", rank)));
+  launchers[1]->send(SIGTERM);
+  note_of(notes, "asked.1");
+  kill(ranks[1], SIGSTOP);  // so that it ends after the other
+  EXPECT_TRUE(comes_true([&] { return is_gone(ranks[0]); }));
+  launchers[0]->send(SIGTERM);
+  kill(ranks[1], SIGCONT);
+  for (const auto& launcher : launchers) EXPECT_EQ(launcher->wait(), 0) << report_of(launchers);
+}
+
+TEST(NodesTest, AfterAnOrderToStopTheUsersSecondSignalKillsAtOnce) {
+  const Nodes nodes;
+  TempDirectory notes("notes");
+  std::vector<Launcher> launchers;
+  for (int node = 0; node < 2; ++node)
+    launchers.push_back(nodes.fixed(node, 2, 1, {test_program(), "graceful", notes.path().string()}));
+  for (int rank = 0; rank < 2; ++rank) noted_pid(notes, fmt::format("pid.{}", rank));
+  launchers[1]->send(SIGTERM);
+  note_of(notes, "asked.0");
+  for (const int signal : {SIGTERM, SIGINT}) launchers[0]->send(signal);
+  EXPECT_GE(launchers[0]->wait(), 128) << report_of(launchers);
+  EXPECT_FALSE(std::filesystem::exists(notes.path() / "saved.0"));
+}
+
+TEST(NodesTest, ANodeThatIsToldToStopWhileARoundBeginsStartsNoRanks) {
+  const Nodes nodes;
+  TempDirectory notes("notes");
+  const Words program{"--keep-alive-ms=20000", test_program(), "graceful", notes.path().string()};
+  std::vector<Launcher> launchers;
+  for (int node = 0; node < 2; ++node) launchers.push_back(nodes.fixed(node, 3, 1, program));
+  const auto store = nodes.store();
+  EXPECT_TRUE(comes_true([&] { return store->try_get(rendezvous_keys::kMembers) == "2"; }));
+  launchers[1]->send(SIGSTOP);  // it has joined, and will read the order to start after the signal
+  launchers.push_back(nodes.fixed(2, 3, 1, program));
+  for (const char* rank : {"pid.0", "pid.2"}) noted_pid(notes, rank);
+  for (const int signal : {SIGTERM, SIGCONT}) launchers[1]->send(signal);
+  for (const auto& launcher : launchers) {
+    EXPECT_TRUE(comes_true([&] { return is_gone(launcher->pid()); })) << report_of(launchers);
+    launcher->send(SIGKILL);  // of which one that has ended knows nothing
+    EXPECT_EQ(launcher->wait(), 128 + SIGTERM) << report_of(launchers);
+  }
+  EXPECT_FALSE(std::filesystem::exists(notes.path() / "pid.1"));
+}
+
+TEST(NodesTest, ANodeThatIsToldToLeaveLeavesASmallerWorld) {
+  // Ranks that the signal ends, and ranks that end well by themselves: the others notice when their node has left.
+  for (const std::string mode : {"hold", "depart"}) {
+    const Nodes nodes;
+    TempDirectory notes("notes");
+    const Words program{test_program(), mode, notes.path().string()};
+    Launcher host = nodes.dynamic("1:2", 1, program);
+    EXPECT_TRUE(comes_true([&] { return host->err().find("hosts the rendezvous") != std::string::npos; }));
+    Launcher second = nodes.dynamic("1:2", 1, program);
+    for (const char* rank : {"0", "1"}) noted_pid(notes, fmt::format("{}.{}.of.2", mode, rank));
+    std::filesystem::remove(notes.path() / (mode + ".0.of.1"));  // there may have been such a round before
+    second->send(SIGTERM);
+    EXPECT_EQ(second->wait(), mode == "hold" ? 128 + SIGTERM : 0) << second->err();
+    write_note(notes, "lost");
+    noted_pid(notes, mode + ".0.of.1");
+    write_note(notes, "go");
+    EXPECT_EQ(host->wait(), 0) << host->err();
+    EXPECT_THAT(host->err(), ContainsRegex(mode == "hold" ? "the node .* has left: all ranks restart"
+                                                          : "the node .* leaves, and rank 0 .*: all ranks restart"));
+  }
+}
+
+TEST(NodesTest, ANodeThatWaitsMayGoOrStepsInForALostOne) {
+  const Nodes nodes;
+  TempDirectory notes("notes");
+  const Words program{"--max-restarts=1", test_program(), "hold", notes.path().string()};
+  const auto start_a_spare = [&] {
+    Launcher spare = nodes.dynamic("2", 1, program);
+    const std::string waits = "this node waits: the job has its 2 nodes";
+    EXPECT_TRUE(comes_true([&] { return spare->err().find(waits) != std::string::npos; })) << spare->err();
+    return spare;
+  };
+  Launcher host = nodes.dynamic("2", 1, program);
+  EXPECT_TRUE(comes_true([&] { return host->err().find("hosts the rendezvous") != std::string::npos; }));
+  Launcher second = nodes.dynamic("2", 1, program);
+  const Words ranks{"hold.0.of.2", "hold.1.of.2"};
+  for (const std::string& rank : ranks) noted_pid(notes, rank);
+  Launcher leaver = start_a_spare();
+  leaver->send(SIGTERM);
+  EXPECT_EQ(leaver->wait(), 128 + SIGTERM);
+  Launcher spare = start_a_spare();
+  for (const std::string& rank : ranks) EXPECT_TRUE(std::filesystem::remove(notes.path() / rank));
+  second->send(SIGKILL);
+  EXPECT_EQ(second->wait(), 128 + SIGKILL);
+  for (const std::string& rank : ranks) noted_pid(notes, rank);
+  write_note(notes, "go");
+  EXPECT_EQ(host->wait(), 0) << host->err();
+  EXPECT_EQ(spare->wait(), 0) << spare->err();
+  EXPECT_THAT(host->err(), AllOf(HasSubstr(" was lost: its launcher has ended"), HasSubstr("restart 1 of 1")));
+}
+
+TEST(NodesTest, ARendezvousThatBreaksDownEndsTheJobOnEveryNodeWithTheReason) {
+  const Nodes nodes;
+  TempDirectory notes("notes");
+  const Words program{test_program(), "graceful", notes.path().string()};
+  std::vector<Launcher> launchers;
+  launchers.push_back(nodes.fixed(0, 2, 1, program));
+  const auto store = nodes.store();
+  EXPECT_TRUE(comes_true([&] { return store->try_get(rendezvous_keys::kMembers) == "1"; }));
+  launchers.push_back(nodes.fixed(1, 2, 1, program));
+  for (int rank = 0; rank < 2; ++rank) noted_pid(notes, fmt::format("pid.{}", rank));
+  store->set(rendezvous_keys::message(1, 1), "what no node says");
+  for (const auto& launcher : launchers) {
+    EXPECT_TRUE(comes_true([&] { return is_gone(launcher->pid()); }));
+    launcher->send(SIGKILL);  // of which one that has ended knows nothing
+    EXPECT_EQ(launcher->wait(), 1);
+    EXPECT_THAT(launcher->err(), HasSubstr("launcher: the rendezvous at " + nodes.endpoint() + " has broken down: "));
+  }
+  // The ranks were given the time to end that they have beside a failure.
+  for (const char* rank : {"saved.0", "saved.1"}) EXPECT_TRUE(std::filesystem::exists(notes.path() / rank)) << rank;
+}
+
 TEST(NodesTest, ASignalWhileWaitingForTheOthersEndsAtOnce) {
   const Nodes nodes;
   Launcher host = nodes.fixed(0, 2, 1, {test_program(), "print"});
@@ -250,8 +394,10 @@ TEST(NodesTest, ASignalWhileWaitingForTheOthersEndsAtOnce) {
   Launcher client = elsewhere.fixed(1, 2, 1, {test_program(), "print"});
   EXPECT_TRUE(comes_true([&] { return client->err().find("waiting for the node that hosts") != std::string::npos; }));
   client->send(SIGTERM);
-  client->send(SIGINT);
-  EXPECT_GE(client->wait(), 128);
+  EXPECT_TRUE(comes_true([&] { return is_gone(client->pid()); }));  // it would wait for 600 s
+  client->send(SIGKILL);                                            // of which one that has ended knows nothing
+  EXPECT_EQ(client->wait(), 128 + SIGTERM);
+  EXPECT_THAT(client->err(), Not(HasSubstr("launcher: ")));
 }
 
 TEST(NodesTest, WhoDoesNotComeIsNamedWithTheAddress) {

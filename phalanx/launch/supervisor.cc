@@ -120,6 +120,7 @@ class Agent {
     while (!result_) {
       auto event = membership_->next();
       if (!event) break;
+      if (last_result_) continue;
       if (event->order)
         obey(*event->order);
       else
@@ -140,13 +141,22 @@ class Agent {
     }
     // Closing a terminal brings SIGHUP from the shell and from the kernel, the end of a login session SIGTERM with it:
     // none of that means that somebody has lost patience.
-    const bool repeated = stop_signal_ != 0;
-    if (repeated && signal == SIGHUP) return;
-    const bool again = repeated && stop_signal_ != SIGHUP;
+    const bool told = stop_signal_ != 0;
+    if (told && signal == SIGHUP) return;
+    const bool again = told_here_ && stop_signal_ != SIGHUP;
+    // A signal to all nodes at once, as batch systems send them, may come by the host's order first: that is the same
+    // wish, and the ranks have it already.
+    const bool known_by_order = told && !told_here_ && stop_signal_ != SIGHUP;
     stop_signal_ = signal;
+    told_here_ = true;
+    if (known_by_order) return;
     if (group_ && group_->any_alive()) group_->stop(signal, again);
-    if (!repeated) {
-      send(NodeMessage::Kind::leaving);
+    if (!told) {
+      // Before it has joined there is nobody to tell, and there may never be.
+      if (membership_->number() < 0 && !membership_->is_host())
+        finish(128 + signal);
+      else
+        send(NodeMessage::Kind::leaving);
     } else if (again && (!group_ || !group_->any_alive())) {
       finish(128 + signal);  // no patience is left for the others to answer
     }
@@ -156,8 +166,8 @@ class Agent {
     const auto now = SupervisorClock::now();
     const bool were_alive = group_->any_alive();
     group_->step(now);
-    if (cut_off_) {
-      if (!group_->any_alive()) result_ = cut_off_;
+    if (last_result_) {
+      if (!group_->any_alive()) result_ = last_result_;
       return;
     }
     if (group_->take_failure(now)) send(NodeMessage::Kind::failed, group_->failures());
@@ -234,6 +244,10 @@ class Agent {
       return;
     }
     round_ = order.round;
+    if (stop_signal_ != 0) {  // told while the round was made ready: its ranks are not to begin
+      send(NodeMessage::Kind::stopped);
+      return;
+    }
     logs_->begin_attempt(attempt_++);
     WorkerGroup::Surroundings around{.options = &options_,
                                      .guard = guard_.get(),
@@ -287,17 +301,23 @@ class Agent {
     } else if (many_nodes_ && stop_signal_ == 0 && order.exit_status != 0) {
       result.error = order.text;
     }
-    result_ = std::move(result);
+    end_with(std::move(result));
   }
 
   // The way to the other nodes is lost: the ranks here cannot go on.
   void cut_off(const Membership::Event& event) {
-    cut_off_ = stop_signal_ != 0 ? SupervisorResult{128 + stop_signal_, -1, ""}
-                                 : SupervisorResult{event.exit_status, -1, event.broken};
-    if (group_ && group_->any_alive())
+    end_with(stop_signal_ != 0 ? SupervisorResult{128 + stop_signal_, -1, ""}
+                               : SupervisorResult{event.exit_status, -1, event.broken});
+  }
+
+  // At once, or when the ranks that still run have ended, to which no order can come any more.
+  void end_with(SupervisorResult result) {
+    if (group_ && group_->any_alive()) {
       group_->terminate(options_.failure_grace);
-    else
-      result_ = cut_off_;
+      last_result_ = std::move(result);
+    } else {
+      result_ = std::move(result);
+    }
   }
 
   // All that the ranks have written, however slowly it is read, unless somebody wants this to end.
@@ -339,10 +359,12 @@ class Agent {
   std::unique_ptr<WorkerGroup> group_;
   int round_ = 0;
   int attempt_ = 0;
-  int stop_signal_ = 0;
-  bool stopping_ = false;  // the round's ranks are being ended
+  int stop_signal_ = 0;     // sent here, or ordered
+  bool told_here_ = false;  // a signal has been sent to this launcher itself
+  bool stopping_ = false;   // the round's ranks are being ended
   bool waiting_told_ = false;
-  std::optional<SupervisorResult> cut_off_, result_;
+  std::optional<SupervisorResult> last_result_;  // with which to end once no rank runs
+  std::optional<SupervisorResult> result_;
 };
 
 }  // namespace

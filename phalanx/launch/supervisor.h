@@ -9,9 +9,11 @@
 //   ranks start again in a new round; else the result tells of the root cause first (worker_failure.h).
 // - The signals of `stop_signals` are passed on, to the ranks of the other nodes too (coordinator.h). Ranks that
 //   announced a graceful stop get the time they asked for; others are killed 1.5 s after SIGINT (30 s after the rest).
-//   A second signal kills at once, unless one of the two is SIGHUP. SIGHUP that is ignored (nohup) stays ignored, for
-//   the ranks too. SIGUSR1 and SIGUSR2 are passed on and mean nothing to the launcher.
-// - Ranks, and what they started, end with the supervisor, even when it is killed by SIGKILL.
+//   A second signal kills at once, unless one of the two is SIGHUP; one that came by another node is none of the two.
+//   SIGHUP that is ignored (nohup) stays ignored, for the ranks too. SIGUSR1 and SIGUSR2 are passed on and mean nothing
+//   to the launcher.
+// - Ranks, and what they started, end with the supervisor, even when it is killed by SIGKILL; only processes that left
+//   their rank's process group do not.
 //
 // One call at a time in a process, from a thread that stays; the signals are taken for its duration.
 #pragma once

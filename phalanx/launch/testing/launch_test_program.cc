@@ -179,6 +179,21 @@ int run(const std::vector<std::string>& arguments) {
     while (access((directory + "/go").c_str(), F_OK) != 0) usleep(5000);
     return 0;
   }
+  if (mode == "depart") {  // DIRECTORY: ends well at SIGTERM, or when DIRECTORY/go is there; fails when DIRECTORY/lost
+                           // is, as who has lost a peer, unless it is alone
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigprocmask(SIG_BLOCK, &set, nullptr);
+    meet(environment);
+    note(directory, fmt::format("depart.{}.of.{}", rank, environment.world_size), getpid());
+    const timespec slice{0, 5'000'000};
+    while (sigtimedwait(&set, nullptr, &slice) != SIGTERM) {
+      if (environment.world_size > 1 && access((directory + "/lost").c_str(), F_OK) == 0) return 1;
+      if (access((directory + "/go").c_str(), F_OK) == 0) return 0;
+    }
+    return 0;
+  }
   if (mode == "usr1") {  // DIRECTORY: ends well at SIGUSR1
     sigset_t set;
     sigemptyset(&set);
