@@ -3,6 +3,8 @@
 // Contract
 // - Every rank of the communicator calls the same verbs in the same order with matching shapes, dtypes, ops and roots.
 //   Before data moves the signatures are compared; a mismatch is a CommError on every rank that says who called what.
+//   nccl compares behind the stream unless it is strict (nccl.h): so it may be the error of a later call, and what was
+//   computed in between is worthless.
 // - Verbs are synchronous unless `.async = true`; see work.h. Operations of one communicator complete in issue order;
 //   several communicators progress independently, so two may be used in opposite order on two ranks.
 // - Tensors must be contiguous and on the communicator's device; a non-contiguous one is an Error (copy it first), so
@@ -85,7 +87,7 @@ class Communicator {
   int rank() const noexcept;
   int size() const noexcept;
   const std::string& name() const noexcept;
-  std::string backend_name() const;  // "local", "shm", "gloo", "nccl"
+  std::string backend_name() const;  // "local", "shm", "gloo", "mpi", "nccl"; of two levels "shm+gloo", "nccl+mpi", ...
   /// For what is built upon it (device_communicator.h).
   std::shared_ptr<Backend> backend() const;
 
