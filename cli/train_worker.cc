@@ -29,6 +29,7 @@ CommunicatorOptions communicator_options(const train::TrainConfig& config) {
                               .timeout = std::chrono::seconds(config.comm.train_timeout_seconds),
                               .heartbeat = std::chrono::seconds(config.comm.heartbeat_seconds),
                               .trace_prefix = config.comm.save_traces_file_prefix};
+  options.strict = config.comm.strict;
   if (config.comm.trace_buf_size > 0) {
     options.trace_capacity = static_cast<std::size_t>(config.comm.trace_buf_size);
     options.trace_folder =

@@ -130,8 +130,9 @@ class Operation {
   virtual std::shared_ptr<StreamCompletion> completion() { return nullptr; }
   /// The ranks this operation is waiting for, for error messages; empty if the backend cannot know.
   virtual std::vector<int> missing_ranks() { return {}; }
-  /// Stream-ordered operations only: puts into the stream what can be. Called once, right after start() and
-  /// completion(), by the issuing thread; after a throw retire() tells when the device is through with what it began.
+  /// Stream-ordered operations only: puts into the stream what can be; advance() does the rest. Called at most once,
+  /// right after start() and completion(), by the issuing thread; it may wait for a moment, but for no peer. After a
+  /// throw retire() tells when the device is through with what it began.
   virtual void launch() {}
 };
 

@@ -7,6 +7,9 @@
 #include <fmt/format.h>
 
 #include <exception>
+#include <mutex>
+#include <string>
+#include <vector>
 
 #include "phalanx/base/error.h"
 #include "phalanx/comm/device_streams.h"
@@ -67,6 +70,18 @@ class CudaEvent final : public DeviceEvent {
 class CudaStreams final : public DeviceStreams {
  public:
   explicit CudaStreams(int device) : device_(device) {}
+  ~CudaStreams() override {
+    for (const cudaStream_t stream : streams_)
+      on_device(static_cast<c10::DeviceIndex>(device_), [stream] { return cudaStreamDestroy(stream); });
+  }
+
+  std::string device_identity() const override {
+    cudaDeviceProp properties{};
+    check_cuda(cudaGetDeviceProperties(&properties, device_), "cudaGetDeviceProperties");
+    std::string text = "GPU-";
+    for (const char byte : properties.uuid.bytes) text += fmt::format("{:02x}", static_cast<unsigned char>(byte));
+    return text;
+  }
 
   std::shared_ptr<void> enter() const override {
     return std::make_shared<c10::cuda::CUDAGuard>(static_cast<c10::DeviceIndex>(device_));
@@ -75,8 +90,16 @@ class CudaStreams final : public DeviceStreams {
     return std::make_shared<c10::cuda::CUDAStreamGuard>(
         c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream), static_cast<c10::DeviceIndex>(device_)));
   }
+  // c10 has a pool of 32 for everybody: of 33 communicators two would share one, and hold each other up.
   DeviceStream make_stream() override {
-    return c10::cuda::getStreamFromPool(/*isHighPriority=*/true, static_cast<c10::DeviceIndex>(device_)).stream();
+    const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device_));
+    int least = 0, greatest = 0;
+    check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+    cudaStream_t stream = nullptr;
+    check_cuda(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest), "cudaStreamCreateWithPriority");
+    const std::lock_guard lock(mutex_);
+    streams_.push_back(stream);
+    return stream;
   }
   std::shared_ptr<DeviceEvent> record(DeviceStream stream) override {
     return std::make_shared<CudaEvent>(device_, static_cast<cudaStream_t>(stream));
@@ -108,6 +131,8 @@ class CudaStreams final : public DeviceStreams {
     return c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device_)).stream();
   }
   int device_;
+  std::mutex mutex_;
+  std::vector<cudaStream_t> streams_;
 };
 
 void check_device(int device) {

@@ -32,6 +32,8 @@ class DeviceEvent {
 class DeviceStreams {
  public:
   virtual ~DeviceStreams() = default;
+  /// The device by a name that no other in the world has; empty: not known.
+  virtual std::string device_identity() const { return ""; }
   /// Makes this device the calling thread's until the returned handle goes.
   virtual std::shared_ptr<void> enter() const = 0;
   /// Makes it the calling thread's current stream until the returned handle goes.

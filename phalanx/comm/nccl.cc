@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cstring>
+#include <map>
 
 #include "phalanx/base/error.h"
 #include "phalanx/comm/nccl_backend.h"
@@ -15,6 +16,20 @@ struct NcclPieces {
   std::shared_ptr<DeviceStreams> streams;
 };
 
+// NCCL takes no two ranks on one device. By rank: DeviceStreams::device_identity().
+void throw_if_shared(const std::vector<std::string>& devices) {
+  std::map<std::string, std::size_t> first;
+  for (std::size_t rank = 0; rank < devices.size(); ++rank) {
+    if (devices[rank].empty()) continue;
+    const auto [one, is_new] = first.emplace(devices[rank], rank);
+    if (!is_new)
+      throw NcclUnavailable(
+          fmt::format("ranks {} and {} have the same device ({}), which NCCL does not take: let each "
+                      "rank see one of its own",
+                      one->second, rank, devices[rank]));
+  }
+}
+
 // All ranks must be able to: one that cannot would leave the others waiting. `problem`: why this one cannot.
 std::shared_ptr<Communicator> make_over_nccl(std::shared_ptr<Backend> control, int cuda_device, NcclPieces pieces,
                                              const std::string& problem, NcclOptions options) {
@@ -23,7 +38,7 @@ std::shared_ptr<Communicator> make_over_nccl(std::shared_ptr<Backend> control, i
     CommunicatorOptions quiet = options.communicator;
     quiet.name += " (meeting for NCCL)";
     Communicator meeting(control, quiet);
-    // Either why not, or nothing; rank 0 adds NCCL's id.
+    // Either why not, or nothing.
     std::string mine = problem;
     if (problem.empty() && meeting.rank() == 0) {
       const NcclResult result = pieces.table->get_unique_id(&id);
@@ -32,6 +47,7 @@ std::shared_ptr<Communicator> make_over_nccl(std::shared_ptr<Backend> control, i
     const std::vector<std::string> problems = meeting.all_gather_bytes(mine);
     for (std::size_t rank = 0; rank < problems.size(); ++rank)
       if (!problems[rank].empty()) throw NcclUnavailable(fmt::format("rank {}: {}", rank, problems[rank]));
+    throw_if_shared(meeting.all_gather_bytes(pieces.streams->device_identity()));
     const std::string text = meeting.broadcast_bytes(std::string(id.bytes, sizeof id.bytes));
     std::memcpy(id.bytes, text.data(), sizeof id.bytes);
   }
@@ -42,7 +58,7 @@ std::shared_ptr<Communicator> make_over_nccl(std::shared_ptr<Backend> control, i
                                 control->rank(), [&control] { control->check_ranks(); });
   setup.control = std::move(control);
   setup.cuda_device = cuda_device;
-  setup.strict = options.strict;
+  setup.strict = options.communicator.strict;
   setup.names = std::move(options.names);
   return std::make_shared<Communicator>(std::make_shared<NcclBackend>(std::move(setup)),
                                         std::move(options.communicator));

@@ -5,8 +5,8 @@
 //   stream wait; the host never does. CPU tensors, byte objects and barriers go through the control communicator and
 //   make the host wait as there.
 // - The ranks' calls are compared behind the stream: a mismatch aborts the group, ends what hangs on the device, and is
-//   the error of a later call on every rank. With `strict` the comparison comes first, and so does the host's wait for
-//   it: the call itself throws.
+//   the error of a later call on every rank. With CommunicatorOptions::strict the comparison comes first, and so does
+//   the host's wait for it: the call itself throws.
 // - Messages between two ranks match in the order of issue; tags must agree. Messages in both directions that are under
 //   way at the same time belong into one batch_peer_to_peer().
 // - Sums are in NCCL's order, 16-bit floats in NCCL's accumulator; every rank gets the same bits. bool is or, and.
@@ -26,14 +26,14 @@
 
 namespace phalanx {
 
-/// A rank has no such device or cannot load NCCL: nothing has been done yet, and all ranks get this error.
+/// A rank has no such device or cannot load NCCL, or two share a device: nothing has been done yet, and all ranks get
+/// this error.
 class NcclUnavailable : public CommError {
  public:
   using CommError::CommError;
 };
 
 struct NcclOptions {
-  bool strict = false;
   CommunicatorOptions communicator;
   std::vector<int> names;  // what error texts call the ranks, where these are a part of a group; empty: 0, 1, ...
 };

@@ -5,10 +5,12 @@
 // signatures, news of dead ranks and of aborts, and what a split has to agree on.
 //
 // An operation with device data, step by step:
-//   launch()   the communication stream waits for what the caller's current stream has in hand; NCCL's kernels are put
-//              into it; an event marks their end. `strict`: nothing yet.
-//   advance()  compares signatures with the other ranks (in the order of issue); strict: launches when they agree;
-//              looks for errors that NCCL reports; done when the event is.
+//   launch()   the communication stream waits for what the caller's current stream has in hand; NCCL is called; an
+//   event
+//              marks the end of its kernels. `strict`: nothing yet.
+//   advance()  launches what launch() could not: where the call before has not been taken yet, NCCL does not take this
+//              one within a moment (nccl_operation.h), or, `strict`, ranks had to agree first. Compares signatures with
+//              the other ranks (in the order of issue); looks for errors that NCCL reports; done when the event is.
 // A mismatch or a time-out aborts NCCL's communicator, which ends the kernels that wait in vain.
 //
 // What NCCL lacks is made of its calls in one group: gather, scatter, all_to_all of sends and receives; the uneven
@@ -82,7 +84,7 @@ class NcclBackend final : public Backend {
   std::mutex& self_mutex() { return self_mutex_; }
   std::deque<SelfMessage>& self_messages() { return self_messages_; }
 
-  /// The messages of other ranks are launched in the order of issue, also when that waits for something.
+  /// NCCL's calls are made in the order of issue, also when one waits for something.
   std::uint64_t take_turn() { return next_turn_++; }
   bool is_turn(std::uint64_t turn) const { return turn == launched_turns_.load(std::memory_order_acquire); }
   void end_turn() { launched_turns_.fetch_add(1, std::memory_order_acq_rel); }

@@ -20,6 +20,7 @@
 #include "phalanx/comm/fault_world.h"
 #include "phalanx/comm/local_backend.h"
 #include "phalanx/comm/nccl.h"
+#include "phalanx/comm/nccl_group.h"
 #include "phalanx/comm/shm_backend.h"
 #include "phalanx/comm/staged_backend.h"
 #include "phalanx/comm/tcp_store.h"
@@ -108,6 +109,11 @@ void run_whole_suite(NcclRank& rank) {
 
 using NcclRanks = std::string(int world, const NcclBody& body, const NcclOptions& options);
 
+NcclOptions with_strictness(CommunicatorOptions options, bool strict) {
+  options.strict = strict;
+  return {.communicator = std::move(options)};
+}
+
 void expect_clear_failures(int world, NcclRanks& run_ranks) {
   for (const bool strict : {false, true}) {
     for (const SuiteCase& test : backend_failure_suite()) {
@@ -115,8 +121,9 @@ void expect_clear_failures(int world, NcclRanks& run_ranks) {
       if (!strict && std::string_view(test.name) == "counts") continue;
       SCOPED_TRACE(fmt::format("{}{}", test.name, strict ? ", strict" : ""));
       EXPECT_EQ(again_if_late([&] {
-                  return run_ranks(world, [&](NcclRank& rank) { test.run(*rank.comm); },
-                                   {.strict = strict, .communicator = failure_options(test)});
+                  return run_ranks(
+                      world, [&](NcclRank& rank) { test.run(*rank.comm); },
+                      with_strictness(failure_options(test), strict));
                 }),
                 "");
     }
@@ -132,7 +139,9 @@ TEST_P(NcclSuite, FailsClearly) {
   if (GetParam() > 1) expect_clear_failures(GetParam(), run_nccl_threads);
 }
 
-TEST(NcclBackend, StrictPassesTheSuiteToo) { EXPECT_EQ(run_nccl_threads(3, run_whole_suite, {.strict = true}), ""); }
+TEST(NcclBackend, StrictPassesTheSuiteToo) {
+  EXPECT_EQ(run_nccl_threads(3, run_whole_suite, {.communicator = {.strict = true}}), "");
+}
 
 class NcclProcesses : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Worlds, NcclProcesses, ::testing::Values(2, 3, 4, 8));
@@ -165,7 +174,8 @@ void expect_death_is_told(int world, const FaultCall& call, bool strict) {
   EXPECT_EQ(again_if_late([&] {
               TcpStoreServer server;
               return kill_one_of(world, 1, [&](FaultRank& self) -> std::function<void()> {
-                const auto rank = make_nccl_rank(server.address(), self.rank(), world, {.strict = strict});
+                const auto rank =
+                    make_nccl_rank(server.address(), self.rank(), world, {.communicator = {.strict = strict}});
                 rank->comm->barrier();
                 return [&, rank] {
                   call_until_told(self, *rank, call, 1s, "rank 1 has died");
@@ -193,7 +203,8 @@ TEST_P(NcclDeaths, AStoppedRankIsToldWithinTheHeartbeatLimit) {
               TcpStoreServer server;
               const FaultCall call = fault_calls(1).front();
               FaultWorld world(3, [&](FaultRank& self) {
-                const auto rank = make_nccl_rank(server.address(), self.rank(), 3, {.strict = GetParam()}, 1500ms);
+                const auto rank =
+                    make_nccl_rank(server.address(), self.rank(), 3, {.communicator = {.strict = GetParam()}}, 1500ms);
                 rank->comm->barrier();
                 self.arrive();
                 if (self.rank() == 1) self.await_go(1);
@@ -360,6 +371,76 @@ TEST(NcclBackend, CommunicatorsAreSplitByNccl) {
             "");
 }
 
+// --- a group's first calls, which NCCL takes when all ranks have made them
+
+TEST(NcclBackend, TheHostDoesNotWaitForRanksThatComeLater) {
+  for (const bool strict : {false, true}) {
+    std::atomic<bool> has_returned{false};
+    EXPECT_EQ(run_nccl_threads(2,
+                               [&](NcclRank& rank) {
+                                 at::Tensor x = at::full({4}, rank.comm->rank() + 1.0F), y = at::full({4}, 2.0F);
+                                 const auto begin = std::chrono::steady_clock::now();
+                                 while (rank.comm->rank() == 1 && !has_returned &&
+                                        std::chrono::steady_clock::now() - begin < 10s)
+                                   std::this_thread::yield();
+                                 const Work first = rank.comm->all_reduce(x, {.async = true});
+                                 const Work second =
+                                     rank.comm->all_reduce(y, {.async = true});  // behind one that NCCL has not taken
+                                 if (rank.comm->rank() == 0) {
+                                   EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s);
+                                   EXPECT_FALSE(first.is_done());
+                                   has_returned = true;
+                                 }
+                                 first.wait();
+                                 second.wait();
+                                 EXPECT_EQ(x.const_data_ptr<float>()[3], 3.0F);
+                                 EXPECT_EQ(y.const_data_ptr<float>()[3], 4.0F);
+                               },
+                               {.communicator = {.strict = strict}}),
+              "");
+  }
+}
+
+TEST(NcclBackend, TwoGroupsMayBeUsedInOppositeOrder) {
+  EXPECT_EQ(run_nccl_threads(2,
+                             [](NcclRank& rank) {
+                               const auto one = rank.comm->split(0, 0), other = rank.comm->split(0, 0);
+                               const bool is_first = rank.comm->rank() == 0;
+                               at::Tensor x = at::full({4}, 1.0F), y = at::full({4}, 2.0F);
+                               const Work a = (is_first ? one : other)->all_reduce(is_first ? x : y, {.async = true});
+                               const Work b = (is_first ? other : one)->all_reduce(is_first ? y : x, {.async = true});
+                               a.wait();
+                               b.wait();
+                               EXPECT_EQ(x.const_data_ptr<float>()[3], 2.0F);
+                               EXPECT_EQ(y.const_data_ptr<float>()[3], 4.0F);
+                             }),
+            "");
+}
+
+// NCCL writes down what a split has made when it is through, also if nobody waits for that any more.
+TEST(NcclBackend, ASplitThatFailsIsEndedBeforeItsMemoryIs) {
+  const auto transport = make_local_backends(2);
+  std::vector<std::unique_ptr<FakeNccl>> libraries;
+  for (const auto& way : transport) libraries.push_back(std::make_unique<FakeNccl>(way));
+  const auto streams = std::make_shared<FakeStreams>();
+  std::vector<std::shared_ptr<NcclGroup>> groups;
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto table = libraries[static_cast<std::size_t>(rank)]->table();
+    NcclUniqueId id{};
+    table->get_unique_id(&id);
+    groups.push_back(NcclGroup::make({table, streams, 200ms}, id, 2, rank));
+  }
+  try {
+    groups.front()->split(0, 0);
+    FAIL() << "no error";
+  } catch (const CommError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("split is not finished after 0.2 s"));
+  }
+  EXPECT_TRUE(groups.front()->is_aborted());
+  groups.clear();
+  EXPECT_THAT(libraries.front()->calls(), ElementsAre("init", "split", "abort", "split given up"));
+}
+
 TEST(NcclBackend, MessagesMatchInOrderAndTheirTagsMustAgree) {
   EXPECT_EQ(run_nccl_threads(2,
                              [](NcclRank& rank) {
@@ -481,6 +562,25 @@ TEST(NcclBackend, RanksThatNcclCannotConnectTimeOut) {
     EXPECT_THAT(error.what(), HasSubstr("making the group is not finished after 0.1 s"));
   }
   EXPECT_THAT(nccl.calls(), ElementsAre("init", "abort"));
+}
+
+TEST(NcclBackend, RanksOnOneDeviceAreToldBeforeNcclIsAsked) {
+  const auto control = make_local_backends(3);
+  std::vector<std::thread> threads;
+  for (const auto& backend : control)
+    threads.emplace_back([&backend] {
+      const auto streams = std::make_shared<FakeStreams>();
+      streams->identify(backend->rank() == 1 ? "GPU-01" : "GPU-00");
+      FakeNccl nccl(backend);
+      try {
+        make_nccl_communicator(backend, -1, nccl.table(), streams, {});
+        ADD_FAILURE() << "no error";
+      } catch (const NcclUnavailable& error) {
+        EXPECT_THAT(error.what(), HasSubstr("ranks 0 and 2 have the same device (GPU-00)"));
+      }
+      EXPECT_THAT(nccl.calls(), ElementsAre());
+    });
+  for (std::thread& thread : threads) thread.join();
 }
 
 TEST(NcclTable, SaysWhyNcclCannotBeLoaded) {

@@ -13,19 +13,21 @@ namespace {
 class NcclCollective final : public NcclOperation {
  public:
   NcclCollective(NcclBackend& backend, const OperationDescription& description)
-      : NcclOperation(backend, description), ticket_(backend.window().add(signature_of(description))) {}
+      : NcclOperation(backend, description), ticket_(backend.window().add(signature_of(description))) {
+    take_turn();
+  }
 
   void launch() override {
-    if (!backend_.strict()) launch_now();
+    if (may_launch()) launch_for_a_moment([this] { return launch_next(); });
   }
 
   Progress advance() override {
     backend_.throw_if_aborted();
+    if (may_launch() && !is_launched()) launch_next();
     if (stage_ == Stage::signatures) {
       const Progress progress = backend_.window().advance(ticket_);
       if (progress != Progress::done) return progress;
       stage_ = d_.input_counts.empty() ? Stage::device : Stage::counts;
-      if (stage_ == Stage::device && !has_begun_) launch_now();
       return Progress::moved;
     }
     if (stage_ == Stage::counts) {
@@ -35,13 +37,13 @@ class NcclCollective final : public NcclOperation {
       counts_operation_.reset();
       compare_counts();
       stage_ = Stage::device;
-      if (!has_begun_) launch_now();
       return Progress::moved;
     }
     return watch();
   }
 
   std::optional<Doorbell> doorbell() override {
+    if (may_launch() && !is_launched()) return std::nullopt;
     if (stage_ == Stage::signatures) return backend_.window().doorbell();
     return counts_operation_ ? counts_operation_->doorbell() : std::nullopt;
   }
@@ -63,9 +65,9 @@ class NcclCollective final : public NcclOperation {
  private:
   enum class Stage : std::uint8_t { signatures, counts, device };
 
-  void launch_now() {
-    in_stream([this] { put_in_stream(); });
-    mark_end();
+  bool may_launch() const { return !backend_.strict() || stage_ == Stage::device; }
+  bool launch_next() {
+    return launch_step([this] { put_in_stream(); }, [this] { mark_end(); });
   }
 
   void put_in_stream() {
@@ -77,25 +79,25 @@ class NcclCollective final : public NcclOperation {
     switch (d_.verb) {
       case Verb::broadcast:
         if (count == 0) return;
-        return backend_.group().call("broadcast", [&](NcclComm* comm) {
+        return backend_.group().begin("broadcast", [&](NcclComm* comm) {
           return nccl.broadcast(d_.output, d_.output, count, type_, d_.root, comm, stream);
         });
       case Verb::all_reduce:
         if (count == 0) return;
-        return backend_.group().call("all_reduce", [&](NcclComm* comm) {
+        return backend_.group().begin("all_reduce", [&](NcclComm* comm) {
           return nccl.all_reduce(d_.output, d_.output, count, type_, op, comm, stream);
         });
       case Verb::reduce:
         if (count == 0) return;
-        return backend_.group().call("reduce", [&](NcclComm* comm) {
+        return backend_.group().begin("reduce", [&](NcclComm* comm) {
           return nccl.reduce(d_.output, is_root ? d_.output : nullptr, count, type_, op, d_.root, comm, stream);
         });
       case Verb::all_gather:
         if (count == 0) return;
-        return backend_.group().group_call("all_gather", [&](NcclComm* comm) { return gather_all(comm); });
+        return backend_.group().begin_group("all_gather", [&](NcclComm* comm) { return gather_all(comm); });
       case Verb::reduce_scatter:
         if (d_.input_count == 0) return;
-        return backend_.group().group_call("reduce_scatter", [&](NcclComm* comm) { return reduce_parts(comm, op); });
+        return backend_.group().begin_group("reduce_scatter", [&](NcclComm* comm) { return reduce_parts(comm, op); });
       case Verb::gather:
         return gather(is_root);
       case Verb::scatter:
@@ -134,7 +136,7 @@ class NcclCollective final : public NcclOperation {
     if (d_.input_count == 0) return;
     const auto count = static_cast<std::size_t>(d_.input_count);
     if (is_root) copy(at(d_.output, d_.root * d_.input_count), d_.input, d_.input_count);
-    backend_.group().group_call("gather", [&](NcclComm* comm) {
+    backend_.group().begin_group("gather", [&](NcclComm* comm) {
       if (!is_root) return backend_.table().send(d_.input, count, type_, d_.root, comm, backend_.stream());
       return for_each_peer([&](int peer) {
         return backend_.table().recv(at(d_.output, peer * d_.input_count), count, type_, peer, comm, backend_.stream());
@@ -146,7 +148,7 @@ class NcclCollective final : public NcclOperation {
     if (d_.output_count == 0) return;
     const auto count = static_cast<std::size_t>(d_.output_count);
     if (is_root) copy(d_.output, at(d_.input, d_.root * d_.output_count), d_.output_count);
-    backend_.group().group_call("scatter", [&](NcclComm* comm) {
+    backend_.group().begin_group("scatter", [&](NcclComm* comm) {
       if (!is_root) return backend_.table().recv(d_.output, count, type_, d_.root, comm, backend_.stream());
       return for_each_peer([&](int peer) {
         return backend_.table().send(at(d_.input, peer * d_.output_count), count, type_, peer, comm, backend_.stream());
@@ -161,7 +163,7 @@ class NcclCollective final : public NcclOperation {
     // Unequal counts to oneself are found by compare_counts().
     copy(at(d_.output, static_cast<std::int64_t>(to.begin)), at(d_.input, static_cast<std::int64_t>(from.begin)),
          static_cast<std::int64_t>(std::min(from.size(), to.size())));
-    backend_.group().group_call("all_to_all", [&](NcclComm* comm) {
+    backend_.group().begin_group("all_to_all", [&](NcclComm* comm) {
       return for_each_peer([&](int peer) {
         const Range out = part(d_.input_counts, peer), in = part(d_.output_counts, peer);
         NcclResult result = NcclResult::success;

@@ -37,7 +37,7 @@ void NcclGroup::throw_if_aborted(const char* what) const {
   if (is_aborted()) throw CommError(fmt::format("NCCL: {}: the group was aborted", what));
 }
 
-// NCCL has taken a call when the communicator's state is no longer in_progress.
+// Of what makes a group: it is through when the communicator's state is no longer in_progress.
 void NcclGroup::await(const char* what, NcclResult first, NcclComm* comm, const std::function<void()>& give_up) const {
   NcclResult state = first;
   const auto begin = NcclClock::now();
@@ -80,7 +80,14 @@ std::shared_ptr<NcclGroup> NcclGroup::split(int color, int key, const std::funct
   NcclConfig config = this->config();
   const NcclResult result = setup_.table->comm_split(comm_, color, key, &group->comm_, &config);
   // The state of the old group tells when the call is through, then that of the new one when it can be used.
-  await("split", result, comm_, give_up);
+  try {
+    await("split", result, comm_, give_up);
+  } catch (...) {
+    // NCCL may still be at it, and is to write down what it has made.
+    left_behind_ = std::move(group);
+    abort();
+    throw;
+  }
   if (group->comm_ == nullptr) return nullptr;
   try {
     group->await("making the group by split", NcclResult::in_progress, group->comm_, give_up);
@@ -91,15 +98,43 @@ std::shared_ptr<NcclGroup> NcclGroup::split(int color, int key, const std::funct
   return group;
 }
 
-void NcclGroup::call(const char* what, const std::function<NcclResult(NcclComm*)>& body) {
-  const std::lock_guard lock(call_mutex_);
-  throw_if_aborted(what);
-  const auto device = setup_.streams->enter();
-  await(what, body(comm_), comm_, {});
+// Whoever holds it for long is the aborter.
+std::unique_lock<std::mutex> NcclGroup::lock_for(const char* what) {
+  for (;;) {
+    throw_if_aborted(what);
+    std::unique_lock lock(call_mutex_, std::try_to_lock);
+    if (lock.owns_lock()) {
+      throw_if_aborted(what);
+      return lock;
+    }
+    std::this_thread::yield();
+  }
 }
 
-void NcclGroup::group_call(const char* what, const std::function<NcclResult(NcclComm*)>& body) {
-  call(what, [&](NcclComm* comm) {
+void NcclGroup::begin(const char* what, const std::function<NcclResult(NcclComm*)>& body) {
+  const auto lock = lock_for(what);
+  const auto device = setup_.streams->enter();
+  last_call_ = what;
+  last_result_ = body(comm_);
+  if (last_result_ != NcclResult::success && last_result_ != NcclResult::in_progress)
+    throw CommError(fmt::format("NCCL: {}: {}", what, text_of(last_result_)));
+}
+
+bool NcclGroup::is_taken() {
+  const auto lock = lock_for(last_call_);
+  if (last_result_ == NcclResult::in_progress) {
+    NcclResult state = NcclResult::success;
+    const NcclResult asked = setup_.table->comm_get_async_error(comm_, &state);
+    last_result_ = asked != NcclResult::success ? asked : state;
+  }
+  if (last_result_ == NcclResult::in_progress) return false;
+  if (last_result_ != NcclResult::success)
+    throw CommError(fmt::format("NCCL: {}: {}", last_call_, text_of(last_result_)));
+  return true;
+}
+
+void NcclGroup::begin_group(const char* what, const std::function<NcclResult(NcclComm*)>& body) {
+  begin(what, [&](NcclComm* comm) {
     NcclResult result = setup_.table->group_start();
     if (result != NcclResult::success) return result;
     result = body(comm);
@@ -125,19 +160,23 @@ void NcclGroup::abort() noexcept {
   if (aborted_.exchange(true, std::memory_order_acq_rel)) return;
   try {
     aborter_ = std::thread([this] {
-      const std::lock_guard in_no_call(call_mutex_);  // a call under way sees the flag and ends
-      if (comm_ == nullptr) return;
-      const auto device = setup_.streams->enter();
-      setup_.table->comm_abort(comm_);  // frees it, whatever it returns
-      comm_ = nullptr;
+      const std::lock_guard in_no_call(call_mutex_);  // making and splitting see the flag and end
+      if (comm_ != nullptr) {
+        const auto device = setup_.streams->enter();
+        setup_.table->comm_abort(comm_);  // frees it, whatever it returns
+        comm_ = nullptr;
+      }
+      ended_.store(true, std::memory_order_release);
     });
   } catch (const std::exception&) {
     // No thread is to be had: the communicator is left as it is, and the process is about to end in errors anyway.
+    ended_.store(true, std::memory_order_release);
   }
 }
 
 NcclGroup::~NcclGroup() {
   if (aborter_.joinable()) aborter_.join();
+  if (left_behind_) left_behind_->abort();
   if (comm_ == nullptr) return;
   const auto device = setup_.streams->enter();
   NcclResult state = setup_.table->comm_finalize(comm_);

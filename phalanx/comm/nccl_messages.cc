@@ -19,16 +19,17 @@ class NcclMessages final : public NcclOperation {
       else
         self_receives_.push_back(&one);
     }
-    if (!remote_.empty()) turn_ = backend_.take_turn();
+    if (!remote_.empty()) take_turn();
     is_agreed_ = remote_.empty();
   }
 
   void launch() override {
-    if (!backend_.strict() || is_agreed_) launch_what_can_be();
+    if (!backend_.strict() || is_agreed_) launch_for_a_moment([this] { return launch_what_can_be(); });
   }
 
   Progress advance() override {
     backend_.throw_if_aborted();
+    if (!completion_->event()) launch_what_can_be();
     if (!is_agreed_) {
       if (!headers_operation_) begin_headers();
       const Progress progress = headers_operation_->advance();
@@ -36,13 +37,14 @@ class NcclMessages final : public NcclOperation {
       headers_operation_.reset();
       compare_headers();
       is_agreed_ = true;
+      return Progress::moved;
     }
-    if (!completion_->event()) launch_what_can_be();
     return watch();
   }
 
   std::optional<Doorbell> doorbell() override {
-    return headers_operation_ ? headers_operation_->doorbell() : std::nullopt;
+    return headers_operation_ && (completion_->event() || backend_.strict()) ? headers_operation_->doorbell()
+                                                                             : std::nullopt;
   }
   void check_peers() override { headers_operation_ ? headers_operation_->check_peers() : check_device_peers(); }
   std::vector<int> missing_ranks() override {
@@ -61,7 +63,6 @@ class NcclMessages final : public NcclOperation {
     });
     for (const auto& taken : self_sends_)
       if (taken->event() && !taken->is_done()) return false;
-    if (has_begun_ && !completion_->event()) mark_end();
     return NcclOperation::retire();
   }
 
@@ -79,36 +80,36 @@ class NcclMessages final : public NcclOperation {
   }
 
   // Everything that is to happen on the device is in the stream: then the operation has an end.
-  void launch_what_can_be() {
-    const bool may_move = !backend_.strict() || is_agreed_;
-    if (!is_remote_launched_ && may_move && (remote_.empty() || backend_.is_turn(turn_))) launch_remote();
+  bool launch_what_can_be() {
+    if (!backend_.strict() || is_agreed_) launch_remote();
     std::erase_if(self_receives_, [this](const Transfer* one) { return receive_from_self(*one); });
     const bool all_taken = std::all_of(self_sends_.begin(), self_sends_.end(),
                                        [](const auto& taken) { return taken->event() != nullptr; });
-    if (!is_remote_launched_ || !self_receives_.empty() || !all_taken) return;
+    if (!(remote_.empty() || is_launched()) || !self_receives_.empty() || !all_taken) return false;
     in_stream([] {});
     mark_end();
+    return true;
   }
 
   void launch_remote() {
-    is_remote_launched_ = true;
-    if (remote_.empty()) return;
-    in_stream([this] {
-      backend_.group().group_call(name_of(d_.verb).data(), [&](NcclComm* comm) {
-        const NcclTable& nccl = backend_.table();
-        for (const Transfer* one : remote_) {
-          if (one->count == 0) continue;
-          const auto count = static_cast<std::size_t>(one->count);
-          const NcclType type = nccl_type_of(one->dtype);
-          const NcclResult result = one->is_send
-                                        ? nccl.send(one->data, count, type, one->peer, comm, backend_.stream())
-                                        : nccl.recv(one->data, count, type, one->peer, comm, backend_.stream());
-          if (result != NcclResult::success && result != NcclResult::in_progress) return result;
-        }
-        return NcclResult::success;
-      });
-    });
-    backend_.end_turn();
+    if (remote_.empty() || is_launched()) return;
+    launch_step(
+        [this] {
+          backend_.group().begin_group(name_of(d_.verb).data(), [&](NcclComm* comm) { return move_remote(comm); });
+        },
+        [] {});
+  }
+  NcclResult move_remote(NcclComm* comm) const {
+    const NcclTable& nccl = backend_.table();
+    for (const Transfer* one : remote_) {
+      if (one->count == 0) continue;
+      const auto count = static_cast<std::size_t>(one->count);
+      const NcclType type = nccl_type_of(one->dtype);
+      const NcclResult result = one->is_send ? nccl.send(one->data, count, type, one->peer, comm, backend_.stream())
+                                             : nccl.recv(one->data, count, type, one->peer, comm, backend_.stream());
+      if (result != NcclResult::success && result != NcclResult::in_progress) return result;
+    }
+    return NcclResult::success;
   }
 
   void send_to_self(const Transfer& one) {
@@ -168,9 +169,7 @@ class NcclMessages final : public NcclOperation {
 
   std::vector<const Transfer*> remote_, self_receives_;
   std::vector<std::shared_ptr<DeviceCompletion>> self_sends_;
-  std::uint64_t turn_ = 0;
   bool is_agreed_ = false;
-  bool is_remote_launched_ = false;
   std::vector<Header> headers_;
   OperationDescription headers_description_;
   std::unique_ptr<Operation> headers_operation_;

@@ -123,8 +123,7 @@ class NcclTwoLevelOperation final : public Operation {
       count(part);
       named(part, [&] {
         part.operation = part.way->start(part.description);
-        part.operation->completion();
-        part.operation->launch();
+        part.operation->completion();  // advance() launches it
       });
     }
   }

@@ -131,6 +131,7 @@ struct TrainConfig {
     std::int64_t heartbeat_seconds = 5;
     std::string backend = "auto";
     bool shared_heap = false;
+    bool strict = false;
     std::int64_t trace_buf_size = 2048;
     std::string save_traces_folder = "comm_traces";
     std::string save_traces_file_prefix = "rank_";

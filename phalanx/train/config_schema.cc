@@ -300,6 +300,9 @@ const std::vector<Key>& known_keys() {
       {"comm", "shared_heap", at<&C::comm, &C::Comm::shared_heap>,
        "Large CPU tensors lie in memory that the ranks of one machine read and write where it is: collectives of shm "
        "need fewer copies."},
+      {"comm", "strict", at<&C::comm, &C::Comm::strict>,
+       "On nccl the host waits in every operation until all ranks are known to call the same, and a mismatch is that "
+       "operation's error, not a later one's."},
       {"comm", "trace_buf_size", at<&C::comm, &C::Comm::trace_buf_size>,
        "Operations of each group of ranks that the flight recorder keeps, to be written on an error, a time-out or "
        "SIGUSR1. 0: nothing is written.",

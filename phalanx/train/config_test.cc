@@ -225,6 +225,8 @@ TEST(Config, ProfilingAndCommunicationKeys) {
   EXPECT_EQ(config.comm.save_traces_file_prefix, "r");
   EXPECT_FALSE(defaults.comm.shared_heap);
   EXPECT_TRUE(parse("[comm]\nshared_heap = true\n").comm.shared_heap);
+  EXPECT_FALSE(defaults.comm.strict);
+  EXPECT_TRUE(parse("[comm]\nstrict = true\n").comm.strict);
   EXPECT_THAT(refusal("", {"--profiling.profile_freq=0"}), HasSubstr("expected an integer, 1 or more"));
   EXPECT_THAT(refusal("", {"--profiling.profiler_active=11"}),
               HasSubstr("profiler_active is 11, but profile_freq is 10"));

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <thread>
+#include <utility>
 
 #include "phalanx/base/error.h"
 #include "phalanx/comm/communicator.h"
@@ -16,6 +18,7 @@ namespace phalanx {
 namespace {
 
 constexpr int kLooks = 3;  // until a call has been taken
+constexpr int kConnectTag = 1 << 20;
 
 DataType type_of(NcclType type) {
   switch (type) {
@@ -51,6 +54,8 @@ ReduceOp op_of(NcclOp op) {
   }
 }
 
+}  // namespace
+
 // One call between start and end of a group, or a group of its own.
 struct FakeKernel {
   OperationDescription description;
@@ -64,6 +69,9 @@ struct FakeGroup {
   DeviceStream stream = nullptr;
   std::vector<FakeKernel> kernels;
 };
+
+namespace {
+
 thread_local FakeGroup fake_group;
 
 }  // namespace
@@ -76,9 +84,31 @@ struct FakeNcclComm {
   std::atomic<int> kernels{0};  // in the stream
   std::uint64_t sequence = 0;   // kernels only: one stream at a time
   std::thread splitter;
+  std::thread connector;
+  bool are_all_connected = false;  // for collectives
+  std::set<int> connected;         // for messages
 
   static FakeNcclComm* of(NcclComm* comm) { return reinterpret_cast<FakeNcclComm*>(comm); }
   NcclComm* handle() { return reinterpret_cast<NcclComm*>(this); }
+
+  // What a group's kernels need and there is not yet: of a barrier of all ranks, or of one token each way with each
+  // peer.
+  std::vector<OperationDescription> connections_for(const std::vector<FakeKernel>& group) {
+    std::vector<OperationDescription> needed;
+    OperationDescription tokens;
+    tokens.verb = Verb::batch_p2p;
+    for (const FakeKernel& kernel : group) {
+      if (kernel.description.transfers.empty() && !std::exchange(are_all_connected, true)) needed.emplace_back();
+      for (const Transfer& transfer : kernel.description.transfers) {
+        if (!connected.insert(transfer.peer).second) continue;
+        tokens.transfers.push_back({true, &token_out, 1, DataType::u8, transfer.peer, kConnectTag});
+        tokens.transfers.push_back({false, &token_in, 1, DataType::u8, transfer.peer, kConnectTag});
+      }
+    }
+    if (!tokens.transfers.empty()) needed.push_back(std::move(tokens));
+    return needed;
+  }
+  std::uint8_t token_out = 0, token_in = 0;
 
   void drive(OperationDescription description) {
     // Ranks exchange different numbers of messages, but call the same collectives.
@@ -124,8 +154,10 @@ struct FakeNcclComm {
 FakeNccl::FakeNccl(std::shared_ptr<Backend> transport) : transport_(std::move(transport)) {}
 
 FakeNccl::~FakeNccl() {
-  for (const auto& comm : comms_)
+  for (const auto& comm : comms_) {
     if (comm->splitter.joinable()) comm->splitter.join();
+    if (comm->connector.joinable()) comm->connector.join();
+  }
 }
 
 void FakeNccl::note(std::string call) {
@@ -176,12 +208,29 @@ NcclResult FakeNccl::end_group() {
   for (const FakeKernel& kernel : group.kernels) text += (text.empty() ? "" : ", ") + kernel.name;
   note(group.depth > 0 ? fmt::format("group({})", text) : text);
   FakeNcclComm* comm = group.comm;
-  comm->looks = kLooks;
+  std::vector<OperationDescription> needed = comm->connections_for(group.kernels);
+  if (needed.empty()) {
+    put(comm, group);
+    return NcclResult::in_progress;
+  }
+  comm->looks = -1;
+  if (comm->connector.joinable()) comm->connector.join();
+  comm->connector = std::thread([comm, needed = std::move(needed), group = std::move(group)]() mutable {
+    // The kernels of before use the same transport.
+    while (comm->kernels.load() != 0 && !comm->aborted.load()) std::this_thread::yield();
+    for (OperationDescription& one : needed)
+      if (!comm->aborted.load()) comm->drive(std::move(one));
+    if (!comm->aborted.load()) put(comm, group);
+  });
+  return NcclResult::in_progress;
+}
+
+void FakeNccl::put(FakeNcclComm* comm, FakeGroup& group) {
   comm->kernels.fetch_add(1);
   FakeStreams::enqueue(
       group.stream,
       [comm, kernels = std::make_shared<std::vector<FakeKernel>>(std::move(group.kernels))] { comm->run(*kernels); });
-  return NcclResult::in_progress;
+  comm->looks = kLooks;
 }
 
 NcclResult FakeNccl::state_of(FakeNcclComm* comm, NcclResult* state) {
@@ -201,9 +250,9 @@ NcclResult FakeNccl::split(FakeNcclComm* comm, int color, int key, NcclComm** re
   comm->looks = -1;
   FakeNcclComm* child = color < 0 ? nullptr : add(nullptr);
   if (child) child->looks = -1;
-  *result = child ? child->handle() : nullptr;
+  *result = nullptr;
   if (comm->splitter.joinable()) comm->splitter.join();
-  comm->splitter = std::thread([comm, child, color, key] {
+  comm->splitter = std::thread([this, comm, child, color, key, result] {
     try {
       Communicator meeting(comm->transport, {});
       SplitRequest request;
@@ -226,10 +275,12 @@ NcclResult FakeNccl::split(FakeNcclComm* comm, int color, int key, NcclComm** re
       if (child) {
         child->transport = std::move(transport);
         child->looks = kLooks;
+        *result = child->handle();
       }
       comm->looks = kLooks;
     } catch (const std::exception&) {
-      // A rank has aborted: never finished.
+      *result = nullptr;
+      note("split given up");
     }
   });
   return NcclResult::in_progress;
@@ -239,6 +290,8 @@ NcclResult FakeNccl::abort(FakeNcclComm* comm) {
   note("abort");
   comm->aborted = true;
   if (comm->transport) comm->transport->abort("aborted");
+  if (comm->connector.joinable()) comm->connector.join();
+  if (comm->splitter.joinable()) comm->splitter.join();
   while (comm->kernels.load() != 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
   return NcclResult::success;
 }

@@ -5,6 +5,9 @@
 // - Ranks that call different things hang, until ncclCommAbort. Nothing is compared for the caller, nothing times out.
 // - Calls are non-blocking: they answer in_progress, and the communicator's state becomes success after a few looks.
 //   A call made while the state is in_progress is an invalid usage, as is one outside of its group.
+// - Ranks are connected when they are needed: the first collective of a communicator stays in_progress until all ranks
+//   have called one, the first message between two ranks until both have called it (NCCL_RUNTIME_CONNECT).
+// - A split writes down the new communicator when it is through, or has failed.
 // - Sends and receives of one group run together; those of different groups one after the other.
 #pragma once
 
@@ -20,6 +23,7 @@
 namespace phalanx {
 
 struct FakeNcclComm;
+struct FakeGroup;
 
 /// One rank's library.
 class FakeNccl {
@@ -46,6 +50,7 @@ class FakeNccl {
   NcclResult submit(FakeNcclComm* comm, DeviceStream stream, OperationDescription description, const void* copy_from,
                     std::string name);
   NcclResult end_group();
+  static void put(FakeNcclComm* comm, FakeGroup& group);
   NcclResult split(FakeNcclComm* comm, int color, int key, NcclComm** result);
   NcclResult state_of(FakeNcclComm* comm, NcclResult* state);
   NcclResult abort(FakeNcclComm* comm);

@@ -8,6 +8,8 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "phalanx/comm/device_streams.h"
@@ -24,6 +26,10 @@ class FakeStreams final : public DeviceStreams {
   /// The calling thread's current stream from now on; nullptr: the thread itself.
   static void use(DeviceStream stream);
 
+  /// What device_identity() is from now on.
+  void identify(std::string device) { identity_ = std::move(device); }
+
+  std::string device_identity() const override { return identity_; }
   std::shared_ptr<void> enter() const override { return nullptr; }
   std::shared_ptr<void> enter_stream(DeviceStream stream) override;
   DeviceStream make_stream() override;
@@ -36,6 +42,7 @@ class FakeStreams final : public DeviceStreams {
 
  private:
   class Stream;
+  std::string identity_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Stream>> streams_;
 };
