@@ -1,12 +1,20 @@
-// Communicators of ranks that are started again: on every node of a job, after a rank was killed or a node has come.
+// Communicators of ranks that are started again: on every node of a job, after a rank was killed, once or time after
+// time, or a node has come.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
 
+#include <array>
+#include <fstream>
 #include <memory>
+#include <random>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "phalanx/base/temp_directory.h"
 #include "phalanx/comm/tcp_store.h"
 #include "phalanx/launch/testing/collected_process.h"
 #include "phalanx/launch/testing/launcher_process.h"
@@ -48,6 +56,39 @@ TEST_P(RestartedRanks, AddUpAgainAfterOneWasKilledOnAnotherNode) {
   EXPECT_EQ(times_in(said, ", sum 10\n"), 4) << said;
   EXPECT_THAT(nodes[0]->err(), AllOf(HasSubstr("rank 3 (host "), HasSubstr("was killed by signal 9 (SIGKILL)"),
                                      HasSubstr("all ranks restart (restart 1 of 1)")));
+}
+
+// Rank after rank is killed, at a random moment of what they all do together.
+TEST_P(RestartedRanks, AddUpHoweverOftenOneIsKilledAtAnyMoment) {
+  constexpr int kRanks = 3, kKills = 4;
+  std::mt19937 random(7);
+  const TempDirectory notes("notes");
+  const auto node = start_node(TcpStoreServer().address().text(), kRanks, {fmt::format("--max-restarts={}", kKills)},
+                               {"--backend", GetParam(), "--notes", notes.path().string()});
+  std::set<pid_t> processes;
+  for (int kills = 0; kills <= kKills; ++kills) {
+    std::array<pid_t, kRanks> ranks{};
+    // All of this attempt have added up once, and go on.
+    ASSERT_TRUE(comes_true([&] {
+      for (int rank = 0; rank < kRanks; ++rank) {
+        std::ifstream note(notes.path() / fmt::format("sum.{}", rank));
+        pid_t& process = ranks[static_cast<std::size_t>(rank)];
+        if (!(note >> process) || processes.contains(process)) return false;
+      }
+      return true;
+    })) << node->err();
+    processes.insert(ranks.begin(), ranks.end());
+    if (kills == kKills) break;
+    // Any moment may be the wrong one: this is chance, not order.
+    usleep(random() % 20'000);
+    kill(ranks[random() % kRanks], SIGKILL);
+  }
+  write_note(notes, "go");
+  EXPECT_EQ(node->wait(), 0) << node->err();
+  EXPECT_EQ(times_in(node->out() + node->err(), ", sum 6\n"), kRanks) << node->err();
+  EXPECT_THAT(node->err(), HasSubstr(fmt::format("all ranks restart (restart {} of {})", kKills, kKills)));
+  EXPECT_EQ(processes.size(), static_cast<std::size_t>(kRanks * (kKills + 1)));
+  for (const pid_t process : processes) EXPECT_TRUE(is_gone(process)) << process;
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, RestartedRanks, testing::Values("auto", "gloo"),
