@@ -244,6 +244,7 @@ void Coordinator::gone(int number, Clock::time_point now) {
   const std::string host = found->second.join.host;
   members_.erase(found);
   if (state_ == State::ended) return;
+  if (state_ == State::stopping && why_ == Why::signal && was_seated && !was_done) cut_short_ = true;
   if (state_ == State::gathering)
     consider(now);
   else if (state_ == State::preparing && was_seated)
@@ -319,7 +320,7 @@ void Coordinator::settle(Clock::time_point now) {
   const auto failures = all_failures();
   if (why_ == Why::signal) {
     // A peer that was told to end may take others' communication with it: after a stop only real errors count.
-    if (all_done && failures.empty())
+    if (all_done && failures.empty() && !cut_short_)
       end(0, {});
     else if (failures.empty() || failures.front().is_secondary())
       end(128 + stop_signal_, {}, stop_text_);

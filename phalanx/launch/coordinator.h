@@ -101,6 +101,7 @@ class Coordinator {
   int restarts_ = 0;
   int stop_signal_ = 0;
   std::string stop_text_;
+  bool cut_short_ = false;  // a node went in the middle of the stop by a signal: not all ranks ended well
   Clock::time_point gather_since_;
   std::optional<Clock::time_point> last_call_ends_;
   std::optional<Clock::time_point> farewell_ends_;  // ranks of this round have gone in peace with their node,

@@ -108,6 +108,13 @@ std::vector<std::string> seats_of(const Order& order) {
   return result;
 }
 
+// The first round of a job, of two nodes.
+void seat_two(Scene& scene) {
+  scene.join(0);
+  scene.join(1);
+  ASSERT_EQ(scene.one(Order::Kind::start).seats.size(), 2U);
+}
+
 TEST(CoordinatorTest, RanksAreNumberedByTheNodesBeforeThem) {
   Scene scene({.min_nodes = 3, .max_nodes = 3, .fixed_node_ranks = true});
   scene.join(0, 2, /*node_rank=*/2);
@@ -292,6 +299,18 @@ TEST(CoordinatorTest, RanksThatStopBySignalInPeaceAreASuccess) {
   EXPECT_EQ(scene.one(Order::Kind::end).exit_status, 0);
 }
 
+// As after the user's second signal to it.
+TEST(CoordinatorTest, ANodeThatGoesInTheMiddleOfAStopHasNotEndedWell) {
+  Scene scene({.min_nodes = 2, .max_nodes = 2});
+  seat_two(scene);
+  scene.say(1, Kind::leaving);
+  scene.one(Order::Kind::signal);
+  scene.say(1, Kind::bye);
+  EXPECT_THAT(scene.orders(), IsEmpty());
+  scene.say(0, Kind::succeeded);
+  EXPECT_EQ(scene.one(Order::Kind::end).exit_status, 128 + SIGTERM);
+}
+
 TEST(CoordinatorTest, ANodeMayLeaveWhileEnoughRemain) {
   Scene scene({.min_nodes = 1, .max_nodes = 2, .max_restarts = 0, .last_call = 0s});
   scene.join(0);
@@ -311,13 +330,6 @@ TEST(CoordinatorTest, ANodeMayLeaveWhileEnoughRemain) {
   const Order start = scene.one(Order::Kind::start);
   EXPECT_EQ(start.seats.size(), 1U);
   EXPECT_EQ(start.restarts, 0);
-}
-
-// The first round of a job of one node or two, both seated.
-void seat_two(Scene& scene) {
-  scene.join(0);
-  scene.join(1);
-  ASSERT_EQ(scene.one(Order::Kind::start).seats.size(), 2U);
 }
 
 CoordinatorOptions one_or_two() { return {.min_nodes = 1, .max_nodes = 2, .last_call = std::chrono::seconds(0)}; }

@@ -152,11 +152,9 @@ class Agent {
     if (known_by_order) return;
     if (group_ && group_->any_alive()) group_->stop(signal, again);
     if (!told) {
-      // Before it has joined there is nobody to tell, and there may never be.
-      if (membership_->number() < 0 && !membership_->is_host())
-        finish(128 + signal);
-      else
-        send(NodeMessage::Kind::leaving);
+      send(NodeMessage::Kind::leaving);
+      // Before it has joined nobody answers, and there may never be anybody; a node that is just joining still says so.
+      if (membership_->number() < 0 && !membership_->is_host()) finish(128 + signal);
     } else if (again && (!group_ || !group_->any_alive())) {
       finish(128 + signal);  // no patience is left for the others to answer
     }
