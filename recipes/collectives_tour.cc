@@ -19,8 +19,9 @@
 
 namespace {
 
-std::string text(const at::Tensor& tensor) {
+std::string text(at::Tensor tensor) {
   if (!tensor.defined()) return "-";
+  tensor = tensor.cpu();
   std::string list;
   for (std::int64_t i = 0; i < tensor.numel(); ++i) {
     list += fmt::format("{}{}", i == 0 ? "" : " ", tensor.const_data_ptr<float>()[i]);
@@ -36,10 +37,12 @@ void show(phalanx::Communicator& comm, const char* title, const std::string& bef
   for (std::size_t rank = 0; rank < lines.size(); ++rank) fmt::print("  rank {}: {}\n", rank, lines[rank]);
 }
 
-void tour(phalanx::Communicator& comm) {
+/// On the GPU where there is one: then the bytes go from GPU to GPU.
+void tour(phalanx::Communicator& comm, c10::Device device) {
   const int n = comm.size(), rank = comm.rank();
   const bool is_root = rank == 0;
-  const auto mine = [&] { return at::arange(n, at::kFloat) + rank; };  // [0, 1, 2, 3] + rank
+  const at::TensorOptions here = at::TensorOptions(at::kFloat).device(device);
+  const auto mine = [&] { return at::arange(n, here) + rank; };  // [0, 1, 2, 3] + rank
   const std::string before = text(mine());
   const at::Tensor nothing;
 
@@ -55,26 +58,26 @@ void tour(phalanx::Communicator& comm) {
   comm.all_reduce(x);
   show(comm, "all_reduce", before, x);
 
-  at::Tensor part = at::zeros({1});
+  at::Tensor part = at::zeros({1}, here);
   comm.reduce_scatter(part, mine());
   show(comm, "reduce_scatter: rank r has element r of the sum", before, part);
 
-  at::Tensor whole = at::zeros({n});
+  at::Tensor whole = at::zeros({n}, here);
   comm.all_gather(whole, part);
   show(comm, "all_gather of those: the all_reduce again", text(part), whole);
 
-  const at::Tensor one = at::full({1}, 10.0 * rank);
-  whole = is_root ? at::zeros({n}) : nothing;
+  const at::Tensor one = at::full({1}, 10.0 * rank, here);
+  whole = is_root ? at::zeros({n}, here) : nothing;
   comm.gather(whole, one, {.root = 0});
   show(comm, "gather to rank 0", text(one), whole);
 
-  const at::Tensor source = is_root ? at::arange(n, at::kFloat) * 10 : nothing;
-  part = at::zeros({1});
+  const at::Tensor source = is_root ? at::arange(n, here) * 10 : nothing;
+  part = at::zeros({1}, here);
   comm.scatter(part, source, {.root = 0});
   show(comm, "scatter from rank 0", text(source), part);
 
-  const at::Tensor letters = at::arange(n, at::kFloat) + 10 * rank;
-  at::Tensor exchanged = at::zeros({n});
+  const at::Tensor letters = at::arange(n, here) + 10 * rank;
+  at::Tensor exchanged = at::zeros({n}, here);
   comm.all_to_all(exchanged, letters);
   show(comm, "all_to_all: element j of rank i becomes element i of rank j", text(letters), exchanged);
 }
@@ -83,7 +86,7 @@ void tour(phalanx::Communicator& comm) {
 
 int main() try {
   const phalanx::ProcessContext context = phalanx::init_from_environment();
-  tour(*context.world);
+  tour(*context.world, context.device);
   return 0;
 } catch (const phalanx::Error& error) {
   if (!phalanx::report_error_to_launcher(error)) std::fprintf(stderr, "collectives_tour: %s\n", error.what());

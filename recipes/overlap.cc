@@ -5,14 +5,12 @@
 //
 // On the CPU: an all_reduce, and matrix products sized to take as long. Where the wire is the slow part, both at once
 // take as long as one; benchmarks/overlap_slow_link.sh shows it over a link of 1 Gbit/s. On cores that are busy
-// already, or through shared memory, the two share the processor and little can be won. The trace (rank 0's) opens in
-// ui.perfetto.dev.
+// already, or through shared memory, the two share the processor and little can be won. The trace (rank 0's; on a GPU
+// with the times of the GPU) opens in ui.perfetto.dev.
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/mm.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -27,6 +25,7 @@
 #include "phalanx/launch/process_context.h"
 #include "phalanx/launch/worker_report.h"
 #include "phalanx/observe/trace.h"
+#include "recipes/traced_stream.h"
 
 namespace {
 
@@ -84,20 +83,16 @@ Pair matmul_and_all_reduce(phalanx::Communicator& world, phalanx::observe::Trace
           }};
 }
 
-Pair matmul_and_copy(c10::Device device, std::int64_t size) {
-  const c10::impl::VirtualGuardImpl gpu(device.type());
+Pair matmul_and_copy(c10::Device device, phalanx::observe::TraceRecorder& trace, std::int64_t size) {
   const at::TensorOptions options(at::kFloat);
-  const at::Tensor a = at::full({size, size}, 0.5F, options.device(device));
-  const at::Tensor target = at::empty_like(a), host = at::empty({size, size}, options.pinned_memory(true));
-  const auto compute = gpu.getNewStream(device), copy = gpu.getNewStream(device);
-  const auto on = [=](c10::Stream stream, const std::function<void()>& what) {
-    const auto before = gpu.exchangeStream(stream);
-    what();
-    gpu.exchangeStream(before);
-  };
-  const auto multiply = [=] { on(compute, [=] { at::mm(a, a); }); };
-  const auto upload = [=] { on(copy, [=] { target.copy_(host, /*non_blocking=*/true); }); };
-  const auto finish = [=] { gpu.synchronizeDevice(device.index()); };
+  const at::Tensor a = at::full({size, size}, 0.5F, options.device(device)), target = at::empty_like(a);
+  const at::Tensor host = at::full({size, size}, 1.0F, options.pinned_memory(true));
+  // They wait for what has been begun so far: a was filled on another stream.
+  const auto compute = std::make_shared<TracedStream>(device, "GPU compute", trace);
+  const auto copy = std::make_shared<TracedStream>(device, "GPU copy", trace);
+  const auto multiply = [=] { compute->run("matmul", "compute", [=] { at::mm(a, a); }); };
+  const auto upload = [=] { copy->run("copy", "comm", [=] { target.copy_(host, /*non_blocking=*/true); }); };
+  const auto finish = [=] { compute->finish(), copy->finish(); };
   return {.first_name = fmt::format("matmul ({0} x {0})", size),
           .second_name = fmt::format("copy to the GPU ({} bytes)", host.nbytes()),
           .first = [=] { multiply(), finish(); },
@@ -126,8 +121,8 @@ int main(int argc, char** argv) try {
   const auto context = phalanx::init_from_environment({.backend = backend, .device = device});
   if (device == "cpu" && context.world_size < 2) throw phalanx::UsageError("start two ranks: phalanx launch -n 2 ...");
   phalanx::observe::TraceRecorder trace({.rank = context.rank});
-  const Pair pair =
-      device == "cuda" ? matmul_and_copy(context.device, size) : matmul_and_all_reduce(*context.world, trace, bytes);
+  const Pair pair = device == "cuda" ? matmul_and_copy(context.device, trace, size)
+                                     : matmul_and_all_reduce(*context.world, trace, bytes);
   pair.both();
   const auto time_of = [&](const char* name, const std::function<void()>& what) {
     return timed(*context.world, rounds, what, &trace, name);

@@ -20,11 +20,13 @@ int main() try {
   const phalanx::ProcessContext context = phalanx::init_from_environment();
   if (context.world_size != 2) throw phalanx::UsageError("send_recv needs two ranks: phalanx launch -n 2 -- send_recv");
 
+  const at::TensorOptions here(context.device);  // on a GPU the message goes from GPU to GPU
   if (context.rank == 0) {
-    context.world->send(at::ones({10}), 1);
+    context.world->send(at::ones({10}, here), 1);
   } else {
-    at::Tensor received = at::zeros({10});
+    at::Tensor received = at::zeros({10}, here);
     context.world->recv(received, 0);
+    received = received.cpu();
     std::printf("rank 1 has received");
     for (int i = 0; i < 10; ++i) std::printf(" %g", received.const_data_ptr<float>()[i]);
     std::printf("\n");
