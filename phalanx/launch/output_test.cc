@@ -110,13 +110,16 @@ TEST_F(UnreadOutput, HidesNoFailureOfAnotherRank) {
 
 class LongOutput : public UnreadOutput {
  protected:
-  // More than what is kept for a slow reader; all of it when rank 1 has ended, with the last part not read yet.
+  // More than what is kept for a slow reader. When the ranks have ended, the last part is not read yet, and the
+  // launcher waits: for as long as anybody looks.
   static constexpr int kLines = 200'000;
   std::unique_ptr<RunningLauncher> start_and_wait_for_rank_1() {
     auto launcher = start(2, "exec seq 1 " + std::to_string(kLines) + " >&2");
     reader_.read(1'200'000);
     const pid_t rank = noted_pid(notes_, "pid.1");
     EXPECT_TRUE(comes_true([&] { return is_gone(rank); }));
+    for (int look = 0; look < 200 && !is_gone(launcher->pid()); ++look) usleep(2000);
+    EXPECT_FALSE(is_gone(launcher->pid()));
     return launcher;
   }
 };

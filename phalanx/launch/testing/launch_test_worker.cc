@@ -1,9 +1,11 @@
 // A rank that meets the others, sums over them, and says how it was done: run by the tests under every launcher.
 //
 //   launch_test_worker [--backend B] [--method M --rank R --world-size W] [--timeout-ms T] [--spawn N]
-//                      [--killed-once RANK] [--until-world N] [--notes FOLDER] [--shared-heap true|false]
+//                      [--killed-once RANK] [--patient true] [--until-world N] [--notes FOLDER] [--shared-heap
+//                      true|false]
 //
 // --killed-once: in the first attempt this rank is killed between two sums, while the others go on adding up.
+// --patient: they do not fail then, but wait until their launcher ends them.
 // --until-world: with fewer ranks than that the sums go on, until the launcher ends them.
 // --notes: the sums go on until FOLDER/go is there. FOLDER/sum.<rank> then says that there was one, FOLDER/error.<rank>
 // what the error was.
@@ -58,6 +60,7 @@ int main(int argc, char** argv) {
     std::string notes;
     phalanx::InitOptions options;
     int spawned = 0, killed = -1, until_world = 0;
+    bool is_patient = false;
     for (int i = 1; i + 1 < argc; i += 2) {
       const std::string name = argv[i], value = argv[i + 1];
       if (name == "--backend") options.backend = value;
@@ -66,6 +69,7 @@ int main(int argc, char** argv) {
       if (name == "--world-size") options.world_size = std::atoi(value.c_str());
       if (name == "--spawn") spawned = std::atoi(value.c_str());
       if (name == "--killed-once") killed = std::atoi(value.c_str());
+      if (name == "--patient") is_patient = value == "true";
       if (name == "--until-world") until_world = std::atoi(value.c_str());
       if (name == "--notes") notes = value;
       if (name == "--shared-heap") options.shared_heap = value == "true";
@@ -87,7 +91,12 @@ int main(int argc, char** argv) {
     }
     for (int sums = 1;; ++sums) {
       x = at::full({1000}, context.rank + 1.0, at::kFloat);
-      context.world->all_reduce(x);
+      try {
+        context.world->all_reduce(x);
+      } catch (const phalanx::CommError&) {
+        if (!is_killed || !is_patient) throw;
+        for (;;) pause();
+      }
       if (sums == 1 && context.rank == 0) fmt::print(stderr, "{} ranks add up\n", context.world_size);
       if (is_killed && context.rank == killed && sums == 10) raise(SIGKILL);
       if (!notes.empty() && sums == 1) note(notes, "sum", context.rank, getpid());
