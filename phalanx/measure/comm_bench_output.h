@@ -2,9 +2,9 @@
 // Torch-free.
 //
 // Times are in seconds. p50, p99, the least and the processor time are each the largest of any rank's own; slowest_rank
-// is the one with the largest p50. p99 of fewer than 100 calls is the longest of them (percentile()). copy_seconds is the copy roofline: the p50 of copying `bytes` from one private
-// buffer to another with memcpy, on all ranks at once; copy_share() is copy_seconds / p50, so 0.7 is "70 % of the copy
-// roofline".
+// is the one with the largest p50. p99 of fewer than 100 calls is the longest of them (percentile()). copy_seconds is
+// the copy roofline: the p50 of copying `bytes` from one private buffer to another with memcpy, on all ranks at once;
+// copy_share() is copy_seconds / p50, so 0.7 is "70 % of the copy roofline".
 #pragma once
 
 #include <cstdint>
