@@ -70,8 +70,8 @@ struct CommunicatorOptions {
   // How long a rank whose process is stopped (SIGSTOP), or that gives no sign of life, is waited for; 0: as long as for
   // any. Nothing: $PHALANX_COMM_HEARTBEAT_SECONDS, else 5 s.
   std::optional<std::chrono::milliseconds> heartbeat;
-  // On nccl the ranks' calls are compared behind the stream, and a mismatch is the error of a later call. Strict: before,
-  // for which the host waits, and the call itself throws. Other backends always do.
+  // On nccl the ranks' calls are compared behind the stream, and a mismatch is the error of a later call. Strict:
+  // before, for which the host waits, and the call itself throws. Other backends always do.
   bool strict = false;
   // The flight recorder: the last trace_capacity operations go to <trace_folder>/<trace_prefix><rank>.json on an error
   // and on SIGUSR1. Without a folder: to $PHALANX_COMM_TRACE_DIR, else nowhere.

@@ -2,9 +2,11 @@
 // with others of its kind it makes one job of many nodes. Torch-free.
 //
 // - Ranks get torchrun's variables, PHALANX_STORE (a store made for each round), PHALANX_JOB_SECRET, PHALANX_REPORT_DIR
-//   (worker_report.h), a folder for their flight recorders (trace_folders.h), and an environment prepared for their number (environment_preparation.h).
+//   (worker_report.h), a folder for their flight recorders (trace_folders.h), and an environment prepared for their
+//   number (environment_preparation.h).
 // - Output goes where worker_logs.h says; a console that stands still holds up the ranks that write there, and nothing
-//   else. The end waits until all is shown; after a signal to stop, 1 s. Rank 0 inherits a standard input that is no terminal; the others have none.
+//   else. The end waits until all is shown; after a signal to stop, 1 s. Rank 0 inherits a standard input that is no
+//   terminal; the others have none.
 // - The first rank that fails ends the others, on every node (SIGTERM, later SIGKILL). While restarts are left all
 //   ranks start again in a new round; else the result tells of the root cause first (worker_failure.h).
 // - The signals of `stop_signals` are passed on, to the ranks of the other nodes too (coordinator.h). Ranks that
