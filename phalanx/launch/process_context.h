@@ -14,8 +14,9 @@
 //   backend moves CUDA tensors by way of host memory (device_communicator.h).
 // - Large CPU tensors that are made from here on lie where the ranks of one machine reach them without copies
 //   (comm/shared_tensors.h) if InitOptions::shared_heap or else PHALANX_SHARED_HEAP=1 says so.
-// - The flight recorder (comm/flight_log.h) is written to CommunicatorOptions::trace_folder, PHALANX_COMM_TRACE_DIR, the
-//   launcher's folder, or one under $TMPDIR whose name the ranks agree on: the first of these that there is.
+// - The flight recorder (comm/flight_log.h) is written to the first of these that there is:
+//   CommunicatorOptions::trace_folder, PHALANX_COMM_TRACE_DIR, the launcher's folder, one under $TMPDIR whose name the
+//   ranks agree on.
 // - Collective; the context outlives whatever uses its communicators. When it goes, the rank that hosts the store waits
 //   a few seconds for the others to be done with it.
 //
