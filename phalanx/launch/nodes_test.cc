@@ -236,12 +236,18 @@ TEST(NodesTest, WhenTheHostIsKilledTheOthersEndAndNothingIsLeft) {
   for (const pid_t pid : {rank, other}) EXPECT_TRUE(comes_true([&] { return is_gone(pid); })) << pid;
 }
 
-TEST(NodesTest, CtrlCOnOneNodeEndsAllInPeace) {
-  const Nodes nodes;
-  TempDirectory notes("notes");
+// Two nodes of a rank each, which saves when it is told to stop.
+std::vector<Launcher> two_graceful(const Nodes& nodes, const TempDirectory& notes) {
   std::vector<Launcher> launchers;
   for (int node = 0; node < 2; ++node)
     launchers.push_back(nodes.fixed(node, 2, 1, {test_program(), "graceful", notes.path().string()}));
+  return launchers;
+}
+
+TEST(NodesTest, CtrlCOnOneNodeEndsAllInPeace) {
+  const Nodes nodes;
+  TempDirectory notes("notes");
+  const std::vector<Launcher> launchers = two_graceful(nodes, notes);
   for (int rank = 0; rank < 2; ++rank) noted_pid(notes, fmt::format("pid.{}", rank));
   launchers[1]->send(SIGINT);
   for (const auto& launcher : launchers) EXPECT_EQ(launcher->wait(), 0) << report_of(launchers);
@@ -252,9 +258,7 @@ TEST(NodesTest, CtrlCOnOneNodeEndsAllInPeace) {
 TEST(NodesTest, ASignalToEveryNodeIsOneWishToStop) {
   const Nodes nodes;
   TempDirectory notes("notes");
-  std::vector<Launcher> launchers;
-  for (int node = 0; node < 2; ++node)
-    launchers.push_back(nodes.fixed(node, 2, 1, {test_program(), "graceful", notes.path().string()}));
+  const std::vector<Launcher> launchers = two_graceful(nodes, notes);
   for (int rank = 0; rank < 2; ++rank) noted_pid(notes, fmt::format("pid.{}", rank));
   launchers[1]->send(SIGTERM);
   EXPECT_EQ(note_of(notes, "asked.0"), std::to_string(SIGTERM));
@@ -266,10 +270,8 @@ TEST(NodesTest, ASignalToEveryNodeIsOneWishToStop) {
 TEST(NodesTest, ASignalToANodeWhoseRanksHaveStoppedByOrderChangesNothing) {
   const Nodes nodes;
   TempDirectory notes("notes");
-  std::vector<Launcher> launchers;
+  const std::vector<Launcher> launchers = two_graceful(nodes, notes);
   std::vector<pid_t> ranks;
-  for (int node = 0; node < 2; ++node)
-    launchers.push_back(nodes.fixed(node, 2, 1, {test_program(), "graceful", notes.path().string()}));
   for (int rank = 0; rank < 2; ++rank) ranks.push_back(noted_pid(notes, fmt::format("pid.{}", rank)));
   launchers[1]->send(SIGTERM);
   note_of(notes, "asked.1");
@@ -283,9 +285,7 @@ TEST(NodesTest, ASignalToANodeWhoseRanksHaveStoppedByOrderChangesNothing) {
 TEST(NodesTest, AfterAnOrderToStopTheUsersSecondSignalKillsAtOnce) {
   const Nodes nodes;
   TempDirectory notes("notes");
-  std::vector<Launcher> launchers;
-  for (int node = 0; node < 2; ++node)
-    launchers.push_back(nodes.fixed(node, 2, 1, {test_program(), "graceful", notes.path().string()}));
+  const std::vector<Launcher> launchers = two_graceful(nodes, notes);
   for (int rank = 0; rank < 2; ++rank) noted_pid(notes, fmt::format("pid.{}", rank));
   launchers[1]->send(SIGTERM);
   note_of(notes, "asked.0");
