@@ -583,43 +583,5 @@ TEST(NcclBackend, RanksOnOneDeviceAreToldBeforeNcclIsAsked) {
   for (std::thread& thread : threads) thread.join();
 }
 
-TEST(NcclTable, SaysWhyNcclCannotBeLoaded) {
-  try {
-    load_nccl("libphalanx-has-no-such-library.so.2");
-    FAIL() << "no error";
-  } catch (const CommError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("NCCL cannot be loaded: libphalanx-has-no-such-library.so.2"));
-  }
-  try {
-    load_nccl("libm.so.6");
-    FAIL() << "no error";
-  } catch (const CommError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("libm.so.6 lacks ncclGetVersion, "));
-  }
-}
-
-TEST(NcclTable, ARankWithoutItIsNamedToAll) {
-  if (is_cuda_build() && cuda_device_count() > 0) GTEST_SKIP() << "this machine has a GPU";
-  const auto control = make_local_backends(2);
-  std::vector<std::thread> threads;
-  for (const auto& backend : control)
-    threads.emplace_back([&backend] {
-      try {
-        make_nccl_communicator(backend, 0);
-        ADD_FAILURE() << "no error";
-      } catch (const CommError& error) {
-        EXPECT_THAT(error.what(), HasSubstr("rank 0: cuda:0: "));
-      }
-    });
-  for (std::thread& thread : threads) thread.join();
-}
-
-TEST(DeviceStreams, CpuBuildsHaveNone) {
-  if (is_cuda_build()) GTEST_SKIP() << "this is a CUDA build";
-  EXPECT_EQ(cuda_device_count(), 0);
-  EXPECT_EQ(cuda_device_name(0), "");
-  EXPECT_THROW(make_cuda_streams(0), ConfigError);
-}
-
 }  // namespace
 }  // namespace phalanx
