@@ -23,7 +23,7 @@ else()
 endif()
 
 if(PHALANX_TESTS)
-  target_sources(comm_test PRIVATE mpi_backend_test.cc)
+  target_sources(comm_test PRIVATE mpi_backend_test.cc mpi_ranks_test.cc)
   if(TARGET phalanx_mpi)
     target_sources(comm_test PRIVATE testing/mpi_calls.cc)
     target_link_libraries(comm_test PRIVATE phalanx_mpi)
