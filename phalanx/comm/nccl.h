@@ -2,8 +2,9 @@
 //
 // - CUDA tensors of the rank's device go through NCCL, on a stream of the communicator's own: a verb, synchronous or
 //   not, waits on the device for what the caller's current stream has in hand, and Work::wait() makes the current
-//   stream wait; the host never does. CPU tensors, byte objects and barriers go through the control communicator and
-//   make the host wait as there.
+//   stream wait. The host waits at a group's first calls alone: NCCL connects the ranks then, so wait() returns, and a
+//   synchronous verb with it, when the others have made the call, too. CPU tensors, byte objects and barriers go
+//   through the control communicator and make the host wait as there.
 // - The ranks' calls are compared behind the stream: a mismatch aborts the group, ends what hangs on the device, and is
 //   the error of a later call on every rank. With CommunicatorOptions::strict the comparison comes first, and so does
 //   the host's wait for it: the call itself throws.

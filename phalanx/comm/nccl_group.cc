@@ -122,15 +122,11 @@ void NcclGroup::begin(const char* what, const std::function<NcclResult(NcclComm*
 
 bool NcclGroup::is_taken() {
   const auto lock = lock_for(last_call_);
-  if (last_result_ == NcclResult::in_progress) {
-    NcclResult state = NcclResult::success;
-    const NcclResult asked = setup_.table->comm_get_async_error(comm_, &state);
-    last_result_ = asked != NcclResult::success ? asked : state;
-  }
-  if (last_result_ == NcclResult::in_progress) return false;
-  if (last_result_ != NcclResult::success)
-    throw CommError(fmt::format("NCCL: {}: {}", last_call_, text_of(last_result_)));
-  return true;
+  if (last_result_ == NcclResult::success) return true;
+  NcclResult state = NcclResult::success;
+  if (setup_.table->comm_get_async_error(comm_, &state) == NcclResult::success && state == NcclResult::success)
+    last_result_ = NcclResult::success;
+  return last_result_ == NcclResult::success;
 }
 
 void NcclGroup::begin_group(const char* what, const std::function<NcclResult(NcclComm*)>& body) {

@@ -50,7 +50,7 @@ class NcclGroup {
   /// The same between ncclGroupStart and ncclGroupEnd; the body throws nothing and returns the first result that is no
   /// success.
   void begin_group(const char* what, const std::function<NcclResult(NcclComm*)>& body);
-  /// Whether NCCL has taken the last call. Throws what became of it otherwise. Never blocks.
+  /// Whether NCCL has taken the last call. What goes wrong meanwhile is async_error()'s to tell. Never blocks.
   bool is_taken();
 
   /// What NCCL has found out by itself since; empty if all is well. Never blocks.

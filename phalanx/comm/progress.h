@@ -5,7 +5,8 @@
 // rank threads). It goes round all operations that may move, never blocks in one, and sleeps on all their doorbells at
 // once when none does. Collectives of one communicator run one after the other in issue order; point-to-point
 // operations that follow each other run side by side. Stream-ordered operations are launched by the thread that issues
-// them and watched by the progress thread, synchronous ones too: there "wait" is an order to the waiter's stream.
+// them, as far as that goes without a peer, and watched by the progress thread, synchronous ones too: there "wait" is
+// an order to the waiter's stream.
 //
 // The first error of a communicator aborts its backend: what is queued behind it, and what is issued later, fails too.
 #pragma once
