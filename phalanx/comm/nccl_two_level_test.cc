@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/ScalarType.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <gmock/gmock.h>
@@ -91,43 +92,60 @@ INSTANTIATE_TEST_SUITE_P(Gloo, NcclLevelsSuite,
                          [](const auto& info) { return info.param.name; });
 
 // Rank r has r + 1 everywhere, and counts differ from rank to rank; slices and parts do not divide evenly.
-void require_sums(Communicator& comm) {
+void require_reductions(Communicator& comm, at::ScalarType type, std::int64_t count, ReduceOp op) {
   const int n = comm.size();
-  const auto require_all = [&](const at::Tensor& x, double expected, const std::string& what) {
-    for (std::int64_t i = 0; i < x.numel(); ++i)
-      require_that(std::abs(x.const_data_ptr<float>()[i] - expected) < 1e-6 * expected,
-                   fmt::format("{}: element {} of {} is {}, expected {}", what, i, x.numel(),
-                               x.const_data_ptr<float>()[i], expected));
+  const double sum = n * (n + 1) / 2.0, product = std::tgamma(n + 1.0);
+  const double expected = op == ReduceOp::sum       ? sum
+                          : op == ReduceOp::avg     ? sum / n
+                          : op == ReduceOp::product ? product
+                          : op == ReduceOp::max     ? n
+                                                    : 1;
+  // Rounded to the type: what each of up to four machines has, and the result; whole numbers are exact.
+  const double unit = type == at::kFloat      ? 0x1p-24
+                      : type == at::kDouble   ? 0x1p-53
+                      : type == at::kHalf     ? 0x1p-11
+                      : type == at::kBFloat16 ? 0x1p-8
+                                              : 0;
+  const auto require_all = [&](const at::Tensor& x, double value, const std::string& what) {
+    const at::Tensor wide = x.to(at::kDouble);
+    for (std::int64_t i = 0; i < wide.numel(); ++i)
+      require_that(std::abs(wide.const_data_ptr<double>()[i] - value) <= 5 * unit * value,
+                   fmt::format("{} of {}: element {} of {} is {}, expected {}", what, c10::toString(type), i, x.numel(),
+                               wide.const_data_ptr<double>()[i], value));
   };
-  const double sum = n * (n + 1) / 2.0;
-  for (const std::int64_t count : {1, 63, 1'000, 20'011}) {
-    for (const ReduceOp op : {ReduceOp::sum, ReduceOp::avg, ReduceOp::max}) {
-      const double expected = op == ReduceOp::sum ? sum : op == ReduceOp::avg ? sum / n : n;
-      const auto mine = [&](std::int64_t length) { return at::full({length}, comm.rank() + 1.0F); };
-      at::Tensor x = mine(count);
-      comm.all_reduce(x, {.op = op});
-      require_all(x, expected, "all_reduce");
-      // The same bits everywhere.
-      const std::string bits(static_cast<const char*>(x.const_data_ptr()), x.nbytes());
-      for (const std::string& other : comm.all_gather_bytes(bits)) require_that(other == bits, "other bits");
-      for (const int root : {0, n - 1}) {
-        x = mine(count);
-        comm.reduce(x, {.root = root, .op = op});
-        require_all(x, comm.rank() == root ? expected : comm.rank() + 1.0, "reduce");
-      }
-      std::vector<std::int64_t> counts;
-      std::int64_t total = 0;
-      for (int r = 0; r < n; ++r) total += counts.emplace_back(r == 1 ? 0 : count + r);
-      at::Tensor part = at::zeros({counts[static_cast<std::size_t>(comm.rank())]});
-      comm.reduce_scatter_uneven(part, mine(total), counts, {.op = op});
-      require_all(part, expected, "reduce_scatter");
-    }
+  const at::TensorOptions options(type);
+  const auto mine = [&](std::int64_t length) { return at::full({length}, comm.rank() + 1, options); };
+  at::Tensor x = mine(count);
+  comm.all_reduce(x, {.op = op});
+  require_all(x, expected, "all_reduce");
+  // The same bits everywhere.
+  const std::string bits(static_cast<const char*>(x.const_data_ptr()), x.nbytes());
+  for (const std::string& other : comm.all_gather_bytes(bits)) require_that(other == bits, "other bits");
+  for (const int root : {0, n - 1}) {
+    x = mine(count);
+    comm.reduce(x, {.root = root, .op = op});
+    require_all(x, comm.rank() == root ? expected : comm.rank() + 1.0, "reduce");
+  }
+  std::vector<std::int64_t> counts;
+  std::int64_t total = 0;
+  for (int r = 0; r < n; ++r) total += counts.emplace_back(r == 1 ? 0 : count + r);
+  at::Tensor part = at::zeros({counts[static_cast<std::size_t>(comm.rank())]}, options);
+  comm.reduce_scatter_uneven(part, mine(total), counts, {.op = op});
+  require_all(part, expected, "reduce_scatter");
+}
+
+void require_all_reductions(Communicator& comm) {
+  for (const ReduceOp op : {ReduceOp::sum, ReduceOp::avg, ReduceOp::min, ReduceOp::max, ReduceOp::product}) {
+    for (const std::int64_t count : {1, 63, 1'000, 20'011}) require_reductions(comm, at::kFloat, count, op);
+    for (const at::ScalarType type : {at::kDouble, at::kHalf, at::kBFloat16}) require_reductions(comm, type, 63, op);
+    if (op == ReduceOp::avg) continue;
+    for (const at::ScalarType type : {at::kInt, at::kLong}) require_reductions(comm, type, 63, op);
   }
 }
 
 TEST(NcclLevelsGloo, ReductionsAreRightAndTheSameOnAllRanks) {
   for (const std::vector<int>& machines : {std::vector{0, 0, 0, 1, 1, 1}, std::vector{0, 0, 1, 1, 2, 2, 3, 3}})
-    EXPECT_EQ(run_levels(machines, [](LevelsRank& rank) { require_sums(*rank.comm); }), "");
+    EXPECT_EQ(run_levels(machines, [](LevelsRank& rank) { require_all_reductions(*rank.comm); }), "");
 }
 
 // --- which transport
