@@ -74,6 +74,22 @@ MergeTable::MergeTable(const std::vector<BpeMerge>& merges) {
   }
 }
 
+std::array<TokenId, 256> tokens_of_bytes(const BpeModel& model) {
+  std::array<TokenId, 256> ids;
+  ids.fill(-1);
+  // An added token "\n" is matched in the text, not the byte that the alphabet writes as U+010A.
+  std::unordered_map<TokenId, std::string_view> added;
+  for (const AddedToken& token : model.added_tokens) added[token.id] = token.content;
+  for (std::size_t id = model.tokens.size(); id-- > 0;) {
+    const std::string& token = model.tokens[id];
+    if (token.size() != 1) continue;
+    const auto found = added.find(static_cast<TokenId>(id));
+    if (found != added.end() && found->second != bytes_to_printable(token)) continue;
+    ids[static_cast<unsigned char>(token[0])] = static_cast<TokenId>(id);
+  }
+  return ids;
+}
+
 BpeEncoder::BpeEncoder(const BpeModel& model)
     : merges_(model.merges),
       byte_level_(model.is_byte_level()),
@@ -85,15 +101,16 @@ BpeEncoder::BpeEncoder(const BpeModel& model)
     if (static_cast<std::size_t>(token.id) < added.size()) added[static_cast<std::size_t>(token.id)] = true;
   }
   byte_ids_.fill(kNoToken);
+  if (byte_level_) {
+    byte_ids_ = tokens_of_bytes(model);
+    lacks_bytes_ = std::ranges::find(byte_ids_, kNoToken) != byte_ids_.end();
+  }
   if (!byte_level_) character_ids_.assign(kTableSize, kNoToken);
   for (std::size_t id = model.tokens.size(); id-- > 0;) {
     const std::string& token = model.tokens[id];
     if (token.empty()) continue;
     if (model.ignore_merges && !added[id]) whole_[token] = static_cast<TokenId>(id);
-    if (byte_level_) {
-      if (token.size() == 1) byte_ids_[static_cast<unsigned char>(token[0])] = static_cast<TokenId>(id);
-      continue;
-    }
+    if (byte_level_) continue;
     const Utf8Char c = first_char(token);
     if (static_cast<std::size_t>(c.length) == token.size()) {
       (c.code_point < kTableSize ? character_ids_[c.code_point] : other_character_ids_[c.code_point]) =
@@ -113,7 +130,7 @@ BpeEncoder::BpeEncoder(const BpeModel& model)
 
 TokenId* BpeEncoder::encode(std::string_view piece, Scratch& scratch, TokenId* out) const {
   if (piece.empty()) return out;  // has no bytes to look at, and no ids
-  if (byte_level_ && piece.size() == 1) {
+  if (byte_level_ && piece.size() == 1 && byte_ids_[static_cast<unsigned char>(piece[0])] != kNoToken) {
     *out = byte_ids_[static_cast<unsigned char>(piece[0])];
     return out + 1;
   }
@@ -163,8 +180,24 @@ TokenId* BpeEncoder::merge(std::string_view piece, Scratch& scratch, TokenId* ou
 
 std::size_t BpeEncoder::alphabet_ids(std::string_view piece, TokenId* out) const {
   if (!byte_level_) return character_ids(piece, out);
+  if (lacks_bytes_) return known_byte_ids(piece, out);
   for (std::size_t i = 0; i < piece.size(); ++i) out[i] = byte_ids_[static_cast<unsigned char>(piece[i])];
   return piece.size();
+}
+
+std::size_t BpeEncoder::known_byte_ids(std::string_view piece, TokenId* out) const {
+  TokenId* at = out;
+  bool after_unknown = false;
+  for (const char byte : piece) {
+    const TokenId id = byte_ids_[static_cast<unsigned char>(byte)];
+    if (id != kNoToken) {
+      *at++ = id;
+    } else if (unknown_ != kNoToken && !(after_unknown && fuse_unknown_)) {
+      *at++ = unknown_;
+    }
+    after_unknown = id == kNoToken;
+  }
+  return static_cast<std::size_t>(at - out);
 }
 
 TokenId BpeEncoder::id_of_character(std::uint32_t code_point) const {

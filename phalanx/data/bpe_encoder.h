@@ -54,6 +54,9 @@ class MergeTable {
   int shift_ = 0;
 };
 
+/// The token that stands for each byte in a byte-level vocabulary; -1 where there is none.
+std::array<TokenId, 256> tokens_of_bytes(const BpeModel& model);
+
 class BpeEncoder {
  public:
   explicit BpeEncoder(const BpeModel& model);
@@ -71,6 +74,8 @@ class BpeEncoder {
   /// The ids that merging starts from, one a byte or character; at most piece.size(). Returns their number.
   std::size_t alphabet_ids(std::string_view piece, TokenId* out) const;
   std::size_t character_ids(std::string_view piece, TokenId* out) const;
+  /// Of a byte-level vocabulary that lacks some bytes.
+  std::size_t known_byte_ids(std::string_view piece, TokenId* out) const;
   TokenId* merge_short(std::string_view piece, TokenId* out) const;
   TokenId* merge_long(std::string_view piece, Scratch& scratch, TokenId* out) const;
   TokenId id_of_character(std::uint32_t code_point) const;
@@ -80,6 +85,7 @@ class BpeEncoder {
 
   MergeTable merges_;
   bool byte_level_;
+  bool lacks_bytes_ = false;
   bool cuts_words_ = false;              // see above
   std::array<TokenId, 256> byte_ids_{};  // byte-level: of each byte; else of <0x00> and so on
   std::vector<TokenId> character_ids_;   // by code point below kTableSize, or kNoToken

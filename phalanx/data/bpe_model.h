@@ -37,6 +37,9 @@ struct BpeModel {
   std::vector<TokenId> suffix;  // and behind it
   std::vector<DecoderStep> decoder = {ByteLevelDecode{}};
 
+  // What the files beside the tokenizer.json say; not written to it.
+  std::optional<TokenId> begin_of_text, end_of_text, padding;
+
   /// Merges start from bytes (GPT-2, Llama 3, Qwen); else from characters (Llama 2, Mistral, Gemma).
   bool is_byte_level() const {
     return !pre_tokenizer.empty() && std::holds_alternative<ByteLevelStep>(pre_tokenizer.back());

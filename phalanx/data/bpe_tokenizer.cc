@@ -16,6 +16,7 @@
 #include "phalanx/data/bpe_model.h"
 #include "phalanx/data/normalizer.h"
 #include "phalanx/data/pre_tokenizer.h"
+#include "phalanx/data/special_tokens.h"
 #include "phalanx/data/token_decoder.h"
 
 namespace phalanx::data {
@@ -163,20 +164,53 @@ void BpeTokenizer::State::encode(std::string_view text, EncodeOptions options, E
 
 BpeTokenizer::BpeTokenizer(BpeModel model) : state_(std::make_shared<const State>(std::move(model))) {}
 
-BpeTokenizer BpeTokenizer::load(const std::string& path) {
-  namespace fs = std::filesystem;
-  std::error_code ignored;
-  const std::string file = fs::is_directory(path, ignored) ? (fs::path(path) / "tokenizer.json").string() : path;
-  return from_json(read_file(file, kMaxTokenizerBytes), file);
-}
+namespace {
 
-BpeTokenizer BpeTokenizer::from_json(std::string_view json, const std::string& name) {
-  BpeModel model = parse_tokenizer_json(json, name);
+BpeTokenizer made_of(BpeModel model, const std::string& name) {
   try {
     return BpeTokenizer(std::move(model));
   } catch (const DataError& error) {  // steps that cannot be applied to the vocabulary
     throw DataError(fmt::format("{}: {}", name, error.what()));
   }
+}
+
+std::optional<TokenId> token_in(const BpeModel& model, const SpecialToken& token) {
+  const auto named = [&](const std::string& name) -> std::optional<TokenId> {
+    const auto added = std::ranges::find(model.added_tokens, name, &AddedToken::content);
+    if (added != model.added_tokens.end()) return added->id;
+    const auto found = std::ranges::find(model.tokens, name);
+    if (found == model.tokens.end()) return std::nullopt;
+    return static_cast<TokenId>(found - model.tokens.begin());
+  };
+  if (token.name) return named(*token.name);
+  // Of an id the model may have more than its tokenizer.
+  const auto is_added = [&](const AddedToken& added) { return added.id == *token.id; };
+  const bool is_known = token.id && (std::ranges::any_of(model.added_tokens, is_added) ||
+                                     (*token.id >= 0 && *token.id < std::ssize(model.tokens) &&
+                                      !model.tokens[static_cast<std::size_t>(*token.id)].empty()));
+  return is_known ? std::optional(static_cast<TokenId>(*token.id)) : std::nullopt;
+}
+
+}  // namespace
+
+BpeTokenizer BpeTokenizer::load(const std::string& path) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  const std::string file = fs::is_directory(path, ignored) ? (fs::path(path) / "tokenizer.json").string() : path;
+  BpeModel model = parse_tokenizer_json(read_file(file, kMaxTokenizerBytes), file);
+  const SpecialTokens tokens = special_tokens_beside(file);
+  model.begin_of_text = token_in(model, tokens.bos);
+  model.end_of_text = token_in(model, tokens.eos);
+  model.padding = token_in(model, tokens.pad);
+  if (tokens.eos.name && !model.end_of_text) {
+    throw DataError(
+        fmt::format("{}: \"eos_token\" is '{}', which is no token of {}", tokens.eos.said_by, *tokens.eos.name, file));
+  }
+  return made_of(std::move(model), file);
+}
+
+BpeTokenizer BpeTokenizer::from_json(std::string_view json, const std::string& name) {
+  return made_of(parse_tokenizer_json(json, name), name);
 }
 
 std::string BpeTokenizer::to_json() const { return write_tokenizer_json(state_->model); }
@@ -206,6 +240,7 @@ bool BpeTokenizer::is_special(TokenId id) const {
 }
 
 std::optional<TokenId> BpeTokenizer::end_of_text() const {
+  if (model().end_of_text) return model().end_of_text;
   for (const char* name : {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"}) {
     if (const auto id = id_of(name); id && is_special(*id)) return id;
   }

@@ -1,10 +1,11 @@
 // BpeTokenizer: byte-pair encoding, loaded from and saved as Hugging Face `tokenizer.json`.
 //
 // Two kinds: byte-level (GPT-2, Llama 3, Qwen), where decode(encode(x)) == x exactly for any bytes if there is no
-// normalizer, and of characters (Llama 2, Mistral, Gemma), where a character that the vocabulary lacks becomes its
-// bytes or the unknown token. Bytes that are no UTF-8 count as such characters. Ids are those of the `tokenizers`
-// Python package for the same file. The components read are named in docs/data.md; one that is not supported is a
-// DataError that names it, the key and what is supported.
+// normalizer and the vocabulary has a token for each byte (one that it lacks becomes the unknown token, or nothing),
+// and of characters (Llama 2, Mistral, Gemma), where a character that the vocabulary lacks becomes its bytes or the
+// unknown token. Bytes that are no UTF-8 count as such characters. Ids are those of the `tokenizers` Python package for
+// the same file. The components read are named in docs/data.md; one that is not supported is a DataError that names it,
+// the key and what is supported.
 //
 // A tokenizer is immutable after loading; its const methods may be called from any number of threads (each call takes
 // a scratch of its own from a pool, with a cache of pieces already encoded). Copies share everything.
@@ -53,7 +54,8 @@ class BpeTokenizer {
  public:
   explicit BpeTokenizer(BpeModel model);
 
-  /// `path` is a tokenizer.json or a directory that holds one.
+  /// `path` is a tokenizer.json or a directory that holds one. What the files beside it say of the tokens that begin
+  /// and end a text (special_tokens.h) is read, too; DataError where they name one that there is not.
   static BpeTokenizer load(const std::string& path);
   /// `name` stands for the file in messages.
   static BpeTokenizer from_json(std::string_view json, const std::string& name = "tokenizer.json");
@@ -70,7 +72,8 @@ class BpeTokenizer {
   bool is_special(TokenId id) const;
   /// Whether a token has this id.
   bool is_known(std::int64_t id) const;
-  /// The token that ends a document: <|endoftext|>, <|end_of_text|>, </s> or <eos>, whichever exists first.
+  /// The token that ends a document: the eos_token of the files beside the tokenizer.json. Where they say nothing,
+  /// <|endoftext|>, <|end_of_text|>, </s> or <eos>, whichever exists first.
   std::optional<TokenId> end_of_text() const;
   const BpeModel& model() const;
 

@@ -349,7 +349,20 @@ TEST(BpeTokenizerTest, MalformedFilesAreRefusedByFileAndKey) {
        "model.vocab['a']: id 2000000000 is outside"},
       {"id beyond 64 bits", [](json& f) { f["model"]["vocab"]["a"] = ~0ull; }, "is outside 0 to"},
       {"id twice", [](json& f) { f["model"]["vocab"]["a"] = 7; }, "id 7 belongs to another token"},
-      {"byte missing", [](json& f) { f["model"]["vocab"].erase("Ġ"); }, "no token for byte 0x20, written 'Ġ'"},
+      {"byte missing", [](json& f) { f["model"]["vocab"].erase("Ġ"); }, "token 'Ġ' is not in model.vocab"},
+      {"no byte at all",
+       [](json& f) {
+         f["model"]["vocab"] = {{"ab", 1}};
+         f["model"]["merges"] = json::array();
+       },
+       "model.vocab: no token for any byte"},
+      {"unknown token not there, and needed",
+       [](json& f) {
+         f["model"]["vocab"].erase("ĉ");
+         f["model"]["merges"] = json::array();
+         f["model"]["unk_token"] = "<none>";
+       },
+       "model.unk_token: '<none>' is not in model.vocab, which has no token for 1 bytes such as 0x09"},
       {"empty token", [](json& f) { f["model"]["vocab"][""] = 1600; }, "holds an empty token"},
       {"dropout", [](json& f) { f["model"]["dropout"] = 0.1; }, "model.dropout: '0.1' is not supported"},
       {"byte fallback", [](json& f) { f["model"]["byte_fallback"] = true; }, "model.byte_fallback"},

@@ -9,6 +9,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/utf8.h"
+#include "phalanx/data/oniguruma_pattern.h"
 
 namespace phalanx::data {
 namespace {
@@ -17,38 +18,6 @@ std::string pcre_message(int error) {
   PCRE2_UCHAR message[256];
   pcre2_get_error_message(error, message, sizeof message);
   return reinterpret_cast<const char*>(message);
-}
-
-/// The pattern in PCRE2's syntax where Oniguruma's differs: \w has marks and connectors, \s is Unicode's White_Space,
-/// where PCRE2 still counts U+180E.
-std::string for_pcre(const std::string& pattern) {
-  constexpr std::string_view kWord = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc}²³¹¼½¾)";
-  std::string out;
-  bool in_class = false;
-  for (std::size_t i = 0; i < pattern.size(); ++i) {
-    const char c = pattern[i];
-    if (c == '\\' && i + 1 < pattern.size()) {
-      const char escaped = pattern[++i];
-      if (escaped == 'w') {
-        out.append(in_class ? "" : "[").append(kWord).append(in_class ? "" : "]");
-      } else if (escaped == 'W' && !in_class) {
-        out.append("[^").append(kWord).append("]");
-      } else if (escaped == 's') {
-        out.append(R"(\p{White_Space})");
-      } else if (escaped == 'S') {
-        out.append(R"(\P{White_Space})");
-      } else if (std::string_view("WbBhHRXKGg").find(escaped) != std::string_view::npos) {
-        throw DataError(fmt::format("the split pattern '{}' holds '\\{}', which is not supported", pattern, escaped));
-      } else {
-        out.append({c, escaped});
-      }
-      continue;
-    }
-    if (c == '[') in_class = true;
-    if (c == ']') in_class = false;
-    out += c;
-  }
-  return out;
 }
 
 }  // namespace
@@ -81,7 +50,7 @@ class SplitRegex::Scratch {
 };
 
 SplitRegex::SplitRegex(const std::string& pattern) : pattern_(pattern) {
-  const std::string translated = for_pcre(pattern);
+  const std::string translated = pcre_of_oniguruma(pattern);
   int error = 0;
   PCRE2_SIZE offset = 0;
   pcre2_code* code =

@@ -1,8 +1,8 @@
 // Finding a TextPattern, a literal text or a regular expression, in a text, as the `tokenizers` package finds it.
 //
-// Regular expressions run through PCRE2's JIT compiler with Unicode classes. The package's engine is Oniguruma with
-// Ruby's syntax: `^` and `$` match at every line, `\w` covers marks; escapes whose meaning differs otherwise are
-// refused. A byte that is part of no valid UTF-8 character counts as a character that is no letter, number or space.
+// Regular expressions run through PCRE2's JIT compiler with Unicode classes; the package's engine is Oniguruma
+// (oniguruma_pattern.h). A byte that is part of no valid UTF-8 character counts as a character that is no letter,
+// number or space.
 //
 //   PatternFinder finder({.text = R"(\d+)", .is_regex = true});
 //   PatternFinder::Scratch scratch = finder.make_scratch();

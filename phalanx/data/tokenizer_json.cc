@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <array>
+#include <algorithm>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -12,6 +12,8 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/json_text.h"
+#include "phalanx/base/log.h"
+#include "phalanx/data/bpe_encoder.h"
 #include "phalanx/data/bpe_model.h"
 #include "phalanx/data/byte_level.h"
 
@@ -26,6 +28,7 @@ std::int64_t id_limit(std::size_t tokens) { return 2 * static_cast<std::int64_t>
 void read_vocabulary(const TokenizerJson& reader, const json& vocab, std::int64_t limit, BpeModel& model,
                      std::unordered_map<std::string, TokenId>& ids) {
   const bool byte_level = model.is_byte_level();
+  if (byte_level && vocab.empty()) reader.fail("model.vocab", "no token for byte 0x00, nor for any other");
   ids.reserve(vocab.size());
   for (const auto& [text, value] : vocab.items()) {
     const std::string key = fmt::format("model.vocab['{}']", text);
@@ -38,19 +41,31 @@ void read_vocabulary(const TokenizerJson& reader, const json& vocab, std::int64_
     slot = byte_level ? printable_to_bytes(text).value_or(text) : text;
     ids.emplace(text, id);
   }
-  if (!byte_level) return;
-  std::array<bool, 256> present{};
-  for (const std::string& token : model.tokens) {
-    if (token.size() == 1) present[static_cast<unsigned char>(token[0])] = true;
-  }
+}
+
+/// Whether valid UTF-8 may have it.
+bool may_be_in_utf8(int byte) { return byte < 0xF5 && byte != 0xC0 && byte != 0xC1; }
+
+/// Bytes without a token become the unknown one, else nothing, as in the package.
+void check_bytes(const TokenizerJson& reader, const BpeModel& model, const std::string& unknown) {
+  std::vector<int> missing;
+  const auto ids = tokens_of_bytes(model);
   for (int byte = 0; byte < 256; ++byte) {
-    if (!present[byte]) {
-      reader.fail("model.vocab",
-                  fmt::format("no token for byte 0x{:02X}, written '{}': expected one for each of the 256 "
-                              "bytes (byte-level BPE)",
-                              byte, bytes_to_printable(std::string(1, static_cast<char>(byte)))));
-    }
+    if (ids[static_cast<std::size_t>(byte)] < 0) missing.push_back(byte);
   }
+  if (missing.size() == 256)
+    reader.fail("model.vocab", "no token for any byte (byte-level BPE): expected their tokens");
+  const bool of_text = std::ranges::any_of(missing, may_be_in_utf8);
+  if (!unknown.empty() && !model.unknown && of_text) {
+    reader.fail("model.unk_token",
+                fmt::format("'{}' is not in model.vocab, which has no token for {} bytes such as 0x{:02X}", unknown,
+                            missing.size(), missing.front()));
+  }
+  if (!of_text) return;
+  log::warn_once(fmt::format(
+      "{}: no token for {} of 256 bytes, such as 0x{:02X}: in a text they {}, as in the `tokenizers` package",
+      reader.name(), missing.size(), missing.front(),
+      model.unknown ? fmt::format("become '{}'", unknown) : std::string("are left out")));
 }
 
 void read_merges(const TokenizerJson& reader, const json& merges, const std::unordered_map<std::string, TokenId>& ids,
@@ -82,7 +97,8 @@ void read_merges(const TokenizerJson& reader, const json& merges, const std::uno
   }
 }
 
-void read_model(const TokenizerJson& reader, const json& root, std::int64_t limit, BpeModel& model) {
+/// Returns the unknown token's text.
+std::string read_model(const TokenizerJson& reader, const json& root, std::int64_t limit, BpeModel& model) {
   const json& object = reader.member(root, "", "model");
   reader.expect_object(object, "model");
   // Files from before the field existed have a vocabulary and merges and mean BPE.
@@ -111,12 +127,15 @@ void read_model(const TokenizerJson& reader, const json& root, std::int64_t limi
   std::unordered_map<std::string, TokenId> ids;
   read_vocabulary(reader, vocab, limit, model, ids);
   read_merges(reader, merges, ids, model);
-  if (const json* unknown = TokenizerJson::optional(object, "unk_token"); unknown && !model.is_byte_level()) {
-    const std::string token = reader.text(*unknown, "model.unk_token");
-    const auto found = ids.find(token);
-    if (found == ids.end()) reader.fail("model.unk_token", fmt::format("'{}' is not in model.vocab", token));
-    model.unknown = found->second;
+  const json* unknown = TokenizerJson::optional(object, "unk_token");
+  const std::string token = unknown ? reader.text(*unknown, "model.unk_token") : std::string();
+  if (!unknown) return token;
+  const auto found = ids.find(token);
+  if (found != ids.end()) model.unknown = found->second;
+  if (found == ids.end() && !model.is_byte_level()) {
+    reader.fail("model.unk_token", fmt::format("'{}' is not in model.vocab", token));
   }
+  return token;
 }
 
 void read_added_tokens(const TokenizerJson& reader, const json& entries, std::int64_t limit, BpeModel& model) {
@@ -165,8 +184,9 @@ BpeModel parse_tokenizer_json(std::string_view text, const std::string& name) {
         root.contains("model") && root["model"].is_object() ? TokenizerJson::optional(root["model"], "vocab") : nullptr;
     const std::int64_t limit = id_limit((vocab ? vocab->size() : 0) + (added ? added->size() : 0));
     read_pre_tokenizer(reader, root, model);  // says whether the vocabulary is of bytes
-    read_model(reader, root, limit, model);
+    const std::string unknown = read_model(reader, root, limit, model);
     if (added) read_added_tokens(reader, *added, limit, model);
+    if (model.is_byte_level()) check_bytes(reader, model, unknown);
     read_normalizer(reader, root, model);
     read_post_processor(reader, root, limit, model);
     read_decoder(reader, root, model);

@@ -23,6 +23,8 @@ class TokenizerJson {
 
   explicit TokenizerJson(std::string name) : name_(std::move(name)) {}
 
+  const std::string& name() const { return name_; }
+
   [[noreturn]] void fail(const std::string& key, const std::string& message) const {
     throw DataError(fmt::format("{}: {}: {}", name_, key, message));
   }
