@@ -14,7 +14,8 @@
 #include "phalanx/base/error.h"
 #include "phalanx/schedule/actions.h"
 #include "phalanx/schedule/dataflow.h"
-#include "phalanx/schedule/rendezvous.h"
+#include "phalanx/schedule/delivery.h"
+#include "phalanx/schedule/posting.h"
 #include "phalanx/schedule/schedule_text.h"
 
 namespace phalanx::schedule {
@@ -332,9 +333,8 @@ class Validator {
   void check_end() {
     const Dataflow flow = walk(schedule_, {.action = [](const Action&) { return 1.0; }});
     halts("waits for ever for", flow.ran, flow.waiting_for);
-    if (!faults_.empty() || options_.transport != Transport::rendezvous) return;
-    const Rendezvous met = meet(schedule_);
-    halts("waits for ever to meet", met.ran, met.waiting_for);
+    if (!faults_.empty() || !transfers_ || options_.transport != Transport::rendezvous) return;
+    faults_ = check_delivery(schedule_, post(schedule_, posting_for(/*has_tags=*/false)));
   }
 
   void halts(std::string_view how, const std::vector<std::size_t>& ran,

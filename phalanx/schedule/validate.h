@@ -25,7 +25,8 @@ namespace phalanx::schedule {
 
 enum class Transport {
   asynchronous,  // a send does not wait for its receive, a receive does not hold up its rank
-  rendezvous,    // neighbouring transfers of a rank start together, and it goes on when all have met their other ends
+  rendezvous,    // as posted where messages have no tags (posting.h): a send waits for its receive, and a rank's
+                 // transfers run one after the other (delivery.h)
 };
 
 struct ValidateOptions {

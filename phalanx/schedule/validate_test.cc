@@ -99,10 +99,9 @@ TEST(Validate, DeadlocksNameWhoWaitsForWhat) {
       "1RECV_F0,1RECV_F1,1F0,1B0,1SEND_B0,1F1,1B1,1SEND_B1,1RECV_F2,1F2,1B2,1SEND_B2,1RECV_F3,1F3,1B3,1SEND_B3\n";
   EXPECT_THAT(faults(csv), IsEmpty());
   EXPECT_THAT(faults(csv, {.transport = Transport::rendezvous}),
-              ElementsAre("rank 0, position 5, 0SEND_F2: deadlock: waits for ever to meet 1RECV_F2, at position 8 of "
-                          "rank 1 which waits itself, at position 4, 1SEND_B0",
-                          "rank 1, position 4, 1SEND_B0: deadlock: waits for ever to meet 0RECV_B0, at position 7 of "
-                          "rank 0 which waits itself, at position 5, 0SEND_F2"));
+              ElementsAre("rank 0, position 7, 0RECV_B0: deadlock, a cycle of waits: rank 0's 0RECV_B0 runs behind "
+                          "0SEND_F2; rank 0's 0SEND_F2 waits for 1RECV_F2; rank 1's 1RECV_F2 runs behind 1SEND_B0; "
+                          "rank 1's 1SEND_B0 waits for 0RECV_B0"));
 }
 
 TEST(Validate, ShardingActions) {
