@@ -1,0 +1,86 @@
+#include "phalanx/models/model_identity.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "phalanx/models/hf_config.h"
+#include "phalanx/models/llama_json.h"
+
+namespace phalanx::models {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::vector<std::string> keys_of(const LlamaConfig& saved, const LlamaConfig& found) {
+  std::vector<std::string> keys;
+  for (const auto& difference : model_differences(saved, found)) keys.push_back(difference.key);
+  return keys;
+}
+
+LlamaConfig changed(LlamaConfig config, const std::function<void(LlamaConfig&)>& change) {
+  change(config);
+  return config;
+}
+
+TEST(ModelIdentity, EveryNumberThatChangesResultsIsADifference) {
+  const LlamaConfig plain = llama_flavor("debug");
+  using C = LlamaConfig;
+  const std::vector<std::pair<std::function<void(C&)>, std::vector<std::string>>> cases = {
+      {[](C& c) { c.n_heads = 8; }, {"head_dim", "n_heads"}},
+      {[](C& c) { c.n_kv_heads = 1; }, {"n_kv_heads"}},
+      {[](C& c) { c.own_head_dim = 8; }, {"head_dim"}},
+      {[](C& c) { c.ffn_hidden = 8; }, {"ffn_hidden"}},
+      {[](C& c) { c.vocab_size = 8; }, {"vocab_size"}},
+      {[](C& c) { c.rope_theta = 500000; }, {"rope.theta"}},
+      {[](C& c) { c.rope_scaling = {.type = RopeScalingType::linear, .factor = 2}; }, {"rope.factor", "rope.scaling"}},
+      {[](C& c) { c.norm_eps = 1e-6; }, {"norm_eps"}},
+      {[](C& c) { c.tie_embeddings = true; }, {"tie_embeddings"}},
+      {[](C& c) { c.sliding_window = 16; }, {"sliding_window"}},
+      {[](C& c) { c.family = LlamaFamily::qwen2; }, {"family", "qkv_bias"}},
+      {[](C& c) { c.family = LlamaFamily::qwen3; }, {"family", "qk_norm"}},
+  };
+  for (const auto& [change, keys] : cases) EXPECT_EQ(keys_of(plain, changed(plain, change)), keys);
+  EXPECT_THAT(keys_of(plain, changed(plain, [](C& c) { c.family = LlamaFamily::gpt2; })),
+              ::testing::IsSupersetOf({"activation", "norm", "qkv_bias", "rope.theta", "max_seq_len"}));
+}
+
+TEST(ModelIdentity, WhatDoesNotChangeResultsIsNone) {
+  const LlamaConfig plain = llama_flavor("debug");
+  EXPECT_TRUE(keys_of(plain, plain).empty());
+  // The same head size said in another way, and longer sequences, which weights do not depend on.
+  EXPECT_TRUE(keys_of(plain, changed(plain, [](LlamaConfig& c) { c.own_head_dim = c.dim / c.n_heads; })).empty());
+  EXPECT_TRUE(keys_of(plain, changed(plain, [](LlamaConfig& c) { c.max_seq_len *= 2; })).empty());
+}
+
+// A description that went through a file is the same.
+TEST(ModelIdentity, FilesKeepIt) {
+  for (const auto family : {LlamaFamily::llama, LlamaFamily::mistral, LlamaFamily::qwen2, LlamaFamily::qwen3,
+                            LlamaFamily::gpt2, LlamaFamily::mixtral}) {
+    LlamaConfig config = llama_flavor("debug");
+    config.family = family;
+    config.tie_embeddings = true;
+    config.norm_eps = 3e-6;
+    if (family == LlamaFamily::gpt2) config.n_kv_heads = config.n_heads;
+    if (family == LlamaFamily::mixtral) config.experts = 3, config.experts_per_token = 2;
+    if (family == LlamaFamily::llama) {
+      config.rope_scaling = {.type = RopeScalingType::llama3, .factor = 8, .original_max_seq_len = 64};
+    }
+    if (family == LlamaFamily::mistral) config.sliding_window = 12;
+    EXPECT_TRUE(keys_of(config, llama_from_metadata(llama_metadata(config), "here")).empty()) << family_name(family);
+    EXPECT_TRUE(keys_of(config, llama_config_from_hf(llama_hf_config(config, "float32"), "config.json")).empty())
+        << family_name(family);
+  }
+}
+
+TEST(ModelIdentity, TheTextNamesKeyAndBothValues) {
+  LlamaConfig other = llama_flavor("debug");
+  other.rope_theta = 500000;
+  EXPECT_EQ(model_differences_text(model_differences(llama_flavor("debug"), other)),
+            "\n  rope.theta: the weights were saved with 10000.0, this model has 500000.0");
+}
+
+}  // namespace
+}  // namespace phalanx::models
