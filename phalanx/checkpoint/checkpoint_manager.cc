@@ -108,8 +108,10 @@ bool CheckpointManager::has_ended() const {
   return under_way_.valid() && under_way_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
 }
 
-LoadedCheckpoint CheckpointManager::read(const std::filesystem::path& step_directory, TrainState& state) const {
+LoadedCheckpoint CheckpointManager::read(const std::filesystem::path& step_directory, TrainState& state,
+                                         const LoadCheck& check) const {
   const CheckpointReader reader(step_directory);
+  if (check) check(step_directory, reader.manifest());
   const auto& integers = reader.manifest().integers;
   Mismatches mismatches;
   for (const auto& [name, value] : state.integers) {
@@ -125,17 +127,18 @@ LoadedCheckpoint CheckpointManager::read(const std::filesystem::path& step_direc
   return loaded;
 }
 
-LoadedCheckpoint CheckpointManager::load(const std::filesystem::path& step_directory, TrainState& state) {
+LoadedCheckpoint CheckpointManager::load(const std::filesystem::path& step_directory, TrainState& state,
+                                         const LoadCheck& check) {
   finish();
   LoadedCheckpoint loaded;
   ranks_.together([&] {
-    loaded = read(step_directory, state);
+    loaded = read(step_directory, state, check);
     return std::string();
   });
   return loaded;
 }
 
-std::optional<LoadedCheckpoint> CheckpointManager::load_latest(TrainState& state) {
+std::optional<LoadedCheckpoint> CheckpointManager::load_latest(TrainState& state, const LoadCheck& check) {
   finish();
   // Rank 0 looks, so that all ranks try the same directories in the same order.
   const auto found = nlohmann::json::parse(ranks_.together([&] {
@@ -152,7 +155,7 @@ std::optional<LoadedCheckpoint> CheckpointManager::load_latest(TrainState& state
   std::optional<LoadedCheckpoint> loaded;
   for (const auto& name : found["complete"]) {
     try {
-      loaded = load(folder_ / name.get<std::string>(), state);
+      loaded = load(folder_ / name.get<std::string>(), state, check);
       break;
     } catch (const DamagedError& error) {
       skipped.push_back(fmt::format("{}: {}", name.get<std::string>(), error.what()));

@@ -26,6 +26,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <future>
 #include <memory>
 #include <optional>
@@ -33,6 +34,7 @@
 #include <vector>
 
 #include "phalanx/base/file.h"
+#include "phalanx/checkpoint/manifest.h"
 #include "phalanx/checkpoint/rank_group.h"
 #include "phalanx/checkpoint/staging_buffer.h"
 #include "phalanx/checkpoint/step_writer.h"
@@ -58,6 +60,10 @@ struct LoadedCheckpoint {
   std::vector<std::string> skipped;  // newer ones passed over, and why
 };
 
+/// Looks at a checkpoint, on every rank, before anything of it is loaded. What it throws is the load's error, and the
+/// state is as it was; no older checkpoint is taken in its place.
+using LoadCheck = std::function<void(const std::filesystem::path& step_directory, const Manifest& manifest)>;
+
 class CheckpointManager {
  public:
   /// Without a communicator this process is the only rank. `fs` must outlive the manager.
@@ -71,9 +77,9 @@ class CheckpointManager {
 
   /// Nothing if the folder has no checkpoints. CheckpointError if it has but none is sound, or the newest sound one is
   /// of another model: starting from scratch must then be the user's decision.
-  std::optional<LoadedCheckpoint> load_latest(TrainState& state);
+  std::optional<LoadedCheckpoint> load_latest(TrainState& state, const LoadCheck& check = {});
   /// One particular step directory. Names, shapes, dtypes and integers are compared before any tensor is overwritten.
-  LoadedCheckpoint load(const std::filesystem::path& step_directory, TrainState& state);
+  LoadedCheckpoint load(const std::filesystem::path& step_directory, TrainState& state, const LoadCheck& check = {});
 
   /// As save(), but returns when the state has been copied, which may then be changed; a thread of this object's own
   /// writes the copy, and talks to the other ranks over a communicator of its own (made by the first call).
@@ -94,7 +100,7 @@ class CheckpointManager {
 
  private:
   std::vector<PlannedBox> plan(const TrainState& state, std::int64_t step) const;
-  LoadedCheckpoint read(const std::filesystem::path& step_directory, TrainState& state) const;
+  LoadedCheckpoint read(const std::filesystem::path& step_directory, TrainState& state, const LoadCheck& check) const;
 
   std::filesystem::path folder_;
   StepWriter writer_;

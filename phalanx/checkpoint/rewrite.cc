@@ -15,6 +15,7 @@
 #include "phalanx/checkpoint/element_values.h"
 #include "phalanx/checkpoint/place_copy.h"
 #include "phalanx/checkpoint/shard_plan.h"
+#include "phalanx/checkpoint/weights_description.h"
 
 namespace phalanx {
 namespace {
@@ -219,9 +220,10 @@ WrittenFiles consolidate(SavedState& saved, const std::filesystem::path& path, c
   const auto temporary = std::filesystem::path(out) += ".tmp";
   fs.make_directory(folder_of(out));
   FileRewriter rewriter(saved, fs, options.progress);
+  const std::map<std::string, std::string> header = {{"format", "pt"}, {kMetadataInHeader, saved.manifest().metadata}};
   put_in_place(fs, temporary, out, [&] {
     if (is_file) {
-      rewriter.write(temporary, outputs, {{"format", "pt"}});
+      rewriter.write(temporary, outputs, header);
       written.files.push_back(out);
       return;
     }
@@ -233,7 +235,7 @@ WrittenFiles consolidate(SavedState& saved, const std::filesystem::path& path, c
       const auto name = options.max_file_bytes == 0
                             ? std::string("model.safetensors")
                             : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, files.size());
-      rewriter.write(temporary / name, files[i], {{"format", "pt"}});
+      rewriter.write(temporary / name, files[i], header);
       for (const auto& output : files[i]) index["weight_map"][output.info.name] = name;
       written.files.push_back(out / name);
     }

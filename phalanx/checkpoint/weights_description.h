@@ -1,0 +1,37 @@
+// What weights on the disk say of the model that they belong to.
+//
+//   for (const auto& told : describe_weights("Qwen3-0.6B")) compare(told.model, wanted);   // told.source:
+//   ".../config.json"
+//
+// Sources: a step directory's manifest, what an export or `consolidate` writes into the header of its files, and
+// config.json in the same directory. Knows no torch tensor.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "phalanx/models/llama_config.h"
+
+namespace phalanx {
+
+/// The key in a safetensors header's __metadata__ that holds a checkpoint's metadata, or at least its "model".
+inline constexpr const char* kMetadataInHeader = "phalanx";
+
+struct WeightsDescription {
+  std::string source;           // the file that says it
+  models::LlamaConfig model;    // validated
+  std::string metadata = "{}";  // the checkpoint's, a JSON object; of config.json none
+};
+
+/// `path`: a step directory, a directory with safetensors files, or one such file. Of a directory with files of several
+/// models the first counts. Empty where nothing is said. CheckpointError names the file and key of what is malformed.
+std::vector<WeightsDescription> describe_weights(const std::filesystem::path& path);
+
+/// Of a checkpoint's metadata, {"model": {...}, ...}; nothing if it says no model. `where` begins the messages.
+std::optional<models::LlamaConfig> model_in_metadata(const std::string& metadata, const std::string& where);
+/// The text of metadata that says the model alone.
+std::string metadata_of_model(const models::LlamaConfig& model);
+
+}  // namespace phalanx
