@@ -384,6 +384,12 @@ void resolve(TrainConfig& config) {
     throw ConfigError(
         "[checkpoint] initial_load_in_hf is true, but neither initial_load_path nor [model] hf_assets_path is set");
   }
+  if (config.checkpoint.initial_random_weights &&
+      (config.checkpoint.initial_load_in_hf || !config.checkpoint.initial_load_path.empty())) {
+    throw ConfigError(fmt::format(
+        "[checkpoint] initial_random_weights is true, but {} says where weights come from: remove one of them",
+        config.checkpoint.initial_load_in_hf ? "initial_load_in_hf" : "initial_load_path"));
+  }
   if (config.model.flavor == kFlavorOfDirectory && config.model.hf_assets_path.empty()) {
     throw ConfigError("[model] flavor is \"hf\", but hf_assets_path (the folder of config.json) is not set");
   }

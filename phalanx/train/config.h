@@ -106,6 +106,8 @@ struct TrainConfig {
     bool convert_dtype = false;
     std::string initial_load_path;
     bool initial_load_in_hf = false;
+    bool initial_random_weights = false;
+    bool allow_model_mismatch = false;
     bool last_save_in_hf = false;
   } checkpoint;
 

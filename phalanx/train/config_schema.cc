@@ -257,6 +257,13 @@ const std::vector<Key>& known_keys() {
        "Ignored when the run continues from a checkpoint of its own."},
       {"checkpoint", "initial_load_in_hf", at<&C::checkpoint, &C::Checkpoint::initial_load_in_hf>,
        "A new run starts from safetensors with Hugging Face's names, in fp32, fp16 or bf16."},
+      {"checkpoint", "initial_random_weights", at<&C::checkpoint, &C::Checkpoint::initial_random_weights>,
+       "With model.flavor hf: a new run starts from random weights, of the shape of config.json alone. Without this "
+       "and "
+       "without initial weights it is refused."},
+      {"checkpoint", "allow_model_mismatch", at<&C::checkpoint, &C::Checkpoint::allow_model_mismatch>,
+       "Load weights although the description of the model that comes with them (a checkpoint's metadata, config.json) "
+       "is not that of [model]: heads, rotary settings, norm_eps, ... Each difference is said."},
       {"checkpoint", "last_save_in_hf", at<&C::checkpoint, &C::Checkpoint::last_save_in_hf>,
        "At the end also write the model to hf/ in job.dump_folder as transformers reads it: config.json, "
        "model.safetensors and, from model.hf_assets_path, the tokenizer's files."},

@@ -1,0 +1,236 @@
+#include "phalanx/train/run_identity.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <string_view>
+#include <variant>
+
+#include "phalanx/base/error.h"
+#include "phalanx/base/json_difference.h"
+#include "phalanx/base/json_number.h"
+#include "phalanx/base/json_text.h"
+#include "phalanx/base/version.h"
+#include "phalanx/models/llama_json.h"
+#include "phalanx/models/model_identity.h"
+#include "phalanx/train/config_schema.h"
+#include "phalanx/train/setting_rules.h"
+
+namespace phalanx::train {
+namespace {
+
+constexpr int kIdentityVersion = 1;
+
+/// What a difference under a key of the document means.
+struct IdentityRule {
+  std::string_view key;  // and all below it
+  bool refused = false;
+  std::string_view why = {};
+  std::string_view allowed_by = {};  // the key of the configuration that makes a line of the refusal
+  bool (*is_allowed)(const TrainConfig&) = [](const TrainConfig&) { return false; };
+};
+
+/// The longest key that fits counts.
+const std::vector<IdentityRule>& identity_rules() {
+  static const std::vector<IdentityRule> rules = {
+      {"model", true, "the same weights give other results in another model", "[checkpoint] allow_model_mismatch",
+       [](const TrainConfig& config) { return config.checkpoint.allow_model_mismatch; }},
+      {"settings"},
+      {"settings.optimizer.state", true, "the optimizer's state would not be what it goes on from"},
+      {"data"},
+      {"tokenizer"},
+      {"versions"},
+  };
+  return rules;
+}
+
+struct ToJson {
+  nlohmann::json operator()(const auto* value) const { return *value; }
+  template <class T>
+  nlohmann::json operator()(const std::optional<T>* value) const {
+    return *value ? nlohmann::json(**value) : nlohmann::json(nullptr);
+  }
+};
+
+nlohmann::json settings_where(const TrainConfig& config, const std::function<bool(const SettingRule*)>& wanted) {
+  TrainConfig copy = config;
+  nlohmann::json settings = nlohmann::json::object();
+  for (const Key& key : known_keys()) {
+    if (!wanted(setting_rule(key.section, key.name))) continue;
+    settings[std::string(key.section)][std::string(key.name)] = std::visit(ToJson(), key.slot(copy));
+  }
+  return settings;
+}
+
+bool is_compared(const SettingRule* rule) {
+  return rule == nullptr || rule->on_resume == OnResume::said || rule->on_resume == OnResume::refused;
+}
+
+std::string kind_of_state(const TrainConfig& config) {
+  if (config.optimizer.name != "SGD") return config.optimizer.name;
+  return config.optimizer.momentum > 0 ? "SGD with momentum" : "SGD without momentum";
+}
+
+nlohmann::json compared_settings(const TrainConfig& config, const RunPlan& plan) {
+  nlohmann::json settings = settings_where(config, is_compared);
+  settings["training"]["local_batch_size"] = plan.local_batch_size;
+  settings["training"]["global_batch_size"] = plan.global_batch_size;  // as it is, where the key says -1
+  settings["training"]["accumulation_steps"] = plan.accumulation_steps;
+  settings["optimizer"]["state"] = kind_of_state(config);
+  return settings;
+}
+
+std::pair<std::string_view, std::string_view> split_key(std::string_view key) {
+  const std::size_t dot = std::min(key.find('.'), key.size());
+  return {key.substr(0, dot), key.substr(std::min(dot + 1, key.size()))};
+}
+
+const SettingRule* rule_of_setting(std::string_view key) {
+  const auto [document_section, rest] = split_key(key);
+  if (document_section != "settings") return nullptr;
+  const auto [section, name] = split_key(rest);
+  return setting_rule(section, name);
+}
+
+std::string label_of(std::string_view key) {
+  const auto [section, rest] = split_key(key);
+  if (const SettingRule* rule = rule_of_setting(key)) return fmt::format("[{}] {}", rule->section, rule->name);
+  return section == "settings" ? std::string(rest) : fmt::format("{} {}", section, rest);
+}
+
+IdentityRule rule_of(std::string_view key) {
+  IdentityRule best;
+  for (const IdentityRule& rule : identity_rules()) {
+    const bool fits = key.starts_with(rule.key) && (key.size() == rule.key.size() || key[rule.key.size()] == '.');
+    if (fits && rule.key.size() >= best.key.size()) best = rule;
+  }
+  const SettingRule* setting = rule_of_setting(key);
+  if (setting != nullptr && setting->on_resume == OnResume::refused) {
+    best.refused = true;
+    best.why = setting->why;
+  }
+  return best;
+}
+
+/// A key that is younger than the checkpoint was at its default there.
+bool is_default_of_new_key(const JsonDifference& difference, const nlohmann::json& defaults) {
+  if (difference.saved || !difference.key.starts_with("settings.")) return false;
+  const auto found = defaults.find(difference.key.substr(std::string_view("settings.").size()));
+  return found != defaults.end() && *found == *difference.found;
+}
+
+bool is_empty_section(const nlohmann::json& document, const std::string& section) {
+  return !document.contains(section) || document.at(section).empty();
+}
+
+}  // namespace
+
+nlohmann::json run_identity(const RunIdentityParts& parts) {
+  return {{"version", kIdentityVersion},
+          {"model", models::model_identity(parts.model)},
+          {"settings", compared_settings(parts.config, parts.plan)},
+          {"data", parts.data},
+          {"tokenizer", parts.tokenizer},
+          {"versions", {{"phalanx", version()}, {"libtorch", parts.libtorch}}}};
+}
+
+nlohmann::json identity_in_metadata(const std::string& metadata, const std::string& where) {
+  const auto json = parse_json_object<CheckpointError>(metadata, where);
+  nlohmann::json identity = nlohmann::json::object();
+  if (const auto run = json.find("run"); run != json.end()) {
+    const bool is_readable = run->is_object() && run->contains("version") && is_whole_number(run->at("version"));
+    if (!is_readable) throw CheckpointError(fmt::format("{}: metadata.run has no \"version\"", where));
+    if (const auto number = run->at("version").get<std::int64_t>(); number != kIdentityVersion) {
+      throw CheckpointError(fmt::format(
+          "{}: what it says of its run (metadata.run) is of version {}; this program reads version {}: it was saved by "
+          "another version of Phalanx",
+          where, number, kIdentityVersion));
+    }
+    identity = *run;
+  }
+  identity["model"] = nlohmann::json::object();
+  const auto model = json.find("model");
+  if (model != json.end() && model->is_object() && model->contains("rope_theta")) {
+    const models::LlamaConfig config = models::llama_from_metadata(*model, where + ": metadata.model");
+    try {
+      config.validate();
+    } catch (const ConfigError& error) {
+      throw CheckpointError(fmt::format("{}: metadata.{}", where, error.what()));
+    }
+    identity["model"] = models::model_identity(config);
+  }
+  return identity;
+}
+
+nlohmann::json identity_for_metadata(nlohmann::json identity) {
+  identity.erase("model");
+  return identity;
+}
+
+std::string IdentityChange::line() const {
+  return fmt::format("{}: saved {}, now {}{}{}", label, json_value_text(saved), json_value_text(found),
+                     note.empty() ? "" : ": ", note);
+}
+
+nlohmann::json IdentityChange::record() const {
+  nlohmann::json record = {{"key", label}};
+  if (saved) record["saved"] = *saved;
+  if (found) record["now"] = *found;
+  if (!note.empty()) record["note"] = note;
+  return record;
+}
+
+IdentityComparison compare_identities(const nlohmann::json& saved, const nlohmann::json& found,
+                                      const TrainConfig& config) {
+  IdentityComparison result;
+  nlohmann::json before = nlohmann::json::object(), now = nlohmann::json::object();
+  for (const char* section : {"model", "settings", "data", "tokenizer", "versions"}) {
+    const bool is_known = !is_empty_section(saved, section), is_there = !is_empty_section(found, section);
+    if (is_known && is_there) {
+      before[section] = saved.at(section);
+      now[section] = found.at(section);
+    } else if (is_known || is_there) {
+      result.not_compared.emplace_back(section);
+    }
+  }
+  const nlohmann::json defaults = flat_json(settings_where(TrainConfig(), [](const SettingRule*) { return true; }));
+  const auto differences = json_differences(before, now);
+  const bool is_other_optimizer =
+      std::ranges::any_of(differences, [](const JsonDifference& one) { return one.key == "settings.optimizer.name"; });
+  for (const JsonDifference& difference : differences) {
+    if (is_other_optimizer && difference.key == "settings.optimizer.state") continue;  // said by the name
+    if (is_default_of_new_key(difference, defaults)) continue;
+    const IdentityRule rule = rule_of(difference.key);
+    IdentityChange change{
+        .label = label_of(difference.key), .saved = difference.saved, .found = difference.found, .note = {}};
+    if (!rule.refused) {
+      result.changes.push_back(std::move(change));
+    } else if (rule.is_allowed(config)) {
+      change.note = fmt::format("loaded all the same, as {} says", rule.allowed_by);
+      result.changes.push_back(std::move(change));
+    } else {
+      change.note = rule.why;
+      if (!rule.allowed_by.empty()) change.note += fmt::format("; {} = true loads all the same", rule.allowed_by);
+      result.refused.push_back(std::move(change));
+    }
+  }
+  return result;
+}
+
+std::string refusal_text(const IdentityComparison& comparison, const std::string& where) {
+  const bool is_of_model = std::ranges::any_of(
+      comparison.refused, [](const IdentityChange& change) { return change.label.starts_with("model "); });
+  std::string text = fmt::format("checkpoint {} does not fit this {}:", where, is_of_model ? "model" : "run");
+  for (const IdentityChange& change : comparison.refused) text += "\n  " + change.line();
+  return text +
+         "\ngo on with the saved values, or start a new run in another [job] dump_folder (from these weights alone: "
+         "[checkpoint] initial_load_path)";
+}
+
+nlohmann::json settings_of_all_ranks(const TrainConfig& config) {
+  return settings_where(
+      config, [](const SettingRule* rule) { return rule == nullptr || rule->across_ranks == AcrossRanks::same; });
+}
+
+}  // namespace phalanx::train
