@@ -2,18 +2,21 @@
 # missing; the build itself is CMake's (see docs/building.md).
 
 BUILD ?= build/release
+PREFIX ?= $(HOME)/.local
 JOBS ?= $(shell nproc)
 SANITIZED ?= build/asan
 PYTHON = $(firstword $(wildcard .venv/bin/python) python3)
 CONFIGURE_FLAGS = $(if $(wildcard .deps/lib/cmake),-DCMAKE_PREFIX_PATH=$(CURDIR)/.deps)
 
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap configure build all test test-all fuzz slurm soak deaths kills timeline mutations layouts demo format check cuda-check clean
+.PHONY: help bootstrap configure build all install tour test test-all fuzz slurm soak deaths kills timeline mutations layouts demo format check cuda-check clean
 
 help:
 	@echo 'make demo      set up, build, train a small Llama on 2 ranks, resume it, generate text'
 	@echo 'make test      set up, build, run every test'
 	@echo 'make build     set up, build the programs and libraries (into $(BUILD), $(JOBS) jobs; make build JOBS=4)'
+	@echo 'make install   install programs and libraries into ~/.local (make install PREFIX=/opt/phalanx)'
+	@echo 'make tour      run the commands of the README'
 	@echo 'make all       the same with tests, recipes and benchmarks'
 	@echo 'make test-all  the soak, deaths under Open MPI, kills of saves, the timeline, every layout, every mutation, and the tests again under AddressSanitizer (into $(SANITIZED))'
 	@echo 'make fuzz      hostile input for every parser, under sanitizers; needs clang (make fuzz FUZZ_SECONDS=600)'
@@ -80,6 +83,16 @@ test-all: test slurm soak deaths kills timeline layouts mutations
 	cmake --preset asan -B $(SANITIZED) $(CONFIGURE_FLAGS)
 	cmake --build $(SANITIZED) --parallel $(JOBS)
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 ctest --test-dir $(SANITIZED) --output-on-failure --no-tests=error
+
+install: build
+	cmake --install $(BUILD) --prefix "$(PREFIX)"
+	@case ":$$PATH:" in *":$(PREFIX)/bin:"*) ;; *) echo 'add it to your PATH: export PATH="$(PREFIX)/bin:$$PATH"';; esac
+
+# The README's shell blocks, with programs installed as it says.
+tour: build
+	@rm -rf $(BUILD)/tour
+	@$(MAKE) --no-print-directory install PREFIX=$(abspath $(BUILD))/tour/home/.local >/dev/null
+	@scripts/readme_tour.sh $(BUILD)/tour
 
 demo: build
 	@BUILD=$(BUILD) scripts/demo.sh

@@ -194,9 +194,7 @@ int bench_train_command(const Arguments& words) {
   if (started_by.world_size > 1 || std::getenv("RANK") != nullptr) {
     throw UsageError("phalanx bench train starts ranks itself, but this process is itself a rank of a launcher");
   }
-  const char* given = std::getenv("OMP_NUM_THREADS");
-  const int threads =
-      given != nullptr && std::atoi(given) > 0 ? std::atoi(given) : std::max(1, usable_cores() / arguments.ranks);
+  const int threads = threads_from_environment().value_or(std::max(1, usable_cores() / arguments.ranks));
   std::vector<Row> rows;
   std::vector<std::string> left_out;
   const auto add = [&](BenchLayout layout, bool is_base) {

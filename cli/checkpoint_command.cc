@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "cli/parse_options.h"
+#include "phalanx/base/dtype_names.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/human.h"
 #include "phalanx/base/nearest.h"
@@ -278,10 +279,8 @@ int diff(const CheckpointArguments& arguments) {
 safetensors::Dtype parse_dtype(const std::string& text) {
   using safetensors::Dtype;
   static const std::map<std::string, Dtype> known = {
-      {"bf16", Dtype::bf16},   {"bfloat16", Dtype::bf16}, {"f16", Dtype::f16},  {"fp16", Dtype::f16},
-      {"float16", Dtype::f16}, {"f32", Dtype::f32},       {"fp32", Dtype::f32}, {"float32", Dtype::f32},
-      {"f64", Dtype::f64},     {"float64", Dtype::f64}};
-  const auto found = known.find(text);
+      {"bfloat16", Dtype::bf16}, {"float16", Dtype::f16}, {"float32", Dtype::f32}, {"float64", Dtype::f64}};
+  const auto found = known.find(canonical_dtype(text));
   if (found == known.end()) throw UsageError(fmt::format("--dtype is '{}': expected bf16, f16, f32 or f64", text));
   return found->second;
 }

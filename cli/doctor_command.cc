@@ -152,8 +152,8 @@ void examine_shared_memory(Examination& report) {
 void examine_mpi(Examination& report) {
   if (const auto library = mpi_library()) return report.good("mpi", *library + ", for ranks started by mpirun or srun");
   report.note(
-      "mpi", "not in this build",
-      "only comm.backend = \"mpi\" needs it: install Open MPI (Debian: libopenmpi-dev), configure and build again");
+      "mpi", "not in this build, or no Open MPI on this machine",
+      "only comm.backend = \"mpi\" needs it: install Open MPI (scripts/bootstrap.sh --mpi), configure and build again");
 }
 
 // NCCL is wanted where there are GPUs, and may be there without.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "cli/parse_options.h"
+#include "phalanx/base/dtype_names.h"
 #include "phalanx/base/error.h"
 
 namespace phalanx::cli {
@@ -53,7 +54,9 @@ EvalArguments parse_eval_arguments(const Arguments& arguments) {
   app.add_option("--batch-size", parsed.batch_size)->check(CLI::PositiveNumber);
   app.add_option("--tp", parsed.tp)->check(CLI::PositiveNumber);
   app.add_option("--pp", parsed.pp)->check(CLI::PositiveNumber);
-  app.add_option("--dtype", parsed.dtype)->check(CLI::IsMember({"float32", "bfloat16", "float16"}));
+  app.add_option("--dtype", parsed.dtype)
+      ->transform(canonical_dtype)
+      ->check(CLI::IsMember({"float32", "bfloat16", "float16"}));
   app.add_option("--device", parsed.device);
   app.add_option("--backend", parsed.backend);
   app.add_option("--json", parsed.json);

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "cli/parse_options.h"
+#include "phalanx/base/dtype_names.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/parse_text.h"
 
@@ -86,7 +87,9 @@ GenerateArguments parse_generate_arguments(const Arguments& arguments) {
   app.add_option("--response-field", parsed.response_field);
   app.add_option("--tp", parsed.tp);
   app.add_option("--pp", parsed.pp);
-  app.add_option("--dtype", parsed.dtype)->check(CLI::IsMember({"float32", "bfloat16", "float16"}));
+  app.add_option("--dtype", parsed.dtype)
+      ->transform(canonical_dtype)
+      ->check(CLI::IsMember({"float32", "bfloat16", "float16"}));
   app.add_option("--device", parsed.device);
   app.add_option("--backend", parsed.backend);
   app.add_flag("--quiet,-q", parsed.quiet);

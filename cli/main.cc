@@ -71,6 +71,22 @@ std::string help_text() {
   return text;
 }
 
+constexpr std::string_view kVersionHelp =
+    "usage: phalanx version [--json]\n\nPrints the version; with --json as {\"version\": \"...\"}.\n";
+
+int version_command(const Arguments& arguments) {
+  return run_command({"version", "print the version", kVersionHelp,
+                      [](const Arguments& given) {
+                        Arguments rest = given;
+                        const bool as_json = take_flag(rest, "--json");
+                        refuse_rest(rest, "version");
+                        fmt::print("{}{}{}\n", as_json ? "{\"version\": \"" : "phalanx ", PHALANX_VERSION,
+                                   as_json ? "\"}" : "");
+                        return 0;
+                      }},
+                     arguments);
+}
+
 int run(const Arguments& arguments) {
   if (arguments.empty()) {
     fmt::print(stderr, "{}", help_text());
@@ -86,10 +102,7 @@ int run(const Arguments& arguments) {
     name = rest[0];  // phalanx help train
     rest = {"--help"};
   }
-  if (name == "--version" || name == "version") {
-    fmt::print("phalanx {}\n", PHALANX_VERSION);
-    return 0;
-  }
+  if (name == "--version" || name == "version") return version_command(rest);
   const std::vector<Command> known = commands();
   std::vector<std::string> names = {"version", "help"};
   for (const Command& command : known) {

@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/hub_name.h"
 #include "phalanx/models/llama_config.h"
 #include "phalanx/train/layouts.h"
 #include "phalanx/train/training_shape.h"
@@ -42,9 +43,8 @@ void take_model(const std::string& model, std::vector<std::string>& overrides) {
   }
   if (model.find('/') != std::string::npos) {
     throw UsageError(
-        fmt::format("--model '{}' is no directory: expected a Hugging Face model's, with config.json, or a "
-                    "name such as llama3_8b",
-                    model));
+        fmt::format("--model '{}' is no directory{}; or a name such as llama3_8b", model,
+                    is_hub_name(model) ? hub_hint(model) : ": expected a Hugging Face model's, with config.json"));
   }
   models::llama_flavor(model);  // names the nearest
   overrides.push_back("--model.flavor=" + model);

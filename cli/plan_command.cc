@@ -25,7 +25,7 @@ Says whether a model trains on devices, and how: which of three scenarios it is 
 largest or on none, but each layer does; not even one layer does) with the bytes, the layouts that fit, and one of them
 as sections of a configuration. Nothing is allocated, and no device is needed.
 
-      --model NAME         a model by name (debug, 5M, 50M, llama3_1b, llama3_8b, llama3_70b), or the directory of a
+      --model NAME         a model by name (debug, 5M, 50M, llama3_8b, ...), or the directory of a
                            Hugging Face model, of which config.json is read
   CONFIG.toml, --config    or the model, batch, sequence and precision of a run's configuration
       --devices LIST       [COUNTx]NAME or [COUNTx]SIZE, joined by commas: 8xH100, 16xA100-40G, 2x24GiB,2x80GiB. Names:

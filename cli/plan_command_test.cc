@@ -222,6 +222,11 @@ TEST_F(PlanCommandTest, WhatIsWrongIsRefused) {
   EXPECT_THAT(refusal({"--model", "5M", "--devices", "2xH100", "--svg", path("no/bars.svg")}, 1),
               HasSubstr("no/bars.svg"));
   EXPECT_THAT(refusal({"--model", "llama3_8", "--devices", "H100"}), HasSubstr("llama3_8b"));
+  EXPECT_THAT(refusal({"--model", "meta-llama/Llama-3.1-8B", "--devices", "H100"}),
+              AllOf(HasSubstr("Hugging Face hub, from which nothing is downloaded"), HasSubstr("llama3_8b")));
+  for (const char* devices : {"8H100", "8*H100", "H100x8", "H100:8", "2x24GiB,8H100"}) {
+    EXPECT_THAT(refusal({"--model", "5M", "--devices", devices}), HasSubstr("did you mean 8xH100?")) << devices;
+  }
   EXPECT_THAT(refusal({"--model", path("nowhere/model"), "--devices", "H100"}),
               HasSubstr("is no directory: expected a Hug"));
   EXPECT_THAT(refusal({"--model", directory_.path().string(), "--devices", "H100"}, 1), HasSubstr("config.json"));

@@ -17,6 +17,7 @@ Trains a model as the configuration says; continues from the newest checkpoint i
   -n, --nproc-per-node N     start N ranks (or auto) on this machine and train with data parallelism over them
   --section.key value        overrule a key of the file (--section.key=value; --section.key and --section.no-key
                              switch a boolean on and off)
+  --like torchtitan          take torchtitan's defaults below the file's and the flags' values
   --print-config             print the effective configuration and end
   --print-config-reference   print the page that explains every key (docs/configuration.md) and end
 

@@ -74,6 +74,7 @@ int train_worker(const Arguments& arguments) {
     return 0;
   }
 
+  if (config.metrics.disable_color_printing) log::disable_colors();
   // A file beyond the limit of `ulimit -f` is then an error that names the file, not the end of the process.
   std::signal(SIGXFSZ, SIG_IGN);
   // Whoever reads the log may go first (`| tee` at Ctrl-C, a closed connection): no reason to lose the run.

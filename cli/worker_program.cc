@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <vector>
 
+#include "phalanx/base/cpu.h"
 #include "phalanx/base/error.h"
 #include "phalanx/launch/environment_preparation.h"
 #include "phalanx/launch/worker_environment.h"
@@ -30,6 +31,7 @@ std::string worker_program() {
 
 void become_worker(const std::string& command, const Arguments& arguments) {
   const std::string program = worker_program();
+  threads_from_environment();
   EnvironmentMap environment = current_environment();
   const WorkerEnvironment ranks = read_worker_environment();
   prepare_environment(environment, ranks.local_world_size > 0 ? ranks.local_world_size : ranks.world_size);

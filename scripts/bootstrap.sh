@@ -7,6 +7,7 @@
 #   scripts/bootstrap.sh --tests    also safetensors and numpy in .venv, where that is used: a test reads checkpoints by
 #                                   Python; and clang with its runtime libraries, for `make fuzz`. Either says that it is
 #                                   skipped where these cannot be had
+#   scripts/bootstrap.sh --mpi      also Open MPI, for the mpi backend; its package brings a Fortran compiler
 #   scripts/bootstrap.sh --slurm    also Slurm's daemons and munge, for `make slurm`
 #
 #   PHALANX_TORCH_DIR   use the libtorch in this folder (holding include/ and lib/)
@@ -22,13 +23,17 @@ readonly torch_pin="torch==2.13.0"
 required=(g++ cmake ninja-build make pkg-config libspdlog-dev libfmt-dev nlohmann-json3-dev libcli11-dev
   libtomlplusplus-dev libpcre2-dev protobuf-compiler libprotobuf-dev libgtest-dev libgmock-dev libbenchmark-dev
   libxxhash-dev libgloo-dev libssl-dev zlib1g-dev libutf8proc-dev)
-optional=(ccache mold libopenmpi-dev openmpi-bin iproute2)  # faster builds, the mpi backend, tests over namespaces
+optional=(ccache mold)  # faster builds
 if [[ "${1:-}" == --checks ]]; then
   required+=(clang-format clang-tidy)
 elif [[ "${1:-}" == --slurm ]]; then
   required+=(slurmctld slurmd slurm-client munge)
-elif [[ $# -gt 0 && "$1" != --tests ]]; then
-  echo "usage: scripts/bootstrap.sh [--checks | --tests | --slurm]" >&2
+elif [[ "${1:-}" == --mpi ]]; then
+  required+=(libopenmpi-dev openmpi-bin)
+elif [[ "${1:-}" == --tests ]]; then
+  optional+=(iproute2)  # tests over network namespaces
+elif [[ $# -gt 0 ]]; then
+  echo "usage: scripts/bootstrap.sh [--checks | --mpi | --slurm | --tests]" >&2
   exit 2
 fi
 

@@ -1,5 +1,6 @@
 #include "phalanx/base/cpu.h"
 
+#include <fmt/format.h>
 #include <sched.h>
 #include <unistd.h>
 
@@ -10,8 +11,10 @@
 #include <string>
 
 #include "phalanx/base/cpu_list.h"
+#include "phalanx/base/env.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
+#include "phalanx/base/parse_text.h"
 
 namespace phalanx {
 namespace {
@@ -141,6 +144,24 @@ CpuLimits cpu_limits(const stdfs::path& root) {
 }
 
 int usable_cores() { return cpu_limits().usable; }
+
+std::optional<int> threads_from_environment() {
+  const std::optional<std::string> text = env_string("OMP_NUM_THREADS");
+  if (!text) return std::nullopt;
+  const int most = std::max(1024, 4 * cpu_limits().online);
+  int threads = 0;
+  for (const std::string& part : split_list(*text)) {
+    int number = 0;
+    const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), number);
+    if (error != std::errc() || end != part.data() + part.size() || number < 1 || number > most) {
+      throw ConfigError(fmt::format(
+          "OMP_NUM_THREADS is '{}': expected a number of threads from 1 to {}; unset it for one thread a core", *text,
+          most));
+    }
+    if (threads == 0) threads = number;
+  }
+  return threads;
+}
 
 LastCache last_cache(const stdfs::path& root) {
   LastCache last;

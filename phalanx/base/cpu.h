@@ -24,6 +24,10 @@ CpuLimits cpu_limits(const std::filesystem::path& root = "/");
 
 int usable_cores();
 
+/// OMP_NUM_THREADS, the first number of a list of them; nothing if it is not set. A ConfigError if that is no number of
+/// threads: OpenMP itself takes another one then, without a word.
+std::optional<int> threads_from_environment();
+
 /// The first core's last cache, and how many cores share it.
 struct LastCache {
   std::uint64_t bytes = 0;  // 0: the kernel does not say

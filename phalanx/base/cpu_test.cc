@@ -1,10 +1,14 @@
 #include "phalanx/base/cpu.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 
+#include <cstdlib>
+#include <optional>
 #include <string>
 
+#include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
 
@@ -95,6 +99,29 @@ TEST(Cpu, SizesOfCachesAreTheKernelsWords) {
   EXPECT_EQ(parse_cache_bytes("512"), 512U);
   EXPECT_EQ(parse_cache_bytes(""), 0U);
   EXPECT_EQ(parse_cache_bytes("large"), 0U);
+}
+
+TEST(ThreadsFromEnvironment, IsTheFirstNumberOrAnError) {
+  const char* before = std::getenv("OMP_NUM_THREADS");
+  const std::string kept = before != nullptr ? before : "";
+  const auto threads = [](const char* text) {
+    setenv("OMP_NUM_THREADS", text, 1);
+    return threads_from_environment();
+  };
+  EXPECT_EQ(threads("3"), 3);
+  EXPECT_EQ(threads("4,2"), 4);
+  EXPECT_EQ(threads(""), std::nullopt);
+  for (const char* text : {"abc", "0", "-2", "2x", "99999", "4,many", "1.5"}) {
+    try {
+      threads(text);
+      ADD_FAILURE() << text;
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.what(), ::testing::HasSubstr(std::string("OMP_NUM_THREADS is '") + text + "'"));
+    }
+  }
+  unsetenv("OMP_NUM_THREADS");
+  EXPECT_EQ(threads_from_environment(), std::nullopt);
+  if (before != nullptr) setenv("OMP_NUM_THREADS", kept.c_str(), 1);
 }
 
 }  // namespace

@@ -34,7 +34,9 @@ spdlog::level::level_enum level_from_environment() {
 
 spdlog::logger& logger() {
   static const std::shared_ptr<spdlog::logger> instance = [] {
-    auto made = std::make_shared<spdlog::logger>("phalanx", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+    const auto colors = env_string("NO_COLOR") ? spdlog::color_mode::never : spdlog::color_mode::automatic;
+    auto made =
+        std::make_shared<spdlog::logger>("phalanx", std::make_shared<spdlog::sinks::stderr_color_sink_mt>(colors));
     // On a terminal a line first clears what a progress bar has left on it.
     const std::string clear = isatty(STDERR_FILENO) != 0 ? "\r\x1b[K" : "";
     made->set_pattern(clear + "[phalanx] %Y-%m-%d %H:%M:%S - %^%l%$ - %v");
@@ -80,6 +82,11 @@ void set_level(Level level) {
     case Level::error:
       logger().set_level(spdlog::level::err);
       break;
+  }
+}
+void disable_colors() {
+  for (const auto& sink : logger().sinks()) {
+    static_cast<spdlog::sinks::stderr_color_sink_mt&>(*sink).set_color_mode(spdlog::color_mode::never);
   }
 }
 void set_process_rank(int rank, int world_size) {

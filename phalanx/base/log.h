@@ -24,6 +24,8 @@ void warn_once(std::string_view message);  // rank 0 only: for what is the same 
 void error(std::string_view message);
 
 void set_level(Level level);
+/// No colours from here on, on a terminal either; so it is from the start where NO_COLOR is set (no-color.org).
+void disable_colors();
 void set_process_rank(int rank, int world_size);
 void set_thread_rank(int rank, int world_size);
 

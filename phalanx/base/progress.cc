@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <iostream>
@@ -105,28 +106,32 @@ void ProgressBar::update(bool force) {
 
 void ProgressBar::draw_bar(double now) {
   const int columns = options_.columns > 0 ? options_.columns : terminal_columns();
-  const std::string tail =
-      fmt::format("{}  {}{}{}{}", amount_text(), rate_text(now), eta_text(now).empty() ? "" : "  ETA ", eta_text(now),
-                  note_.empty() ? "" : "  " + note_);
-  std::string line;
-  if (total_ > 0) {
-    constexpr int kWidest = 40;
-    const double share = std::min(1.0, static_cast<double>(done_) / static_cast<double>(total_));
-    const std::string head = fmt::format("{} {:3.0f}% ", title_, std::floor(share * 100));
-    const int space = columns - 1 - static_cast<int>(head.size() + tail.size()) - 3;
-    const int width = std::min(kWidest, space);
-    constexpr int kNarrowest = 5;
-    line = head;
-    if (width >= kNarrowest) {
-      const int filled = static_cast<int>(share * width);
-      line += fmt::format("[{:<{}}] ", std::string(static_cast<std::size_t>(filled), '#'), width);
-    }
-    line += tail;
-  } else {
-    line = fmt::format("{}  {}", title_, tail);
+  const std::size_t space = static_cast<std::size_t>(std::max(0, columns - 1));  // a line that wraps is not drawn over
+  const double share = total_ > 0 ? std::min(1.0, static_cast<double>(done_) / static_cast<double>(total_)) : 0;
+  const std::string head = total_ > 0 ? fmt::format("{} {:3.0f}%", title_, std::floor(share * 100)) : title_;
+  const std::string eta = eta_text(now).empty() ? "" : "ETA " + eta_text(now);
+  // Each whole or not at all; of what does not fit the first ones go first.
+  std::array<std::string, 4> parts = {amount_text(), rate_text(now), eta, note_};
+  constexpr std::array<std::size_t, 4> kLeastWanted = {1, 0, 3, 2};
+  const auto length = [&] {
+    std::size_t sum = head.size();
+    for (const std::string& part : parts) sum += part.empty() ? 0 : part.size() + 2;
+    return sum;
+  };
+  for (const std::size_t part : kLeastWanted) {
+    if (length() > space) parts[part].clear();
   }
-  // A line that wraps could not be drawn over.
-  if (static_cast<int>(line.size()) > columns - 1) line.resize(static_cast<std::size_t>(std::max(0, columns - 1)));
+  constexpr std::size_t kWidest = 40, kNarrowest = 5, kFrame = 3;  // a blank and the brackets
+  std::string line = head;
+  if (total_ > 0 && length() + kFrame + kNarrowest <= space) {
+    const std::size_t width = std::min(kWidest, space - length() - kFrame);
+    const auto filled = static_cast<std::size_t>(share * static_cast<double>(width));
+    line += fmt::format(" [{:<{}}]", std::string(filled, '#'), width);
+  }
+  for (const std::string& part : parts) {
+    if (!part.empty()) line += "  " + part;
+  }
+  if (line.size() > space) line.resize(space);
   *options_.out << "\r" << line << "\x1b[K" << std::flush;
   bar_shown_ = true;
 }

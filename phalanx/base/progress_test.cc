@@ -67,7 +67,7 @@ TEST_F(Progress, BarRedrawsAtMostTenTimesASecondAndFitsTheTerminal) {
   bar.advance(0);
   text = out_.str();
   const std::string last = text.substr(text.rfind('\r') + 1);
-  EXPECT_THAT(last, AllOf(HasSubstr("tokenizing  50% [###    ]"), HasSubstr("1.00 MiB of 2.00 MiB"),
+  EXPECT_THAT(last, AllOf(HasSubstr("tokenizing  50% [###"), HasSubstr("]  1.00 MiB of 2.00 MiB"),
                           HasSubstr("953 kB/s"), HasSubstr("ETA 1.10 s"), HasSubstr("loss 3.12")));
   EXPECT_LT(last.size() - std::string("\x1b[K").size(), 80u);
 }
@@ -78,6 +78,27 @@ TEST_F(Progress, NarrowTerminalCutsTheLine) {
   ProgressBar bar("a rather long title", 10, narrow);
   const std::string text = out_.str();
   EXPECT_LE(text.size(), std::string("\r\x1b[K").size() + 19);
+}
+
+TEST_F(Progress, NarrowTerminalsLeaveOutWholeFiguresTheLeastWantedFirst) {
+  const auto drawn = [&](int columns) {
+    out_.str("");
+    ProgressOptions options = this->options(ProgressStyle::bar, ProgressUnit::steps);
+    options.columns = columns;
+    now_ = 100;
+    ProgressBar bar("training", 10'000, options);
+    now_ += 100;
+    bar.set_note("loss 8.3123");
+    bar.set(300);
+    const std::string text = out_.str();
+    const std::size_t begin = text.rfind('\r') + 1;
+    return text.substr(begin, text.rfind("\x1b[K") - begin);
+  };
+  EXPECT_EQ(drawn(40), "training   3%  ETA 53m 53s  loss 8.3123");
+  EXPECT_EQ(drawn(30), "training   3%  ETA 53m 53s");
+  EXPECT_EQ(drawn(20), "training   3%");
+  EXPECT_EQ(drawn(70), "training   3%  300 steps of 10,000 steps  ETA 53m 53s  loss 8.3123");
+  EXPECT_EQ(drawn(90), "training   3% [     ]  300 steps of 10,000 steps  3.00/s  ETA 53m 53s  loss 8.3123");
 }
 
 TEST_F(Progress, LinesAboveTheBarDoNotTearIt) {

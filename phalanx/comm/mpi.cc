@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <numeric>
 
 #include "phalanx/base/error.h"
@@ -45,9 +46,15 @@ std::shared_ptr<Communicator> make_mpi_communicator(std::shared_ptr<Store> store
 }
 
 std::optional<std::string> mpi_library() {
+  const MpiTable* table = nullptr;
+  try {
+    table = &mpi();
+  } catch (const ConfigError&) {  // no Open MPI on this machine
+    return std::nullopt;
+  }
   std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
   int length = 0;
-  if (MPI_Get_library_version(text.data(), &length) != MPI_SUCCESS) return "unknown version";
+  if (table->get_library_version(text.data(), &length) != MPI_SUCCESS) return "unknown version";
   const std::string version(text.data(), static_cast<std::size_t>(length));
   return version.substr(0, version.find_first_of(",\n"));
 }
@@ -56,8 +63,8 @@ std::optional<std::string> mpi_library() {
 
 std::shared_ptr<Communicator> make_mpi_communicator(std::shared_ptr<Store>, int, int, MpiOptions) {
   throw ConfigError(
-      "backend mpi: this build has no MPI: install Open MPI (Debian: libopenmpi-dev), configure and build "
-      "again, or choose another backend");
+      "backend mpi: this build has no MPI: install Open MPI (scripts/bootstrap.sh --mpi), configure and "
+      "build again, or choose another backend");
 }
 
 std::optional<std::string> mpi_library() { return std::nullopt; }

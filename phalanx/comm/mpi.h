@@ -42,12 +42,12 @@ struct MpiOptions {
 };
 
 /// Collective over the ranks 0..world_size-1, each with a client of the same store; MPI must have given the process the
-/// same rank and size, else a ConfigError. Also a ConfigError: a build without MPI, an MPI without threads. Ranks that
-/// do not come within communicator.first_timeout are named in a CommError.
+/// same rank and size, else a ConfigError. Also a ConfigError: a build or a machine without MPI, an MPI without
+/// threads. Ranks that do not come within communicator.first_timeout are named in a CommError.
 std::shared_ptr<Communicator> make_mpi_communicator(std::shared_ptr<Store> store, int rank, int world_size,
                                                     MpiOptions options = {});
 
-/// "Open MPI v4.1.4"; nothing if this build has no MPI. Does not initialise it.
+/// "Open MPI v4.1.4"; nothing if this build or this machine has no MPI. Does not initialise it.
 std::optional<std::string> mpi_library();
 
 }  // namespace phalanx

@@ -64,22 +64,22 @@ void MpiBackend::make_comm() {
     std::mutex mutex;
     std::condition_variable ended;
     bool has_ended = false;
-    MPI_Comm comm = MPI_COMM_NULL;
+    MPI_Comm comm = mpi().comm_null;
     std::string error;
   };
   auto making = std::make_shared<Making>();
   std::thread([making, members = peers_.members(), tag = creation_tag(peers_.id(), process_.largest_tag())] {
-    MPI_Comm comm = MPI_COMM_NULL;
+    MPI_Comm comm = mpi().comm_null;
     std::string error;
     try {
-      MPI_Group world = MPI_GROUP_NULL, group = MPI_GROUP_NULL;
-      check_mpi(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
-      int status = MPI_Group_incl(world, static_cast<int>(members.size()), members.data(), &group);
-      if (status == MPI_SUCCESS) status = MPI_Comm_create_group(MPI_COMM_WORLD, group, tag, &comm);
-      MPI_Group_free(&world);
-      if (group != MPI_GROUP_NULL) MPI_Group_free(&group);
+      MPI_Group world = mpi().group_null, group = mpi().group_null;
+      check_mpi(mpi().comm_group(mpi().comm_world, &world), "MPI_Comm_group");
+      int status = mpi().group_incl(world, static_cast<int>(members.size()), members.data(), &group);
+      if (status == MPI_SUCCESS) status = mpi().comm_create_group(mpi().comm_world, group, tag, &comm);
+      mpi().group_free(&world);
+      if (group != mpi().group_null) mpi().group_free(&group);
       check_mpi(status, "MPI_Comm_create_group");
-      check_mpi(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+      check_mpi(mpi().comm_set_errhandler(comm, mpi().errors_return), "MPI_Comm_set_errhandler");
     } catch (const std::exception& caught) {
       error = caught.what();
     }
@@ -108,9 +108,9 @@ MpiBackend::~MpiBackend() {
   // What a failed group left under way still needs its communicator. Else nothing is under way any more, and to free it
   // is a local act in Open MPI.
   int is_finalised = 0;
-  if (aborted_.load() || MPI_Finalized(&is_finalised) != MPI_SUCCESS || is_finalised != 0) return;
+  if (aborted_.load() || mpi().finalized(&is_finalised) != MPI_SUCCESS || is_finalised != 0) return;
   const auto inside = process_.enter();
-  MPI_Comm_free(&comm_);
+  mpi().comm_free(&comm_);
 }
 
 std::unique_ptr<Operation> MpiBackend::start(const OperationDescription& description) {
@@ -163,9 +163,9 @@ void MpiBackend::drop_notices(int peer) {
     int flag = 0;
     std::uint32_t had = 0;
     const int notice = tag(MpiTag::other, kMpiNotice);
-    check_mpi(MPI_Iprobe(peer, notice, comm_, &flag, MPI_STATUS_IGNORE), "MPI_Iprobe");
+    check_mpi(mpi().iprobe(peer, notice, comm_, &flag, MPI_STATUS_IGNORE), "MPI_Iprobe");
     if (flag == 0) return;
-    check_mpi(MPI_Recv(&had, sizeof had, MPI_BYTE, peer, notice, comm_, MPI_STATUS_IGNORE), "MPI_Recv");
+    check_mpi(mpi().recv(&had, sizeof had, mpi().byte, peer, notice, comm_, MPI_STATUS_IGNORE), "MPI_Recv");
   }
 }
 
@@ -177,13 +177,13 @@ std::string MpiBackend::why_stuck() {
     for (;;) {
       int flag = 0;
       MPI_Status status;
-      check_mpi(MPI_Iprobe(peer, MPI_ANY_TAG, comm_, &flag, &status), "MPI_Iprobe");
+      check_mpi(mpi().iprobe(peer, MPI_ANY_TAG, comm_, &flag, &status), "MPI_Iprobe");
       if (flag == 0) break;
       if (status.MPI_TAG % 4 == static_cast<int>(MpiTag::header))
         return fmt::format("rank {} sends a message to rank {}", peer, rank());
       if (status.MPI_TAG != tag(MpiTag::other, kMpiNotice)) break;
       std::uint32_t had = 0;  // messages that the peer had received from here when it wrote
-      check_mpi(MPI_Recv(&had, sizeof had, MPI_BYTE, peer, status.MPI_TAG, comm_, MPI_STATUS_IGNORE), "MPI_Recv");
+      check_mpi(mpi().recv(&had, sizeof had, mpi().byte, peer, status.MPI_TAG, comm_, MPI_STATUS_IGNORE), "MPI_Recv");
       if (had == sent_[static_cast<std::size_t>(peer)])
         return fmt::format("rank {} waits to receive a message from rank {}", peer, rank());
     }

@@ -85,7 +85,7 @@ class MpiBackend final : public Backend {
   Setup setup_;
   GroupPeers peers_;
   MpiProcess& process_;
-  MPI_Comm comm_ = MPI_COMM_NULL;
+  MPI_Comm comm_ = mpi().comm_null;
   bool is_crowded_ = false;
   std::vector<std::uint32_t> sent_, received_;
   std::shared_ptr<std::byte[]> scratch_;

@@ -26,15 +26,15 @@ constexpr std::size_t kMpiReductionChunk = 8U << 20;   // bytes of a reduction i
 MPI_Datatype number_of(DataType type) {
   switch (type) {
     case DataType::f32:
-      return MPI_FLOAT;
+      return mpi().float_type;
     case DataType::f64:
-      return MPI_DOUBLE;
+      return mpi().double_type;
     case DataType::i32:
-      return MPI_INT32_T;
+      return mpi().int32;
     case DataType::i64:
-      return MPI_INT64_T;
+      return mpi().int64;
     default:
-      return MPI_UINT8_T;
+      return mpi().uint8;
   }
 }
 
@@ -42,17 +42,17 @@ MPI_Op mpi_op_of(DataType type, ReduceOp op) {
   const bool is_bool = type == DataType::boolean;
   switch (op) {
     case ReduceOp::sum:
-      return is_bool ? MPI_LOR : MPI_SUM;
+      return is_bool ? mpi().lor : mpi().sum;
     case ReduceOp::avg:
-      return MPI_SUM;
+      return mpi().sum;
     case ReduceOp::min:
-      return is_bool ? MPI_LAND : MPI_MIN;
+      return is_bool ? mpi().land : mpi().min;
     case ReduceOp::max:
-      return is_bool ? MPI_LOR : MPI_MAX;
+      return is_bool ? mpi().lor : mpi().max;
     case ReduceOp::product:
-      return is_bool ? MPI_LAND : MPI_PROD;
+      return is_bool ? mpi().land : mpi().prod;
   }
-  return MPI_SUM;
+  return mpi().sum;
 }
 
 // True if MPI's own reduction keeps the communicator's contract.
@@ -161,8 +161,8 @@ class MpiCollective final : public MpiOperation {
     std::memcpy(own, mine, length);
     header_ = requests_.bytes(length * size_);
     requests_.call("MPI_Iallgather",
-                   MPI_Iallgather(own, static_cast<int>(length), MPI_BYTE, header_, static_cast<int>(length), MPI_BYTE,
-                                  backend_.comm(), requests_.next()));
+                   mpi().iallgather(own, static_cast<int>(length), mpi().byte, header_, static_cast<int>(length),
+                                    mpi().byte, backend_.comm(), requests_.next()));
   }
 
   void compare_counts() {
@@ -217,14 +217,14 @@ class MpiCollective final : public MpiOperation {
   void send_pieces(std::size_t to, const std::byte* data, std::size_t count) {
     for (std::size_t at = 0; at < count; at += limit_)
       requests_.call("MPI_Isend",
-                     MPI_Isend(data + bytes(at), static_cast<int>(std::min(limit_, count - at)), mover_, peer(to),
-                               backend_.tag(MpiTag::other, kMpiPieces), backend_.comm(), requests_.next()));
+                     mpi().isend(data + bytes(at), static_cast<int>(std::min(limit_, count - at)), mover_, peer(to),
+                                 backend_.tag(MpiTag::other, kMpiPieces), backend_.comm(), requests_.next()));
   }
   void receive_pieces(std::size_t from, std::byte* data, std::size_t count) {
     for (std::size_t at = 0; at < count; at += limit_)
       requests_.call("MPI_Irecv",
-                     MPI_Irecv(data + bytes(at), static_cast<int>(std::min(limit_, count - at)), mover_, peer(from),
-                               backend_.tag(MpiTag::other, kMpiPieces), backend_.comm(), requests_.next()));
+                     mpi().irecv(data + bytes(at), static_cast<int>(std::min(limit_, count - at)), mover_, peer(from),
+                                 backend_.tag(MpiTag::other, kMpiPieces), backend_.comm(), requests_.next()));
   }
 
   // What each rank sends to and receives from each other: elements, and where they begin.
@@ -247,9 +247,9 @@ class MpiCollective final : public MpiOperation {
     moves_data_ = true;
     if (fits) {
       requests_.call("MPI_Ialltoallv",
-                     MPI_Ialltoallv(in, requests_.ints(from.counts()), requests_.ints(from.begins()), mover_, out,
-                                    requests_.ints(to.counts()), requests_.ints(to.begins()), mover_, backend_.comm(),
-                                    requests_.next()));
+                     mpi().ialltoallv(in, requests_.ints(from.counts()), requests_.ints(from.begins()), mover_, out,
+                                      requests_.ints(to.counts()), requests_.ints(to.begins()), mover_, backend_.comm(),
+                                      requests_.next()));
       return;
     }
     copy_mpi_bytes(out + bytes(to.of[rank_].begin), in + bytes(from.of[rank_].begin), bytes(to.of[rank_].size()));
@@ -264,8 +264,8 @@ class MpiCollective final : public MpiOperation {
     moves_data_ = true;
     if (fits) {
       requests_.call("MPI_Iallgatherv",
-                     MPI_Iallgatherv(MPI_IN_PLACE, 0, mover_, data, requests_.ints(parts.counts()),
-                                     requests_.ints(parts.begins()), mover_, backend_.comm(), requests_.next()));
+                     mpi().iallgatherv(MPI_IN_PLACE, 0, mover_, data, requests_.ints(parts.counts()),
+                                       requests_.ints(parts.begins()), mover_, backend_.comm(), requests_.next()));
       return;
     }
     for (std::size_t r = 0; r < size_; ++r)
@@ -286,8 +286,8 @@ class MpiCollective final : public MpiOperation {
     const std::size_t begin = static_cast<std::size_t>(step_) * limit_;
     if (begin >= count_) return false;
     moves_data_ = true;
-    requests_.call("MPI_Ibcast", MPI_Ibcast(output(begin), static_cast<int>(std::min(limit_, count_ - begin)), mover_,
-                                            d_.root, backend_.comm(), requests_.next()));
+    requests_.call("MPI_Ibcast", mpi().ibcast(output(begin), static_cast<int>(std::min(limit_, count_ - begin)), mover_,
+                                              d_.root, backend_.comm(), requests_.next()));
     return true;
   }
 
@@ -299,8 +299,8 @@ class MpiCollective final : public MpiOperation {
     if (d_.counts.empty() && count_ <= limit_) {
       moves_data_ = true;
       const int own = static_cast<int>(d_.input_count);
-      requests_.call("MPI_Iallgather", MPI_Iallgather(MPI_IN_PLACE, 0, mover_, d_.output, own, mover_, backend_.comm(),
-                                                      requests_.next()));
+      requests_.call("MPI_Iallgather", mpi().iallgather(MPI_IN_PLACE, 0, mover_, d_.output, own, mover_,
+                                                        backend_.comm(), requests_.next()));
     } else {
       share(output(), parts, count_ <= limit_);
     }
@@ -314,8 +314,8 @@ class MpiCollective final : public MpiOperation {
     if (own * size_ <= limit_) {
       moves_data_ = true;
       requests_.call("MPI_Igather",
-                     MPI_Igather(is_root() ? MPI_IN_PLACE : d_.input, static_cast<int>(own), mover_, d_.output,
-                                 static_cast<int>(own), mover_, d_.root, backend_.comm(), requests_.next()));
+                     mpi().igather(is_root() ? MPI_IN_PLACE : d_.input, static_cast<int>(own), mover_, d_.output,
+                                   static_cast<int>(own), mover_, d_.root, backend_.comm(), requests_.next()));
       return true;
     }
     Parts parts;
@@ -330,8 +330,8 @@ class MpiCollective final : public MpiOperation {
     if (is_root()) copy_mpi_bytes(d_.output, input(rank_ * count_), bytes(count_));
     if (count_ * size_ <= limit_) {
       const int own = static_cast<int>(count_);
-      requests_.call("MPI_Iscatter", MPI_Iscatter(d_.input, own, mover_, is_root() ? MPI_IN_PLACE : d_.output, own,
-                                                  mover_, d_.root, backend_.comm(), requests_.next()));
+      requests_.call("MPI_Iscatter", mpi().iscatter(d_.input, own, mover_, is_root() ? MPI_IN_PLACE : d_.output, own,
+                                                    mover_, d_.root, backend_.comm(), requests_.next()));
       return true;
     }
     if (!is_root()) {
@@ -348,8 +348,9 @@ class MpiCollective final : public MpiOperation {
     const std::int64_t even = d_.input_count / static_cast<std::int64_t>(size_);
     if (d_.input_counts.empty() && largest_total_ <= limit_) {
       moves_data_ = true;
-      requests_.call("MPI_Ialltoall", MPI_Ialltoall(d_.input, static_cast<int>(even), mover_, d_.output,
-                                                    static_cast<int>(even), mover_, backend_.comm(), requests_.next()));
+      requests_.call("MPI_Ialltoall",
+                     mpi().ialltoall(d_.input, static_cast<int>(even), mover_, d_.output, static_cast<int>(even),
+                                     mover_, backend_.comm(), requests_.next()));
       return true;
     }
     Parts from, to;
@@ -393,12 +394,12 @@ class MpiCollective final : public MpiOperation {
     const MPI_Datatype number = number_of(d_.dtype);
     const MPI_Op op = mpi_op_of(d_.dtype, d_.op);
     if (d_.verb == Verb::all_reduce)
-      requests_.call("MPI_Iallreduce",
-                     MPI_Iallreduce(MPI_IN_PLACE, output(begin), count, number, op, backend_.comm(), requests_.next()));
+      requests_.call("MPI_Iallreduce", mpi().iallreduce(MPI_IN_PLACE, output(begin), count, number, op, backend_.comm(),
+                                                        requests_.next()));
     else
       requests_.call("MPI_Ireduce",
-                     MPI_Ireduce(is_root() ? MPI_IN_PLACE : output(begin), is_root() ? output(begin) : nullptr, count,
-                                 number, op, d_.root, backend_.comm(), requests_.next()));
+                     mpi().ireduce(is_root() ? MPI_IN_PLACE : output(begin), is_root() ? output(begin) : nullptr, count,
+                                   number, op, d_.root, backend_.comm(), requests_.next()));
     return true;
   }
 
@@ -407,8 +408,8 @@ class MpiCollective final : public MpiOperation {
       blocks_ = requests_.bytes(bytes(count_) * size_);
       copy_mpi_bytes(blocks_ + rank_ * bytes(count_), d_.output, bytes(count_));
       const int count = static_cast<int>(count_);
-      requests_.call("MPI_Iallgather", MPI_Iallgather(MPI_IN_PLACE, 0, mover_, blocks_, count, mover_, backend_.comm(),
-                                                      requests_.next()));
+      requests_.call("MPI_Iallgather", mpi().iallgather(MPI_IN_PLACE, 0, mover_, blocks_, count, mover_,
+                                                        backend_.comm(), requests_.next()));
       return true;
     }
     if (d_.verb == Verb::all_reduce || is_root())
@@ -465,12 +466,12 @@ class MpiCollective final : public MpiOperation {
     const MPI_Op op = mpi_op_of(d_.dtype, d_.op);
     if (d_.counts.empty()) {
       requests_.call("MPI_Ireduce_scatter_block",
-                     MPI_Ireduce_scatter_block(d_.input, out, static_cast<int>(count_), number, op, backend_.comm(),
-                                               requests_.next()));
+                     mpi().ireduce_scatter_block(d_.input, out, static_cast<int>(count_), number, op, backend_.comm(),
+                                                 requests_.next()));
     } else {
       const int* counts = requests_.ints({d_.counts.begin(), d_.counts.end()});
       requests_.call("MPI_Ireduce_scatter",
-                     MPI_Ireduce_scatter(d_.input, out, counts, number, op, backend_.comm(), requests_.next()));
+                     mpi().ireduce_scatter(d_.input, out, counts, number, op, backend_.comm(), requests_.next()));
     }
     return true;
   }

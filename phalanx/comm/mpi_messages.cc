@@ -65,8 +65,9 @@ class MpiMessages final : public MpiOperation {
       const std::uint32_t received = backend_.received(transfer.peer);
       std::byte* notice = notices_.bytes(sizeof received);
       std::memcpy(notice, &received, sizeof received);
-      notices_.call("MPI_Isend", MPI_Isend(notice, sizeof received, MPI_BYTE, transfer.peer,
-                                           backend_.tag(MpiTag::other, kMpiNotice), backend_.comm(), notices_.next()));
+      notices_.call("MPI_Isend",
+                    mpi().isend(notice, sizeof received, mpi().byte, transfer.peer,
+                                backend_.tag(MpiTag::other, kMpiNotice), backend_.comm(), notices_.next()));
     }
   }
 
@@ -114,8 +115,8 @@ class MpiMessages final : public MpiOperation {
     if (!transfer.is_send) {
       // The sender may think of another length.
       part.box = part.requests.bytes(sizeof(MpiHeader) + kInlineBytes);
-      part.requests.call("MPI_Irecv", MPI_Irecv(part.box, sizeof(MpiHeader) + kInlineBytes, MPI_BYTE, transfer.peer,
-                                                tag, comm, part.requests.next()));
+      part.requests.call("MPI_Irecv", mpi().irecv(part.box, sizeof(MpiHeader) + kInlineBytes, mpi().byte, transfer.peer,
+                                                  tag, comm, part.requests.next()));
       return;
     }
     backend_.drop_notices(transfer.peer);
@@ -125,10 +126,10 @@ class MpiMessages final : public MpiOperation {
     part.box = part.requests.bytes(length);
     std::memcpy(part.box, &header, sizeof header);
     if (length > sizeof header) std::memcpy(part.box + sizeof header, transfer.data, bytes(transfer));
-    part.requests.call("MPI_Irecv", MPI_Irecv(nullptr, 0, MPI_BYTE, transfer.peer,
-                                              backend_.tag(MpiTag::answer, part.number), comm, part.requests.next()));
-    part.requests.call("MPI_Isend", MPI_Isend(part.box, static_cast<int>(length), MPI_BYTE, transfer.peer, tag, comm,
-                                              part.requests.next()));
+    part.requests.call("MPI_Irecv", mpi().irecv(nullptr, 0, mpi().byte, transfer.peer,
+                                                backend_.tag(MpiTag::answer, part.number), comm, part.requests.next()));
+    part.requests.call("MPI_Isend", mpi().isend(part.box, static_cast<int>(length), mpi().byte, transfer.peer, tag,
+                                                comm, part.requests.next()));
   }
 
   // What was asked of MPI for this part has been done.
@@ -162,8 +163,8 @@ class MpiMessages final : public MpiOperation {
       move_data(part);
     }
     part.requests.call("MPI_Isend",
-                       MPI_Isend(nullptr, 0, MPI_BYTE, transfer.peer, backend_.tag(MpiTag::answer, part.number),
-                                 backend_.comm(), part.requests.next()));
+                       mpi().isend(nullptr, 0, mpi().byte, transfer.peer, backend_.tag(MpiTag::answer, part.number),
+                                   backend_.comm(), part.requests.next()));
   }
 
   void move_data(Part& part) {
@@ -178,10 +179,10 @@ class MpiMessages final : public MpiOperation {
           static_cast<std::byte*>(transfer.data) + static_cast<std::size_t>(at) * element_size(transfer.dtype);
       if (transfer.is_send)
         part.requests.call("MPI_Isend",
-                           MPI_Isend(data, count, mover, transfer.peer, tag, backend_.comm(), part.requests.next()));
+                           mpi().isend(data, count, mover, transfer.peer, tag, backend_.comm(), part.requests.next()));
       else
         part.requests.call("MPI_Irecv",
-                           MPI_Irecv(data, count, mover, transfer.peer, tag, backend_.comm(), part.requests.next()));
+                           mpi().irecv(data, count, mover, transfer.peer, tag, backend_.comm(), part.requests.next()));
     }
   }
 

@@ -28,7 +28,7 @@ void check_mpi(int status, const char* call) {
   if (status == MPI_SUCCESS) return;
   std::array<char, MPI_MAX_ERROR_STRING> text{};
   int length = 0;
-  if (MPI_Error_string(status, text.data(), &length) != MPI_SUCCESS) length = 0;
+  if (mpi().error_string(status, text.data(), &length) != MPI_SUCCESS) length = 0;
   throw CommError(fmt::format(
       "{}: {}", call,
       length > 0 ? std::string(text.data(), static_cast<std::size_t>(length)) : fmt::format("error {}", status)));
@@ -38,7 +38,7 @@ MpiProcess& MpiProcess::get() {
   // Never destroyed: what was left here must outlive whatever MPI does until the process has ended.
   static MpiProcess* const process = new MpiProcess;
   int is_finalised = 0;
-  check_mpi(MPI_Finalized(&is_finalised), "MPI_Finalized");
+  check_mpi(mpi().finalized(&is_finalised), "MPI_Finalized");
   if (is_finalised != 0)
     throw ConfigError("backend mpi: the program has called MPI_Finalize, and MPI cannot be started a second time");
   return *process;
@@ -46,13 +46,13 @@ MpiProcess& MpiProcess::get() {
 
 MpiProcess::MpiProcess() {
   int is_initialised = 0, provided = 0;
-  check_mpi(MPI_Initialized(&is_initialised), "MPI_Initialized");
+  check_mpi(mpi().initialized(&is_initialised), "MPI_Initialized");
   if (is_initialised != 0) {
-    check_mpi(MPI_Query_thread(&provided), "MPI_Query_thread");
+    check_mpi(mpi().query_thread(&provided), "MPI_Query_thread");
   } else {
     throw_if_srun_gave_no_pmi();
-    check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
-    check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    check_mpi(mpi().init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
+    check_mpi(mpi().comm_set_errhandler(mpi().comm_world, mpi().errors_return), "MPI_Comm_set_errhandler");
     std::atexit(&MpiProcess::finalise_at_exit);
   }
   if (provided != MPI_THREAD_MULTIPLE)
@@ -62,18 +62,19 @@ MpiProcess::MpiProcess() {
               "MPI_Init_thread with that, or leave it to this library"
             : "backend mpi: this MPI does not provide MPI_THREAD_MULTIPLE: use one that was built with it, or "
               "another backend");
-  check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
-  check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size_), "MPI_Comm_size");
+  check_mpi(mpi().comm_rank(mpi().comm_world, &rank_), "MPI_Comm_rank");
+  check_mpi(mpi().comm_size(mpi().comm_world, &size_), "MPI_Comm_size");
   int* largest = nullptr;
   int is_set = 0;
-  check_mpi(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&largest), &is_set), "MPI_Comm_get_attr");
+  check_mpi(mpi().comm_get_attr(mpi().comm_world, MPI_TAG_UB, static_cast<void*>(&largest), &is_set),
+            "MPI_Comm_get_attr");
   if (is_set != 0) largest_tag_ = *largest;
 }
 
 void MpiProcess::finalise_at_exit() {
   int is_finalised = 0;
-  if (MPI_Finalized(&is_finalised) != MPI_SUCCESS || is_finalised != 0 || get().has_failed_.load()) return;
-  MPI_Finalize();
+  if (mpi().finalized(&is_finalised) != MPI_SUCCESS || is_finalised != 0 || get().has_failed_.load()) return;
+  mpi().finalize();
 }
 
 void MpiProcess::leave(std::vector<MPI_Request> requests, std::shared_ptr<void> memory) {
@@ -87,7 +88,7 @@ void MpiProcess::end_job(const std::string& why) noexcept {
     [[maybe_unused]] const auto written = ::write(STDERR_FILENO, text.data(), text.size());
   } catch (...) {  // no memory for the words: the job ends all the same
   }
-  MPI_Abort(MPI_COMM_WORLD, 1);
+  mpi().abort(mpi().comm_world, 1);
   ::_exit(1);
 }
 

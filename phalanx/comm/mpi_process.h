@@ -16,6 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "phalanx/comm/mpi_table.h"
+
 namespace phalanx {
 
 class MpiProcess {

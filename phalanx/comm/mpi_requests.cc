@@ -5,7 +5,7 @@
 namespace phalanx {
 
 MPI_Request* MpiRequests::next() {
-  requests_.push_back(MPI_REQUEST_NULL);
+  requests_.push_back(mpi().request_null);
   return &requests_.back();
 }
 
@@ -26,13 +26,13 @@ bool MpiRequests::are_done() {
   if (requests_.empty()) return true;
   if (requests_.size() == 1) {
     int flag = 0;
-    check_mpi(MPI_Test(requests_.data(), &flag, MPI_STATUS_IGNORE), "MPI_Test");
+    check_mpi(mpi().test(requests_.data(), &flag, MPI_STATUS_IGNORE), "MPI_Test");
     if (flag != 0) requests_.clear();
     return flag != 0;
   }
   int flag = 0;
   statuses_.resize(requests_.size());
-  const int status = MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &flag, statuses_.data());
+  const int status = mpi().testall(static_cast<int>(requests_.size()), requests_.data(), &flag, statuses_.data());
   if (status == MPI_ERR_IN_STATUS) {
     for (const MPI_Status& one : statuses_)
       if (one.MPI_ERROR != MPI_SUCCESS && one.MPI_ERROR != MPI_ERR_PENDING) check_mpi(one.MPI_ERROR, "MPI_Testall");
@@ -49,7 +49,7 @@ void MpiRequests::clear() {
 }
 
 void MpiRequests::leave() noexcept {
-  std::erase(requests_, MPI_REQUEST_NULL);
+  std::erase(requests_, mpi().request_null);
   if (requests_.empty()) return;
   MpiProcess::get().leave(std::move(requests_), std::move(memory_));
   requests_.clear();
@@ -59,13 +59,13 @@ void MpiRequests::leave() noexcept {
 MPI_Datatype mover_of(DataType type) {
   switch (element_size(type)) {
     case 8:
-      return MPI_UINT64_T;
+      return mpi().uint64;
     case 4:
-      return MPI_UINT32_T;
+      return mpi().uint32;
     case 2:
-      return MPI_UINT16_T;
+      return mpi().uint16;
     default:
-      return MPI_UINT8_T;
+      return mpi().uint8;
   }
 }
 

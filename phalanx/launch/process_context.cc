@@ -122,6 +122,7 @@ void start_shared_heap() {
 }  // namespace
 
 ProcessContext init_from_environment(InitOptions options) {
+  const bool has_thread_count = threads_from_environment().has_value();
   const WorkerEnvironment environment = resolve_init_method(options.method, options.rank, options.world_size);
   check_backend_name(options, environment.world_size);
   // What a world for CUDA tensors does on the host goes where "auto" would.
@@ -162,7 +163,7 @@ ProcessContext init_from_environment(InitOptions options) {
   });
   // srun and mpirun leave each rank the threads of all the cores that it shares with others.
   if (const int share = std::max(1, usable_cores() / meeting.ranks_on_these_cpus);
-      !env_string("OMP_NUM_THREADS") && at::get_num_threads() > share)
+      !has_thread_count && at::get_num_threads() > share)
     at::set_num_threads(share);
   const auto& places = meeting.places;
   const bool one_machine = std::equal(places.begin() + 1, places.end(), places.begin());

@@ -68,7 +68,7 @@ WorkerEnvironment read_torch_variables(VariableReader& reader) {
     result.master.port = static_cast<std::uint16_t>(reader.required_integer("MASTER_PORT", 1, 65535));
   } else {
     result.master = {reader.text("MASTER_ADDR").value_or("127.0.0.1"),
-                     static_cast<std::uint16_t>(reader.integer("MASTER_PORT", 0, 65535).value_or(0))};
+                     static_cast<std::uint16_t>(reader.integer("MASTER_PORT", 1, 65535).value_or(0))};
   }
   check_ranges(reader, result, "RANK", "WORLD_SIZE");
   reader.throw_if_wrong(
@@ -82,12 +82,13 @@ WorkerEnvironment complete_launcher(VariableReader& reader, WorkerEnvironment re
   if (const auto world = reader.integer("WORLD_SIZE", 1, kMaxWorldSize); world && *world != result.world_size)
     reader.complain(
         fmt::format("WORLD_SIZE is {}, and {} started {} ranks", *world, result.launcher, result.world_size));
-  const bool has_address = reader.has("MASTER_ADDR"), has_port = reader.has("MASTER_PORT");
+  const bool has_address = reader.has("MASTER_ADDR");
+  const std::optional<int> port = reader.integer("MASTER_PORT", 1, 65535);  // a wrong one is told to a rank alone, too
   if (result.world_size == 1) {
     result.rendezvous = Rendezvous::none;
-  } else if (has_port) {
+  } else if (port) {
     result.rendezvous = Rendezvous::static_master;
-    result.master.port = static_cast<std::uint16_t>(*reader.integer("MASTER_PORT", 1, 65535));
+    result.master.port = static_cast<std::uint16_t>(*port);
     const auto host = has_address ? reader.text("MASTER_ADDR") : first_slurm_host(reader);
     if (!host && reader.all_good()) reader.complain("MASTER_PORT is set and MASTER_ADDR is not");
     result.master.host = host.value_or("");

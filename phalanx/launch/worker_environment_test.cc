@@ -234,6 +234,17 @@ TEST(WorkerEnvironmentTest, NamesEverythingThatIsWrongAtOnce) {
     variables[name] = value;
     EXPECT_THAT(environment_error(variables), HasSubstr(expected));
   }
+  // A rank alone needs no port, and hears of a wrong one all the same.
+  for (Variables alone : {Variables{}, Variables{{"RANK", "0"}, {"WORLD_SIZE", "1"}},
+                          Variables{{"OMPI_COMM_WORLD_RANK", "0"},
+                                    {"OMPI_COMM_WORLD_SIZE", "1"},
+                                    {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+                                    {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}}}) {
+    for (const char* port : {"0", "70000", "http"}) {
+      alone["MASTER_PORT"] = port;
+      EXPECT_THAT(environment_error(alone), HasSubstr(std::string("MASTER_PORT is '") + port)) << alone.size();
+    }
+  }
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <utility>
 
+#include "phalanx/base/dtype_names.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/nearest.h"
 #include "phalanx/base/parse_text.h"
@@ -32,14 +33,11 @@ const Names<BenchVerb>& verb_names() {
   return names;
 }
 
-// Ours, then the names that other benchmarks use.
 const Names<DataType>& type_names() {
   static const Names<DataType> names{
       {"float32", DataType::f32}, {"float64", DataType::f64}, {"float16", DataType::f16}, {"bfloat16", DataType::bf16},
       {"int32", DataType::i32},   {"int64", DataType::i64},   {"uint8", DataType::u8},    {"bool", DataType::boolean},
-      {"float", DataType::f32},   {"double", DataType::f64},  {"half", DataType::f16},    {"f32", DataType::f32},
-      {"f64", DataType::f64},     {"f16", DataType::f16},     {"bf16", DataType::bf16},   {"i32", DataType::i32},
-      {"i64", DataType::i64},     {"u8", DataType::u8}};
+      {"i32", DataType::i32},     {"i64", DataType::i64},     {"u8", DataType::u8}};
   return names;
 }
 
@@ -165,7 +163,9 @@ std::vector<BenchVerb> parse_verbs(const std::string& flag, const std::string& l
 }
 
 std::vector<DataType> parse_types(const std::string& flag, const std::string& list) {
-  return parse_names(flag, list, type_names(), 8);
+  std::vector<std::string> types = split_list(list);
+  for (std::string& type : types) type = canonical_dtype(type);
+  return parse_names(flag, fmt::format("{}", fmt::join(types, ",")), type_names(), 8);
 }
 
 std::vector<ReduceOp> parse_ops(const std::string& flag, const std::string& list) {

@@ -362,6 +362,10 @@ TEST(Llama, CountsParametersAndOperations) {
   EXPECT_EQ(config.flops_per_token(256), 6.0 * (4999424 - 4096 * 256) + 12.0 * 4 * 256 * 256);
   EXPECT_EQ(llama_flavor("llama3_8b").parameter_count(), 8030261248);
   EXPECT_EQ(llama_flavor("llama3_70b").parameter_count(), 70553706496);
+  EXPECT_EQ(llama_flavor("llama3_405b").parameter_count(), 405853388800);
+  LlamaConfig small = llama_flavor("llama3_debug");
+  small.vocab_size = 2000;  // for which torchtitan's log tells the number
+  EXPECT_EQ(small.parameter_count(), 6139136);
   for (const char* name : {"llama3_1b", "llama3_8b", "llama3_70b"}) EXPECT_EQ(llama_flavor(name).rope_theta, 500000.0);
   EXPECT_EQ(llama_flavor("llama3_1b").parameter_count(), 1235814400);
   for (const bool tied : {false, true}) {

@@ -66,8 +66,31 @@ std::int64_t take_count(const std::string& text, std::string& rest) {
   return count;
 }
 
+/// "8xH100" for what only looks like it: 8H100, 8*H100, H100x8, H100:8. Empty if it does not.
+std::string meant_by(const std::string& what) {
+  const auto is_digit = [](unsigned char c) { return std::isdigit(c) != 0; };
+  const auto is_between = [](unsigned char c) {
+    return std::string_view(" xX*:").find(static_cast<char>(c)) != std::string_view::npos;
+  };
+  const auto first = std::ranges::find_if_not(what, is_digit);
+  std::string count(what.begin(), first), name(first, what.end());
+  if (count.empty()) {
+    const auto last = std::find_if_not(what.rbegin(), what.rend(), is_digit).base();
+    count.assign(last, what.end());
+    name.assign(what.begin(), last);
+    while (!name.empty() && is_between(static_cast<unsigned char>(name.back()))) name.pop_back();
+  } else {
+    while (!name.empty() && is_between(static_cast<unsigned char>(name.front()))) name.erase(0, 1);
+  }
+  const DevicePreset* preset = count.empty() ? nullptr : find_preset(name);
+  return preset == nullptr ? "" : fmt::format("{}x{}", count, short_name(*preset));
+}
+
 DeviceGroup device_of(const std::string& what, const std::string& all) {
   if (const DevicePreset* preset = find_preset(what)) return {.name = preset->name, .bytes = preset->bytes};
+  if (const std::string meant = meant_by(what); !meant.empty()) {
+    throw UsageError(fmt::format("--devices '{}': '{}' is not a device: did you mean {}?", all, what, meant));
+  }
   if (!what.empty() && std::isdigit(static_cast<unsigned char>(what[0])) != 0) {
     const std::int64_t bytes = parse_size(fmt::format("--devices '{}'", all), what);
     if (bytes < kMiB)

@@ -5,16 +5,20 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <charconv>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
 #include <map>
 #include <set>
 #include <sstream>
 #include <utility>
 
+#include "phalanx/base/dtype_names.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/nearest.h"
 #include "phalanx/train/config_schema.h"
@@ -89,16 +93,16 @@ void refuse_unsupported(const RefusedKey& refused, std::string_view name, const 
   std::string_view accepted = refused.accepted;
   std::string bare(accepted);
   if (bare.size() >= 2 && bare.front() == '"') bare = bare.substr(1, bare.size() - 2);
-  const bool section_is_off = refused.name == "*" && name == "enable" && given.shown == "false";
-  if (section_is_off || (!accepted.empty() && (given.shown == accepted || given.shown == bare))) return;
+  const bool switches_off = refused.name == "*" && (name == "enable" || name == "enabled") && given.shown == "false";
+  if (switches_off || accepted == kAnyValue) return;
+  if (!accepted.empty() && (given.shown == accepted || given.shown == bare)) return;
   throw ConfigError(fmt::format(
       "{}: {} = {} is not supported: {}{}", given.where, label(refused.section, name), given.shown, refused.reason,
       accepted.empty() || refused.name == "*" ? "; remove the key"
                                               : fmt::format("; remove the key or set it to {}", accepted)));
 }
 
-[[noreturn]] void refuse_value(const Key& key, Slot slot, const GivenValue& given) {
-  std::string hint;
+[[noreturn]] void refuse_value(const Key& key, Slot slot, const GivenValue& given, std::string hint = "") {
   if (!key.choices.empty()) {
     hint = did_you_mean(given.shown, std::vector<std::string>(key.choices.begin(), key.choices.end()));
   }
@@ -148,7 +152,23 @@ void give_type(GivenValue& given, std::string_view type) {
 }
 
 void check_range(const Key& key, Slot slot, double value, const GivenValue& given) {
+  if (std::isinf(value)) refuse_value(key, slot, given, ", and not infinite");
   if (!(value >= key.least && value <= key.most)) refuse_value(key, slot, given);  // NaN is refused too
+}
+
+/// The value that a key takes for the one that was written: another name of a type, or torchtitan's name.
+std::string known_value(const Key& key, const std::string& text) {
+  const auto is_choice = [&](std::string_view value) {
+    return std::find(key.choices.begin(), key.choices.end(), value) != key.choices.end();
+  };
+  if (is_choice(text)) return text;
+  for (const ValueAlias& alias : value_aliases()) {
+    if (alias.section == key.section && alias.name == key.name && alias.written == text) {
+      return std::string(alias.meant);
+    }
+  }
+  const std::string dtype = canonical_dtype(text);
+  return is_choice(dtype) ? dtype : text;
 }
 
 /// An integer from 1 on, also one that was written as text.
@@ -186,10 +206,11 @@ void assign(TrainConfig& config, const Key& key, GivenValue given) {
     check_range(key, slot, as_number, given);
     **p = as_number;
   } else if (auto** p = std::get_if<std::string*>(&slot); p && text) {
-    if (!key.choices.empty() && std::find(key.choices.begin(), key.choices.end(), *text) == key.choices.end()) {
+    const std::string value = key.choices.empty() ? *text : known_value(key, *text);
+    if (!key.choices.empty() && std::find(key.choices.begin(), key.choices.end(), value) == key.choices.end()) {
       refuse_value(key, slot, given);
     }
-    **p = *text;
+    **p = value;
   } else if (auto** p = std::get_if<std::vector<std::string>*>(&slot); p && list) {
     **p = *list;
   } else {
@@ -197,9 +218,36 @@ void assign(TrainConfig& config, const Key& key, GivenValue given) {
   }
 }
 
+/// What is wrong with a configuration, all of it, so that one report tells it.
+class Problems {
+ public:
+  /// Runs what may throw a ConfigError, and keeps its text. Whether it threw.
+  template <class Check>
+  bool collect(Check&& check) {
+    try {
+      check();
+      return false;
+    } catch (const ConfigError& error) {
+      texts_.emplace_back(error.what());
+      return true;
+    }
+  }
+  void throw_if_any(const std::string& source) const {
+    if (texts_.empty()) return;
+    if (texts_.size() == 1) throw ConfigError(texts_[0]);
+    throw ConfigError(fmt::format("{}: {} problems\n  {}", source, texts_.size(), fmt::join(texts_, "\n  ")));
+  }
+
+ private:
+  std::vector<std::string> texts_;
+};
+
 class Reader {
  public:
-  explicit Reader(TrainConfig& config) : config_(config) {}
+  Reader(TrainConfig& config, Problems& problems) : config_(config), problems_(problems) {}
+
+  /// The keys whose values were not taken.
+  const std::set<std::string>& wrong_keys() const { return wrong_keys_; }
 
   void read_file(std::string_view text, const std::string& source) {
     toml::table root;
@@ -212,15 +260,33 @@ class Reader {
     for (auto&& [section, node] : root) {
       const std::string where = fmt::format("{}:{}", source, node.source().begin.line);
       const toml::table* table = node.as_table();
-      if (!table) {
-        throw ConfigError(fmt::format("{}: key '{}' stands outside of any section: write it below a [section] line",
-                                      where, section.str()));
-      }
-      if (!is_known_section(section.str())) refuse_unknown_section(section.str(), where);
+      const bool is_wrong = problems_.collect([&, &section = section] {
+        if (!table) {
+          throw ConfigError(fmt::format("{}: key '{}' stands outside of any section: write it below a [section] line",
+                                        where, section.str()));
+        }
+        if (!is_known_section(section.str())) refuse_unknown_section(section.str(), where);
+      });
+      if (is_wrong) continue;
+      const bool is_off = is_switched_off(section.str(), *table);
       for (auto&& [name, value] : *table) {
-        set(section.str(), name.str(), given_from(value, source));
+        // Where a section is off, what is not supported in it asks for nothing; memory snapshots have their own switch.
+        const bool asks = !is_off || name.str() == "enable_memory_snapshot";
+        if (!asks && !find_key(section.str(), name.str()) && find_refused(section.str(), name.str())) continue;
+        set_or_collect(section.str(), name.str(), given_from(value, source));
       }
     }
+  }
+
+  void take_preset(const Preset& preset) {
+    for (const PresetValue& value : preset.values) {
+      set(value.section, value.name,
+          {.value = std::string(value.text),
+           .shown = std::string(value.text),
+           .where = fmt::format("--like {}", preset.name),
+           .from_flag = true});
+    }
+    given_.clear();  // the file may overrule it
   }
 
   void read_flags(const std::vector<std::string>& flags) {
@@ -255,11 +321,30 @@ class Reader {
       }
       given.value = given.shown;
       given_.clear();  // and a later flag an earlier one
-      set(section, name, std::move(given));
+      set_or_collect(section, name, std::move(given));
     }
   }
 
  private:
+  /// Whether what the section describes is off: it says so, or says nothing and that is torchtitan's default.
+  static bool is_switched_off(std::string_view section, const toml::table& table) {
+    for (const char* name : {"enable", "enabled", "enable_profiling", "enable_checkpoint"}) {
+      if (const auto* value = table.get_as<bool>(name)) return !value->get();
+    }
+    if (section == "activation_checkpoint") return table["mode"].value_or(std::string_view()) == "none";
+    // Converters are switched on in [model].
+    constexpr std::array<std::string_view, 8> kOffByDefault = {
+        "compile", "fault_tolerance", "float8", "memory_estimation", "mx", "profiling", "quantize", "validation"};
+    return std::ranges::find(kOffByDefault, section) != kOffByDefault.end();
+  }
+
+  void set_or_collect(std::string_view section, std::string_view name, GivenValue given) {
+    if (problems_.collect([&] { set(section, name, std::move(given)); })) {
+      const Key* key = find_key(section, name);
+      if (key) wrong_keys_.insert(fmt::format("{}.{}", key->section, key->name));
+    }
+  }
+
   static bool is_boolean_text(std::string_view text) { return text == "true" || text == "false"; }
 
   bool is_boolean(std::string_view section, std::string_view name) {
@@ -314,7 +399,9 @@ class Reader {
   }
 
   TrainConfig& config_;
+  Problems& problems_;
   std::map<const Key*, std::string> given_;
+  std::set<std::string> wrong_keys_;
 };
 
 void take_token_budget(std::string_view tokens_name, std::int64_t& tokens, std::int64_t& sequences,
@@ -328,88 +415,143 @@ void take_token_budget(std::string_view tokens_name, std::int64_t& tokens, std::
   tokens = -1;
 }
 
-void refuse_zero(std::string_view section, std::string_view name, std::int64_t value) {
-  if (value == 0) {
-    throw ConfigError(fmt::format("{} is 0: expected -1, or 1 or more", label(section, name)));
-  }
-}
-
-void resolve(TrainConfig& config) {
+/// What the keys say together. A check whose own keys were not taken is left out: it would speak of their defaults.
+void resolve(TrainConfig& config, const std::set<std::string>& wrong_keys, Problems& problems) {
+  const auto check = [&](std::initializer_list<const char*> keys, auto&& body) {
+    if (std::ranges::any_of(keys, [&](const char* key) { return wrong_keys.contains(key); })) return;
+    problems.collect(body);
+  };
   auto& training = config.training;
-  take_token_budget("num_tokens_per_microbatch_per_dp_rank", training.num_tokens_per_microbatch_per_dp_rank,
-                    training.local_batch_size, training.seq_len);
-  take_token_budget("num_tokens_per_train_step", training.num_tokens_per_train_step, training.global_batch_size,
-                    training.seq_len);
+  const auto& parallelism = config.parallelism;
+  const auto& validation = config.validation;
+  check({"training.seq_len"}, [&] {
+    take_token_budget("num_tokens_per_microbatch_per_dp_rank", training.num_tokens_per_microbatch_per_dp_rank,
+                      training.local_batch_size, training.seq_len);
+  });
+  check({"training.seq_len"}, [&] {
+    take_token_budget("num_tokens_per_train_step", training.num_tokens_per_train_step, training.global_batch_size,
+                      training.seq_len);
+  });
+  const auto refuse_zero = [&](const char* section, const char* name, std::int64_t value) {
+    check({}, [&] {
+      if (value == 0) throw ConfigError(fmt::format("{} is 0: expected -1, or 1 or more", label(section, name)));
+    });
+  };
   refuse_zero("training", "global_batch_size", training.global_batch_size);
-  refuse_zero("parallelism", "data_parallel_replicate_degree", config.parallelism.data_parallel_replicate_degree);
-  refuse_zero("parallelism", "data_parallel_shard_degree", config.parallelism.data_parallel_shard_degree);
-  if (config.parallelism.data_parallel_shard_degree == 1) {
-    const auto needs_sharding = [](const std::string& setting) {
+  refuse_zero("parallelism", "data_parallel_replicate_degree", parallelism.data_parallel_replicate_degree);
+  refuse_zero("parallelism", "data_parallel_shard_degree", parallelism.data_parallel_shard_degree);
+  refuse_zero("validation", "local_batch_size", validation.local_batch_size);
+  refuse_zero("validation", "freq", validation.freq);
+  refuse_zero("validation", "steps", validation.steps);
+
+  const auto needs_sharding = [&](const char* key, bool is_set, const std::string& setting) {
+    check({"parallelism.data_parallel_shard_degree", key}, [&] {
+      if (parallelism.data_parallel_shard_degree != 1 || !is_set) return;
       throw ConfigError(fmt::format(
           "{} is for sharded training: set [parallelism] data_parallel_shard_degree to -1 or 2 and more, or remove it",
           setting));
-    };
-    if (training.mixed_precision_reduce != "float32") {
-      needs_sharding(fmt::format("[training] mixed_precision_reduce = \"{}\"", training.mixed_precision_reduce));
-    }
-    if (training.enable_cpu_offload) needs_sharding("[training] enable_cpu_offload");
-    if (reshard_group(config) > 0) {
-      needs_sharding(
-          fmt::format("[parallelism] fsdp_reshard_after_forward = {}", config.parallelism.fsdp_reshard_after_forward));
-    }
-  }
-  if (const std::int64_t group = reshard_group(config); group > 0 && config.parallelism.zero_stage < 3) {
+    });
+  };
+  needs_sharding("training.mixed_precision_reduce", training.mixed_precision_reduce != "float32",
+                 fmt::format("[training] mixed_precision_reduce = \"{}\"", training.mixed_precision_reduce));
+  needs_sharding("training.enable_cpu_offload", training.enable_cpu_offload, "[training] enable_cpu_offload");
+  needs_sharding("parallelism.fsdp_reshard_after_forward", reshard_group(config) > 0,
+                 fmt::format("[parallelism] fsdp_reshard_after_forward = {}", parallelism.fsdp_reshard_after_forward));
+  check({"parallelism.fsdp_reshard_after_forward", "parallelism.zero_stage"}, [&] {
+    const std::int64_t group = reshard_group(config);
+    if (group == 0 || parallelism.zero_stage == 3) return;
     throw ConfigError(fmt::format(
         "[parallelism] fsdp_reshard_after_forward = {} is for zero_stage = 3, but that is {}: remove one of them",
-        group, config.parallelism.zero_stage));
-  }
-  refuse_zero("validation", "local_batch_size", config.validation.local_batch_size);
-  refuse_zero("validation", "freq", config.validation.freq);
-  refuse_zero("validation", "steps", config.validation.steps);
-  const auto& profiling = config.profiling;
-  if (profiling.profiler_active > profiling.profile_freq) {
+        group, parallelism.zero_stage));
+  });
+  check({"profiling.profiler_active", "profiling.profile_freq"}, [&] {
+    const auto& profiling = config.profiling;
+    if (profiling.profiler_active <= profiling.profile_freq) return;
     throw ConfigError(
         fmt::format("[profiling] profiler_active is {}, but profile_freq is {}: expected at most as many "
                     "traced steps as there are from one trace to the next",
                     profiling.profiler_active, profiling.profile_freq));
-  }
-  if (config.comm.save_traces_file_prefix.find('/') != std::string::npos) {
+  });
+  check({}, [&] {
+    if (config.comm.save_traces_file_prefix.find('/') == std::string::npos) return;
     throw ConfigError(
         fmt::format("[comm] save_traces_file_prefix is \"{}\": expected the beginning of a file's name; "
                     "the folder is save_traces_folder",
                     config.comm.save_traces_file_prefix));
-  }
-  if (config.checkpoint.initial_load_in_hf && config.checkpoint.initial_load_path.empty() &&
-      config.model.hf_assets_path.empty()) {
+  });
+  check({"checkpoint.initial_load_path", "model.hf_assets_path"}, [&] {
+    if (!config.checkpoint.initial_load_in_hf || !config.checkpoint.initial_load_path.empty() ||
+        !config.model.hf_assets_path.empty()) {
+      return;
+    }
     throw ConfigError(
         "[checkpoint] initial_load_in_hf is true, but neither initial_load_path nor [model] hf_assets_path is set");
-  }
-  if (config.checkpoint.initial_random_weights &&
-      (config.checkpoint.initial_load_in_hf || !config.checkpoint.initial_load_path.empty())) {
+  });
+  check({"checkpoint.initial_random_weights"}, [&] {
+    if (!config.checkpoint.initial_random_weights ||
+        (!config.checkpoint.initial_load_in_hf && config.checkpoint.initial_load_path.empty())) {
+      return;
+    }
     throw ConfigError(fmt::format(
         "[checkpoint] initial_random_weights is true, but {} says where weights come from: remove one of them",
         config.checkpoint.initial_load_in_hf ? "initial_load_in_hf" : "initial_load_path"));
-  }
-  if (config.model.flavor == kFlavorOfDirectory && config.model.hf_assets_path.empty()) {
-    throw ConfigError("[model] flavor is \"hf\", but hf_assets_path (the folder of config.json) is not set");
-  }
-  if (!config.metrics.sample_prompt.empty() && config.model.hf_assets_path.empty()) {
+  });
+  check({"model.hf_assets_path"}, [&] {
+    if (config.model.flavor == kFlavorOfDirectory && config.model.hf_assets_path.empty()) {
+      throw ConfigError("[model] flavor is \"hf\", but hf_assets_path (the folder of config.json) is not set");
+    }
+  });
+  check({"model.hf_assets_path"}, [&] {
+    if (config.metrics.sample_prompt.empty() || !config.model.hf_assets_path.empty()) return;
     throw ConfigError(
         "[metrics] sample_prompt is set, but [model] hf_assets_path (the folder of tokenizer.json) is not");
-  }
-  if (config.validation.enable && config.validation.dataset_path.empty() && config.validation.fraction == 0) {
+  });
+  check({"validation.dataset_path", "validation.fraction"}, [&] {
+    if (!validation.enable || !validation.dataset_path.empty() || validation.fraction != 0) return;
     throw ConfigError("[validation] is enabled, but fraction is 0 and dataset_path is not set: nothing is held out");
+  });
+}
+
+/// Takes `--like NAME` out of the flags.
+const Preset* take_preset_flag(std::vector<std::string>& flags) {
+  constexpr std::string_view kFlag = "--like";
+  const Preset* preset = nullptr;
+  for (auto flag = flags.begin(); flag != flags.end();) {
+    const bool has_value = flag->starts_with(std::string(kFlag) + "=");
+    if (!has_value && *flag != kFlag) {
+      ++flag;
+      continue;
+    }
+    std::vector<std::string> known;
+    for (const Preset& one : presets()) known.emplace_back(one.name);
+    std::string name = has_value ? flag->substr(kFlag.size() + 1) : "";
+    flag = flags.erase(flag);
+    if (!has_value && flag != flags.end()) {
+      name = *flag;
+      flag = flags.erase(flag);
+    }
+    const auto found = std::ranges::find(presets(), name, &Preset::name);
+    if (found == presets().end()) {
+      throw UsageError(
+          fmt::format("--like is '{}': expected one of {}{}", name, fmt::join(known, ", "), did_you_mean(name, known)));
+    }
+    preset = &*found;
   }
+  return preset;
 }
 
 }  // namespace
 
 TrainConfig parse_config(std::string_view toml, const std::string& source, const std::vector<std::string>& overrides) {
   TrainConfig config;
-  Reader reader(config);
+  Problems problems;
+  Reader reader(config, problems);
+  std::vector<std::string> flags = overrides;
+  if (const Preset* preset = take_preset_flag(flags)) reader.take_preset(*preset);
   reader.read_file(toml, source);
-  reader.read_flags(overrides);
-  resolve(config);
+  reader.read_flags(flags);
+  resolve(config, reader.wrong_keys(), problems);
+  problems.throw_if_any(source);
   return config;
 }
 

@@ -2,7 +2,8 @@
 //
 // Every key lives in one table (config_schema.h) that gives its type, default, range and help text; the reader, the
 // command line (`--section.key value`), `--print-config` and docs/configuration.md all follow from it. Errors are
-// ConfigErrors that name the file and line (or the flag), what was expected and found, and the nearest known name.
+// ConfigErrors that name the file and line (or the flag), what was expected and found, and the nearest known name; all
+// problems of a file and its flags are one error. `--like torchtitan` among the flags takes that program's defaults.
 // Knows no tensor: the front program checks a configuration without loading libtorch.
 //
 //   TrainConfig config = read_config("llama.toml", {"--training.steps", "100", "--checkpoint.no-enable"});
@@ -118,6 +119,7 @@ struct TrainConfig {
     bool enable_report = true;
     std::string sample_prompt;
     std::int64_t sample_tokens = 120;
+    bool disable_color_printing = false;
   } metrics;
 
   struct Profiling {

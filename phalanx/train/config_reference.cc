@@ -17,6 +17,11 @@ std::string cell(std::string_view text) {
   return escaped;
 }
 
+std::string accepted_text(const RefusedKey& key) {
+  if (key.accepted.empty()) return "";
+  return key.accepted == kAnyValue ? "any: it means nothing by itself" : fmt::format("`{}`", key.accepted);
+}
+
 constexpr std::string_view kOpening = R"(# Configuration
 
 A run is described by one TOML file with torchtitan's sections and keys. Every key can also be given on the command
@@ -55,19 +60,35 @@ std::string config_reference() {
 
   text +=
       "\n## Keys of torchtitan that are refused\n\nThey are known, and refused by name so that no setting is silently "
-      "without effect. The value in the second column is\naccepted because it is how Phalanx works anyway.\n\n"
+      "without effect. The value in the second column is\naccepted because it is how Phalanx works anyway. In a "
+      "section that is switched off "
+      "(`enable = false`) none is refused.\n\n"
       "| key | accepted value | reason |\n| --- | --- | --- |\n";
   for (const RefusedKey& key : refused_keys()) {
     const std::string name = key.name == "*" ? fmt::format("the rest of [{}]", key.section)
                                              : fmt::format("`[{}] {}`", key.section, key.name);
-    text += fmt::format("| {} | {} | {} |\n", name, key.accepted.empty() ? "" : fmt::format("`{}`", key.accepted),
-                        cell(key.reason));
+    text += fmt::format("| {} | {} | {} |\n", name, accepted_text(key), cell(key.reason));
   }
 
   text += "\n## Other names of keys\n\n| written | means |\n| --- | --- |\n";
   for (const KeyAlias& alias : key_aliases()) {
     text +=
         fmt::format("| `[{}] {}` | `[{}] {}` |\n", alias.section, alias.name, alias.known_section, alias.known_name);
+  }
+
+  text += "\n## Other names of values\n\n| written | means |\n| --- | --- |\n";
+  for (const ValueAlias& alias : value_aliases()) {
+    text += fmt::format("| `[{}] {} = \"{}\"` | `\"{}\"` |\n", alias.section, alias.name, alias.written, alias.meant);
+  }
+  text += "| types: `bf16`; `fp16`, `f16`, `half`; `fp32`, `f32`, `float` | `bfloat16`; `float16`; `float32` |\n";
+
+  text += "\n## Defaults of other programs\n";
+  for (const Preset& preset : presets()) {
+    text += fmt::format("\n`--like {}` takes these values where neither the file nor a flag gives another:\n\n",
+                        preset.name);
+    for (const PresetValue& value : preset.values) {
+      text += fmt::format("- `[{}] {}`: `{}`\n", value.section, value.name, value.text);
+    }
   }
   return text;
 }

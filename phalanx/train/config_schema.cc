@@ -31,7 +31,8 @@ const std::vector<Key>& known_keys() {
        "Named size, or hf: that of config.json in hf_assets_path. The explicit keys below change single numbers of it.",
        -kAny,
        kAny,
-       {"debug", "5M", "50M", "llama3_1b", "llama3_8b", "llama3_70b", kFlavorOfDirectory}},
+       {"debug", "5M", "50M", "llama3_debug", "llama3_1b", "llama3_8b", "llama3_70b", "llama3_405b",
+        kFlavorOfDirectory}},
       {"model", "hf_assets_path", at<&C::model, &C::Model::hf_assets_path>,
        "Folder with tokenizer.json, for the sample at the end of the run; a whole model as Hugging Face keeps it, for "
        "flavor hf and checkpoint.initial_load_in_hf."},
@@ -279,6 +280,8 @@ const std::vector<Key>& known_keys() {
        "Text that the trained model continues at the end of the run, shown in the report. Empty: no sample."},
       {"metrics", "sample_tokens", at<&C::metrics, &C::Metrics::sample_tokens>, "Length of that sample, in tokens.", 1,
        kAny},
+      {"metrics", "disable_color_printing", at<&C::metrics, &C::Metrics::disable_color_printing>,
+       "Log lines have no colours, on a terminal either; the variable NO_COLOR does the same."},
 
       {"profiling", "enable_profiling", at<&C::profiling, &C::Profiling::enable_profiling>,
        "Write traces of training steps, one file a rank, for ui.perfetto.dev or chrome://tracing."},
@@ -359,16 +362,18 @@ const std::vector<RefusedKey>& refused_keys() {
        "data sets are token files: make one with `phalanx tokenize` and give it as training.dataset_path"},
       {"training", "dtype", "\"float32\"",
        "weights are kept in float32; training.mixed_precision_param sets the type of the matrix products"},
+      {"training", "compile", "false", "there is no compiler for C++ modules"},
       {"training", "gc_freq", "", "there is no garbage collector to run"},
       {"training", "gc_debug", "false", "there is no garbage collector to run"},
       {"parallelism", "disable_loss_parallel", "false", "the logits are never held as a whole on any rank"},
       {"parallelism", "pipeline_parallel_split_points", "[]", "stages are balanced by the work of their layers"},
       {"parallelism", "context_parallel_degree", "1", "context parallelism is not part of this version"},
-      {"parallelism", "context_parallel_rotate_method", "", "context parallelism is not part of this version"},
+      {"parallelism", "context_parallel_rotate_method", kAnyValue, "context parallelism is not part of this version"},
       {"parallelism", "expert_parallel_degree", "1", "every rank has all experts in this version"},
       {"parallelism", "expert_tensor_parallel_degree", "1", "every rank has all experts in this version"},
       {"parallelism", "enable_compiled_autograd", "false", "there is no compiler for C++ modules"},
       {"checkpoint", "export_dtype", "\"float32\"", "weights are saved in float32"},
+      {"checkpoint", "model_weights_only", "false", "checkpoint.last_save_in_hf writes the bare weights"},
       {"checkpoint", "last_save_model_only", "false",
        "the last checkpoint is whole, so that a run can be prolonged; checkpoint.last_save_in_hf adds the bare "
        "weights"},
@@ -383,10 +388,9 @@ const std::vector<RefusedKey>& refused_keys() {
       {"metrics", "enable_wandb", "false",
        "nothing is sent over the network; metrics.enable_tensorboard writes local files"},
       {"metrics", "save_for_all_ranks", "false", "rank 0 writes the metrics of all ranks"},
-      {"metrics", "disable_color_printing", "true", "log lines have no colours of their own"},
       {"profiling", "profiler_warmup", "0", "nothing has to warm up: a traced step takes as long as any other"},
       {"profiling", "enable_memory_snapshot", "false", "there is no memory snapshot in this version"},
-      {"profiling", "save_memory_snapshot_folder", "", "there is no memory snapshot in this version"},
+      {"profiling", "save_memory_snapshot_folder", kAnyValue, "there is no memory snapshot in this version"},
       {"profiling", "with_stack", "false", "a trace holds the phases of a step and the collectives, not single calls"},
       {"profiling", "with_modules", "false",
        "a trace holds the phases of a step and the collectives, not single calls"},
@@ -398,6 +402,8 @@ const std::vector<RefusedKey>& refused_keys() {
       {"fault_tolerance", "*", "", "there is no torchft in this version"},
       {"experimental", "*", "", "Python modules cannot be loaded"},
       {"job", "config_file", "", "the configuration's path is the first argument of `phalanx train`"},
+      {"job", "print_args", "false", "use `phalanx train cfg.toml --print-config`"},
+      {"job", "use_for_integration_test", kAnyValue, "it has no meaning outside of torchtitan's own tests"},
       {"job", "print_config", "", "use `phalanx train cfg.toml --print-config`"},
       {"job", "custom_config_module", "\"\"", "Python modules cannot be loaded"},
   };
@@ -411,8 +417,34 @@ const std::vector<KeyAlias>& key_aliases() {
       {"training", "batch_size", "training", "local_batch_size"},
       {"training", "data_parallel_replicate_degree", "parallelism", "data_parallel_replicate_degree"},
       {"checkpoint", "enable_checkpoint", "checkpoint", "enable"},
+      {"validation", "enabled", "validation", "enable"},
+      {"lr_scheduler", "lr_min", "lr_scheduler", "min_lr_factor"},
   };
   return aliases;
+}
+
+const std::vector<ValueAlias>& value_aliases() {
+  static const std::vector<ValueAlias> aliases = {
+      {"model", "name", "llama3", "llama"},       {"model", "flavor", "debugmodel", "llama3_debug"},
+      {"model", "flavor", "8B", "llama3_8b"},     {"model", "flavor", "70B", "llama3_70b"},
+      {"model", "flavor", "405B", "llama3_405b"},
+  };
+  return aliases;
+}
+
+const std::vector<Preset>& presets() {
+  static const std::vector<Preset> all = {
+      {"torchtitan",
+       {{"training", "mixed_precision_param", "bfloat16"},
+        {"parallelism", "data_parallel_replicate_degree", "1"},
+        {"parallelism", "data_parallel_shard_degree", "-1"},
+        {"parallelism", "enable_async_tensor_parallel", "false"},
+        {"activation_checkpoint", "mode", "selective"},
+        {"activation_checkpoint", "selective_ac_option", "2"},
+        {"checkpoint", "enable", "false"},
+        {"metrics", "enable_tensorboard", "false"}}},
+  };
+  return all;
 }
 
 std::string_view type_name(const Slot& slot) {

@@ -34,11 +34,15 @@ struct Key {
 /// In the order of sections and keys in which they are printed.
 const std::vector<Key>& known_keys();
 
-/// A torchtitan key that Phalanx knows and does not support: refused by name, except at the value that means "off".
+/// RefusedKey::accepted of a key that means nothing by itself.
+inline constexpr std::string_view kAnyValue = "any";
+
+/// A torchtitan key that Phalanx knows and does not support: refused by name, except at the value that means "off", and
+/// in a section that is switched off.
 struct RefusedKey {
   std::string_view section;
   std::string_view name;      // "*": every key of the section
-  std::string_view accepted;  // the value, written as in TOML, that changes nothing; empty: none
+  std::string_view accepted;  // the value, written as in TOML, that changes nothing; empty: none; or kAnyValue
   std::string_view reason;
 };
 const std::vector<RefusedKey>& refused_keys();
@@ -49,6 +53,24 @@ struct KeyAlias {
   std::string_view known_section, known_name;
 };
 const std::vector<KeyAlias>& key_aliases();
+
+/// Values that torchtitan's files give to a key, and what they are called here.
+struct ValueAlias {
+  std::string_view section, name;
+  std::string_view written, meant;
+};
+const std::vector<ValueAlias>& value_aliases();
+
+/// Defaults of another program, taken before the file is read: `--like NAME`.
+struct PresetValue {
+  std::string_view section, name;
+  std::string_view text;
+};
+struct Preset {
+  std::string_view name;
+  std::vector<PresetValue> values;
+};
+const std::vector<Preset>& presets();
 
 std::string_view type_name(const Slot& slot);        // "boolean", "integer", "number", "string", "list of strings"
 std::string toml_value(const Slot& slot);            // as it is written in a file; empty for an unset optional

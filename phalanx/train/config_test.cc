@@ -245,6 +245,133 @@ TEST(Config, UnsupportedKeysAtTheirOffValueAreAccepted) {
             {"--checkpoint.async_mode", "disabled", "--compile.no-enable"}));
 }
 
+TEST(Config, AllProblemsOfAFileAndItsFlagsAreOneReport) {
+  const std::string text = refusal(
+      "[model]\nconverters = [\"float8\"]\n[training]\nsteps = 0\nseqlen = 5\nmax_norm = inf\n[trainin]\nx = 1\n"
+      "[parallelism]\ndata_parallel_shard_degree = 0\n[profiling]\nprofiler_active = 11\n",
+      {"--optimizer.lr=fast", "--comm.save_traces_file_prefix=a/b"});
+  for (const char* problem : {"run.toml: 9 problems\n", "run.toml:2: [model] converters = a list is not supported",
+                              "run.toml:4: [training] steps is 0: expected an integer, 1 or more",
+                              "run.toml:5: unknown key [training] seqlen",
+                              "run.toml:6: [training] max_norm is inf: expected a number, 0 or more, and not infinite",
+                              "unknown section [trainin]", "data_parallel_shard_degree is 0",
+                              "--optimizer.lr: [optimizer] lr is fast", "[comm] save_traces_file_prefix is \"a/b\""}) {
+    EXPECT_THAT(text, HasSubstr(problem));
+  }
+  EXPECT_THAT(text, HasSubstr("profiler_active is 11, but profile_freq is 10"));
+  // A key that was not taken has no part in a second problem.
+  EXPECT_THAT(refusal("[profiling]\nprofiler_active = 11\nprofile_freq = \"often\"\n"),
+              ::testing::Not(HasSubstr("but profile_freq is 10")));
+}
+
+TEST(Config, InfiniteNumbersAreRefusedInEveryKey) {
+  for (const Key& key : known_keys()) {
+    TrainConfig config;
+    if (type_name(key.slot(config)) != "number") continue;
+    for (const char* value : {"inf", "-inf", "nan"}) {
+      EXPECT_THAT(refusal("", {"--" + std::string(key.section) + "." + std::string(key.name) + "=" + value}),
+                  HasSubstr(std::string("is ") + value + ": expected a number"))
+          << key.name;
+    }
+  }
+}
+
+// The keys of torchtitan's own files of Llama 3.
+TEST(Config, TorchtitansLlamaFilesAreRead) {
+  const TrainConfig config = parse(R"(
+[job]
+dump_folder = "./outputs"
+print_args = false
+use_for_integration_test = true
+[profiling]
+enable_profiling = false
+save_traces_folder = "profile_trace"
+enable_memory_snapshot = false
+save_memory_snapshot_folder = "memory_snapshot"
+with_stack = true
+[metrics]
+disable_color_printing = false
+enable_wandb = false
+[model]
+name = "llama3"
+flavor = "8B"
+hf_assets_path = "./assets/hf/Llama-3.1-8B"
+[training]
+local_batch_size = 1
+seq_len = 8192
+compile = false
+[parallelism]
+data_parallel_replicate_degree = 1
+data_parallel_shard_degree = -1
+context_parallel_degree = 1
+context_parallel_rotate_method = "allgather"
+[checkpoint]
+enable = false
+last_save_model_only = true
+export_dtype = "bfloat16"
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "op"
+[compile]
+enable = false
+components = ["model", "loss"]
+[quantize.linear.float8]
+enable_fsdp_float8_all_gather = true
+filter_fqns = ["output"]
+[fault_tolerance]
+replica_id = 3
+[validation]
+enabled = false
+dataset = "c4_validation"
+freq = 5
+)");
+  EXPECT_EQ(config.model.name, "llama");
+  EXPECT_EQ(config.model.flavor, "llama3_8b");
+  EXPECT_FALSE(config.checkpoint.enable);
+  for (const auto& [written, meant] :
+       {std::pair{"debugmodel", "llama3_debug"}, {"70B", "llama3_70b"}, {"405B", "llama3_405b"}}) {
+    EXPECT_EQ(parse("[model]\nflavor = \"" + std::string(written) + "\"\n").model.flavor, meant);
+  }
+  // Switched on, the same keys are refused.
+  EXPECT_THAT(refusal("[compile]\nenable = true\ncomponents = [\"model\"]\n"),
+              AllOf(HasSubstr("2 problems"), HasSubstr("[compile] components")));
+  EXPECT_THAT(refusal("[validation]\nenable = true\ndataset = \"c4_validation\"\n"), HasSubstr("[validation] dataset"));
+  EXPECT_THAT(refusal("[profiling]\nenable_profiling = false\nenable_memory_snapshot = true\n"),
+              HasSubstr("enable_memory_snapshot"));
+  EXPECT_THAT(refusal("[activation_checkpoint]\nmode = \"full\"\nearly_stop = true\n"), HasSubstr("early_stop"));
+  EXPECT_NO_THROW(parse("[activation_checkpoint]\nmode = \"none\"\nearly_stop = true\n"));
+}
+
+TEST(Config, LikeTorchtitanTakesItsDefaultsBelowFileAndFlags) {
+  const TrainConfig ours = parse(""), theirs = parse("", {"--like", "torchtitan"});
+  EXPECT_EQ(ours.training.mixed_precision_param, "float32");
+  EXPECT_EQ(theirs.training.mixed_precision_param, "bfloat16");
+  EXPECT_EQ(theirs.parallelism.data_parallel_shard_degree, -1);
+  EXPECT_EQ(theirs.parallelism.data_parallel_replicate_degree, 1);
+  EXPECT_EQ(recompute_every(theirs), 2);
+  EXPECT_FALSE(theirs.checkpoint.enable);
+  const TrainConfig changed = parse("[training]\nmixed_precision_param = \"fp16\"\n",
+                                    {"--like=torchtitan", "--activation_checkpoint.mode=none"});
+  EXPECT_EQ(changed.training.mixed_precision_param, "float16");
+  EXPECT_EQ(recompute_every(changed), 0);
+  EXPECT_THAT(refusal<UsageError>("", {"--like", "torchtitn"}), HasSubstr("did you mean 'torchtitan'?"));
+  EXPECT_THAT(refusal<UsageError>("", {"--like"}), HasSubstr("--like is ''"));
+}
+
+TEST(Config, EveryNameOfATypeMeansTheSame) {
+  for (const auto& [written, meant] : {std::pair{"bf16", "bfloat16"},
+                                       {"fp16", "float16"},
+                                       {"half", "float16"},
+                                       {"fp32", "float32"},
+                                       {"float", "float32"},
+                                       {"bfloat16", "bfloat16"}}) {
+    EXPECT_EQ(
+        parse("[training]\nmixed_precision_param = \"" + std::string(written) + "\"\n").training.mixed_precision_param,
+        meant);
+  }
+  EXPECT_THAT(refusal("[training]\nmixed_precision_param = \"f64\"\n"), HasSubstr("is \"f64\": expected one of"));
+}
+
 TEST(Config, OtherNamesOfAKeyMeanTheSame) {
   EXPECT_EQ(parse("[training]\nseed = 5\n").debug.seed, 5);
   EXPECT_THAT(refusal("[training]\nseed = 5\n[debug]\nseed = 6\n"), HasSubstr("[debug] seed again"));

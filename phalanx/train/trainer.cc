@@ -306,7 +306,12 @@ void Trainer::run_steps() {
   result_.step = step_;
   result_.loss = std::numeric_limits<double>::quiet_NaN();
   const std::int64_t steps = config_.training.steps;
-  if (step_ >= steps) say(fmt::format("nothing to train: step {} of {} is done", step_, steps));
+  if (step_ >= steps) {
+    say(fmt::format("nothing to train: step {} of {} is done", step_, steps));
+    save_in_hf();
+    if (files_) files_->describe({{"status", "finished"}, {"steps_done", step_}});
+    return;
+  }
   const bool show_bar = is_first_rank() && !context_.quiet && ::isatty(STDERR_FILENO);
   ProgressBar bar("training", static_cast<std::uint64_t>(steps),
                   {.unit = ProgressUnit::steps,

@@ -1,0 +1,64 @@
+// What a new user meets first: versions, colours, variables that are wrong, a run that is done already.
+#include "cli/testing/program_fixture.h"
+
+namespace phalanx::cli {
+namespace {
+
+using namespace program_testing;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using FirstContact = ProgramTest;
+
+TEST_F(FirstContact, VersionAlsoAsJson) {
+  EXPECT_THAT(run({"version"}).out, ::testing::MatchesRegex("phalanx [0-9.]+\n"));
+  EXPECT_THAT(run({"version", "--json"}).out, ::testing::MatchesRegex("\\{\"version\": \"[0-9.]+\"\\}\n"));
+  expect_one_error(run({"version", "--jsn"}), 2, "unexpected argument '--jsn'");
+}
+
+TEST_F(FirstContact, NoColorAndItsKeySwitchTheColoursOfATerminalOff) {
+  const std::string green = "\x1b[32m", what = config();
+  const auto screen = [&](const std::map<std::string, std::string>& environment, const std::string& flag) {
+    std::filesystem::remove_all(path("run"));
+    return run({"train", what, "--training.steps=1", flag},
+               {.environment = environment, .streams = RunOptions::Streams::terminal})
+        .out;
+  };
+  EXPECT_THAT(screen({}, "--metrics.log_freq=1"), HasSubstr(green));
+  EXPECT_THAT(screen({{"NO_COLOR", "1"}}, "--metrics.log_freq=1"),
+              AllOf(HasSubstr("step: 1"), Not(HasSubstr("\x1b[3"))));
+  EXPECT_THAT(screen({}, "--metrics.disable_color_printing"), AllOf(HasSubstr("step: 1"), Not(HasSubstr("\x1b[3"))));
+}
+
+TEST_F(FirstContact, VariablesThatAreWrongAreNamed) {
+  for (const char* threads : {"abc", "99999", "0"}) {
+    expect_one_error(run({"train", config()}, {.environment = {{"OMP_NUM_THREADS", threads}}}), 2,
+                     std::string("OMP_NUM_THREADS is '") + threads + "': expected a number of threads");
+  }
+  expect_one_error(run({"train", config()}, {.environment = {{"MASTER_PORT", "0"}}}), 2, "MASTER_PORT is '0'");
+}
+
+TEST_F(FirstContact, ARunThatIsDoneSaysSoAndMeasuresNothing) {
+  const std::string what = config();
+  EXPECT_EQ(run({"train", what}).status, 0);
+  const Outcome again = run({"train", what});
+  EXPECT_EQ(again.status, 0) << again.err;
+  EXPECT_THAT(again.err, AllOf(HasSubstr("nothing to train: step 8 of 8 is done"), Not(HasSubstr("peak memory"))));
+  EXPECT_THAT(contents(path("run/run.json")), AllOf(HasSubstr("\"finished\""), HasSubstr("\"steps_done\": 8")));
+}
+
+TEST_F(FirstContact, AllProblemsOfAConfigurationAreOneError) {
+  expect_one_error(run({"train", config("[training]\nstep = 3\n[modell]\nx = 1\n"), "--training.steps=none"}), 2,
+                   "3 problems");
+}
+
+TEST_F(FirstContact, WhereMpiCannotBeLoadedTheBackendSaysWhatIsMissing) {
+  const Outcome outcome = run({"train", config(), "--comm.backend=mpi"},
+                              {.environment = {{"PHALANX_MPI_MODULE", path("libphalanx_mpi.so")}}});
+  EXPECT_EQ(outcome.status, 2) << outcome.err;
+  EXPECT_THAT(outcome.err, ::testing::AnyOf(AllOf(HasSubstr("libphalanx_mpi.so"), HasSubstr("Open MPI")),
+                                            HasSubstr("this build has no MPI")));
+}
+
+}  // namespace
+}  // namespace phalanx::cli

@@ -1,0 +1,33 @@
+#include "phalanx/base/hub_name.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "phalanx/base/temp_directory.h"
+
+namespace phalanx {
+namespace {
+
+TEST(HubName, IsOwnerAndNameAlone) {
+  EXPECT_TRUE(is_hub_name("meta-llama/Llama-3.1-8B"));
+  EXPECT_THAT(hub_hint("Qwen/Qwen3-0.6B"), ::testing::HasSubstr("nothing is downloaded"));
+  for (const char* path : {"", "llama3_8b", "/models/llama", "./a/b", "../models", "a/b/c", "a/", "a b/c", "a/.b"}) {
+    EXPECT_FALSE(is_hub_name(path)) << path;
+    EXPECT_EQ(hub_hint(path), "") << path;
+  }
+}
+
+TEST(HubName, IsNoneInsideOfAFolderThatExists) {
+  const TempDirectory folder;
+  const auto before = std::filesystem::current_path();
+  std::filesystem::create_directory(folder.path() / "models");
+  std::filesystem::current_path(folder.path());
+  EXPECT_FALSE(is_hub_name("models/lama"));
+  EXPECT_TRUE(is_hub_name("model/lama"));
+  std::filesystem::current_path(before);
+}
+
+}  // namespace
+}  // namespace phalanx
