@@ -42,7 +42,7 @@ std::vector<std::int64_t> complete_steps(const std::filesystem::path& folder) {
   return steps;
 }
 
-std::set<std::string> names_in(const std::filesystem::path& folder) {
+std::set<std::string> entries_of(const std::filesystem::path& folder) {
   std::set<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) names.insert(entry.path().filename().string());
   return names;
@@ -70,7 +70,7 @@ TEST(Branch, SetsAsideWhatIsNewerThanItsStep) {
   // Another one, further back; then one without anything newer.
   CheckpointManager(folder).save(make_state(9), 4);
   EXPECT_EQ(begin_branch(folder, {.step = 1}).into, folder / "abandoned-2");
-  EXPECT_THAT(names_in(folder / "abandoned-2"), ::testing::UnorderedElementsAre("step-2", "step-4"));
+  EXPECT_THAT(entries_of(folder / "abandoned-2"), ::testing::UnorderedElementsAre("step-2", "step-4"));
   EXPECT_THAT(begin_branch(folder, {.step = 1}).names, IsEmpty());
   EXPECT_EQ(read_branch(folder)->set_aside_in, "");
   EXPECT_FALSE(has_same_base(folder / "abandoned-2", {.step = 2, .base = "other"}));
@@ -115,7 +115,7 @@ TEST_P(InterruptedBranch, IsBegunOrNotAtEveryOperation) {
       finish_branch(folder);
     }
     EXPECT_THAT(complete_steps(folder), ElementsAre(2, 1));
-    EXPECT_EQ(names_in(folder / "abandoned-1"), (std::set<std::string>{"step-3.replaced", "step-4", "step-5"}));
+    EXPECT_EQ(entries_of(folder / "abandoned-1"), (std::set<std::string>{"step-3.replaced", "step-4", "step-5"}));
     EXPECT_THAT(read_branch(folder)->being_set_aside, IsEmpty());
     CheckpointManager(folder).save(make_state(8), 4);  // the branch's own
     EXPECT_THAT(complete_steps(folder), ElementsAre(4, 2, 1));
