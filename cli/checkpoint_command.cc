@@ -41,7 +41,7 @@ constexpr std::string_view kCheckpointHelp =
        phalanx checkpoint reshard DIR OUT --ranks N [--quiet]
 
 Looks into checkpoints, checks, compares and rewrites them, whatever number of ranks has saved them in whatever layout.
-DIR, A and B: a run's checkpoint folder (its newest complete step) or one of its step-N directories.
+DIR, A and B: a run's folder or its checkpoint folder (the newest complete step), or one of the step-N directories.
 
   inspect       step, integers, metadata, files, and every tensor with its global shape and the boxes it lies in
   verify        reads every byte and compares it with its hash; of a folder, of all its steps. Status 1, with the damaged
@@ -187,7 +187,7 @@ std::vector<std::filesystem::path> steps_to_verify(const std::filesystem::path& 
   const auto name = (path.has_filename() ? path : path.parent_path()).filename().string();
   if (!std::filesystem::is_directory(path, error)) return {resolve_checkpoint(path)};  // throws
   if (std::filesystem::exists(path / kManifestName, error) || name.starts_with("step-")) return {path};
-  const auto list = list_checkpoints(path);
+  const auto list = list_checkpoints(checkpoint_folder(path));
   std::vector<FoundCheckpoint> steps = list.complete;
   steps.insert(steps.end(), list.damaged.begin(), list.damaged.end());
   std::ranges::stable_sort(steps, std::ranges::greater(), &FoundCheckpoint::step);

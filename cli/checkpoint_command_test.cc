@@ -56,6 +56,22 @@ TEST_F(CheckpointCommandTest, InspectShowsAllOfIt) {
   EXPECT_EQ(error_, "");
 }
 
+TEST_F(CheckpointCommandTest, ARunsFolderStandsForItsCheckpoints) {
+  write_small_step(path("run/states"), 10, small_state(1));
+  write_small_step(path("run/states"), 20, small_state(1));
+  write_small_step(path("run/states/abandoned-1"), 30, small_state(1));
+  EXPECT_EQ(run({"inspect", path("run")}), 1) << "of a folder without run.json only \"checkpoint\" is looked into";
+  write_file(path("run/run.json"), "{}");
+  EXPECT_EQ(run({"inspect", path("run")}), 0) << error_;
+  EXPECT_THAT(out_, HasSubstr("/run/states/step-20\n"));
+  EXPECT_EQ(run({"verify", path("run"), "--quiet"}), 0) << error_;
+  EXPECT_THAT(out_, AllOf(HasSubstr("step-20: sound: "), HasSubstr("step-10: sound: "), Not(HasSubstr("step-30"))));
+  write_small_step(path("run/other"), 20, small_state(1));
+  EXPECT_EQ(run({"inspect", path("run")}), 1);
+  EXPECT_THAT(error_,
+              HasSubstr("run has several folders with checkpoints: expected one of them, " + path("run/other")));
+}
+
 TEST_F(CheckpointCommandTest, VerifyNamesAllDamagedFilesAndTensors) {
   const auto step = write_small_step(path("run"), 20, small_state(1), 3);
   write_small_step(path("run"), 10, small_state(1), 1);
@@ -248,6 +264,14 @@ TEST_F(CheckpointCommandTest, WrongInputIsOneErrorAndTheRightStatus) {
     EXPECT_FALSE(std::filesystem::exists(out));
     EXPECT_FALSE(std::filesystem::exists(file));
   }
+}
+
+TEST_F(CheckpointCommandTest, WhatTheJsonLibrarySaysIsToldInOurWords) {
+  ::testing::internal::CaptureStderr();
+  const auto reads = [](const Arguments&) { return nlohmann::json::object().at("steps").get<int>(); };
+  EXPECT_EQ(run_command({"report", "", "", reads}, {}), 1);
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(),
+            "phalanx report: a JSON file is malformed: its key 'steps' is missing\n");
 }
 
 }  // namespace

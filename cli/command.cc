@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <nlohmann/json.hpp>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/json_text.h"
 
 namespace phalanx::cli {
 
@@ -36,6 +38,8 @@ int run_command(const Command& command, const Arguments& arguments, ErrorReporte
     return tell(error, error.exit_status(), /*show_help=*/true);
   } catch (const Error& error) {
     return tell(error, error.exit_status());
+  } catch (const nlohmann::json::exception& error) {  // of a file that somebody has changed by hand
+    return tell(Error("a JSON file is malformed: " + json_value_fault(error)), 1);
   } catch (const std::exception& error) {
     return tell(error, 1);
   }

@@ -14,7 +14,8 @@ const std::string_view kEvalHelp =
 Says how well a model predicts a text (perplexity), or which of several continuations it holds to be the likeliest
 (multiple choice).
 
-  --checkpoint DIR         a run's checkpoint folder, one of its step-N directories, or a Hugging Face directory
+  --checkpoint DIR         a run's folder or its checkpoint folder (the newest complete step), one of the step-N
+                           directories, or a Hugging Face directory
   --text FILE              a text, turned into tokens by the model's tokenizer
   --tokens FILE            a token file, in any of the formats of training (docs/data.md)
   --choices FILE.jsonl     questions: {"prompt": "2 + 2 =", "choices": [" 4", " 5"], "answer": 0} a line. Accuracy goes by
@@ -28,6 +29,9 @@ Says how well a model predicts a text (perplexity), or which of several continua
   --batch-size N           windows or continuations in one pass (default 8)
   --json FILE              write the figures there, too
   --output FILE.jsonl      write the log-likelihoods of every question's choices
+  --allow-skipped          a malformed question is skipped and named, all others are scored, and the status in the end is
+                           1; with this it is 0
+  --strict                 the first malformed question ends the command before anything is scored
 
   -n, --nproc-per-node N   start N ranks on this machine; each group of TP x PP has the model and a part of the work
   --tp N, --pp N           cut the model over N ranks by tensor parallelism, by its layers
@@ -61,6 +65,8 @@ EvalArguments parse_eval_arguments(const Arguments& arguments) {
   app.add_option("--backend", parsed.backend);
   app.add_option("--json", parsed.json);
   app.add_option("--output", parsed.output);
+  app.add_flag("--allow-skipped", parsed.allow_skipped);
+  app.add_flag("--strict", parsed.strict);
   app.add_flag("--quiet,-q", parsed.quiet);
   parse_options(app, arguments);
   if (parsed.checkpoint.empty()) throw UsageError("--checkpoint DIR is missing: a run's checkpoint folder");
@@ -70,6 +76,11 @@ EvalArguments parse_eval_arguments(const Arguments& arguments) {
     throw UsageError("--seq-len, --stride and --max-tokens are for --text and --tokens");
   }
   if (parsed.choices.empty() && !parsed.output.empty()) throw UsageError("--output is a part of --choices FILE.jsonl");
+  if (parsed.choices.empty() && (parsed.strict || parsed.allow_skipped)) {
+    throw UsageError(
+        fmt::format("{} is a part of --choices FILE.jsonl", parsed.strict ? "--strict" : "--allow-skipped"));
+  }
+  if (parsed.strict && parsed.allow_skipped) throw UsageError("--strict and --allow-skipped exclude each other");
   if (parsed.seq_len > 0 && parsed.stride > parsed.seq_len) {
     throw UsageError(fmt::format("--stride is {}: expected at most --seq-len, {}", parsed.stride, parsed.seq_len));
   }

@@ -21,6 +21,8 @@ struct EvalArguments {
   std::int64_t tp = 1, pp = 1;
   std::string device, dtype = "float32", backend = "auto";
   std::string json, output;
+  bool strict = false;         // the first malformed question is an error
+  bool allow_skipped = false;  // malformed questions are no failure
   bool quiet = false;
 };
 

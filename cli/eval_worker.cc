@@ -169,9 +169,15 @@ Choice make_choice(const data::BpeTokenizer& tokenizer, const std::vector<std::i
   return made;
 }
 
-void multiple_choice(const EvalArguments& arguments, const ModelRanks& ranks, models::Llama& model,
-                     const infer::ModelFiles& files) {
-  const auto questions = infer::parse_questions(read_file(arguments.choices), arguments.choices);
+/// Returns how many questions were skipped. Collective.
+std::size_t multiple_choice(const EvalArguments& arguments, const ModelRanks& ranks, models::Llama& model,
+                            const infer::ModelFiles& files) {
+  std::vector<std::string> skipped;
+  const auto questions =
+      infer::parse_questions(read_file(arguments.choices), arguments.choices, arguments.strict ? nullptr : &skipped);
+  for (const auto& line : skipped) {
+    if (ranks.is_first()) fmt::print(stderr, "skipped: {}\n", line);
+  }
   const data::BpeTokenizer tokenizer = infer::load_tokenizer(files, arguments.tokenizer);
   const auto ends = infer::end_tokens(files, tokenizer);
   std::vector<Choice> choices;
@@ -213,7 +219,12 @@ void multiple_choice(const EvalArguments& arguments, const ModelRanks& ranks, mo
     figures["accuracy_by_byte"] = share(right_by_byte);
     text += fmt::format("  accuracy: {:.4f}  accuracy by byte: {:.4f}", share(right), share(right_by_byte));
   }
+  if (!skipped.empty()) {
+    figures["skipped"] = skipped.size();
+    text += fmt::format("  skipped: {}", skipped.size());
+  }
   report(arguments, ranks, figures, text);
+  return skipped.size();
 }
 
 }  // namespace
@@ -223,10 +234,21 @@ int eval_worker(const Arguments& arguments) {
   const infer::ModelFiles files = infer::find_model(parsed.checkpoint);
   const ModelRanks ranks =
       start_model_ranks({.tp = parsed.tp, .pp = parsed.pp, .device = parsed.device, .backend = parsed.backend});
+  std::size_t skipped = 0;
   ranks.run([&] {
     const auto model = load_model(files, ranks, parsed.dtype);
-    parsed.choices.empty() ? perplexity(parsed, ranks, *model, files) : multiple_choice(parsed, ranks, *model, files);
+    if (parsed.choices.empty()) {
+      perplexity(parsed, ranks, *model, files);
+    } else {
+      skipped = multiple_choice(parsed, ranks, *model, files);
+    }
   });
+  if (skipped > 0 && !parsed.allow_skipped && ranks.is_first()) {
+    throw DataError(
+        fmt::format("{}: {} question{} skipped, as told above; the figures are those of the others. Where "
+                    "that is meant, --allow-skipped makes it status 0",
+                    parsed.choices, skipped, skipped == 1 ? " was" : "s were"));
+  }
   return 0;
 }
 

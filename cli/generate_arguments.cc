@@ -19,8 +19,8 @@ JSON line for each, {"id", "prompt", "completion", "ids", "finish_reason"}, in t
 folder gets the results as they come and, in the end, all in one file; after a crash the same command goes on. Speeds go
 to standard error.
 
-  --checkpoint DIR         a run's checkpoint folder (the newest complete step), one of its step-N directories, or a
-                           Hugging Face directory (config.json, safetensors)
+  --checkpoint DIR         a run's folder or its checkpoint folder (the newest complete step), one of the step-N
+                           directories, or a Hugging Face directory (config.json, safetensors)
   --prompt TEXT            the text to continue; may be repeated. An empty one begins a document
   --prompts-file FILE      prompts: one a line; or, if FILE ends in .jsonl, one JSON object a line with "prompt" (text) or
                            "ids" (token ids) and, if wanted, "id"
@@ -40,7 +40,10 @@ to standard error.
   --cache-memory SIZE      of a rank's keys and values, at most (such as 4GiB); fewer prompts run together then
 
   --output DIR             a job's folder: part-RANK.jsonl as results come, in the end --final-file in the order of prompts.
-                           A line without a prompt is skipped, with a message
+                           A prompt that cannot be answered (no JSON, a field that is missing or of a wrong type, tokens
+                           that the model has not, too long) is skipped and named; with any the status in the end is 1
+  --allow-skipped          skipped prompts are no failure: status 0
+  --strict                 the first such prompt ends the job before anything is answered
   --final-file NAME        (default results.jsonl)
   --prompt-field NAME, --id-field NAME, --response-field NAME
                            in the prompts and the results (default prompt, id, completion)
@@ -81,6 +84,8 @@ GenerateArguments parse_generate_arguments(const Arguments& arguments) {
   app.add_option("--cache-memory", cache_memory);
   app.add_flag("--ignore-end", parsed.ignore_end);
   app.add_option("--output", parsed.output);
+  app.add_flag("--allow-skipped", parsed.allow_skipped);
+  app.add_flag("--strict", parsed.strict);
   auto* final_file = app.add_option("--final-file", parsed.final_file);
   app.add_option("--prompt-field", parsed.format.prompt_field);
   app.add_option("--id-field", parsed.format.id_field);
@@ -118,7 +123,11 @@ GenerateArguments parse_generate_arguments(const Arguments& arguments) {
     throw UsageError(fmt::format("--final-file is '{}': expected the name of a file in the folder", parsed.final_file));
   }
   parsed.format.json_lines = parsed.prompts_file.ends_with(".jsonl");
-  parsed.format.skips_incomplete = !parsed.output.empty();
+  if (parsed.output.empty() && (parsed.strict || parsed.allow_skipped)) {
+    throw UsageError(fmt::format("{} is a part of --output DIR", parsed.strict ? "--strict" : "--allow-skipped"));
+  }
+  if (parsed.strict && parsed.allow_skipped) throw UsageError("--strict and --allow-skipped exclude each other");
+  parsed.format.skips_malformed = !parsed.output.empty() && !parsed.strict;
   return parsed;
 }
 

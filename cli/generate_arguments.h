@@ -27,6 +27,8 @@ struct GenerateArguments {
   bool ignore_end = false;
   std::string output;  // a job's folder; empty: to standard output
   std::string final_file = "results.jsonl";
+  bool strict = false;         // the first prompt of a job that cannot be answered ends it
+  bool allow_skipped = false;  // prompts of a job that cannot be answered are no failure
   infer::PromptFormat format;
   std::string response_field = "completion";
   std::int64_t tp = 1, pp = 1;

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "phalanx/base/file.h"
+#include "phalanx/base/folder_lock.h"
 #include "phalanx/base/temp_directory.h"
 
 namespace phalanx::cli {
@@ -104,6 +106,11 @@ TEST_F(GenerateCommandTest, EveryLayoutGivesWhatOneRankGives) {
     ASSERT_EQ(from_step(layout), 0) << layout << error_;
     EXPECT_EQ(out_, expected) << layout;
   }
+  ASSERT_EQ(call("generate --checkpoint " + file("run") + " --prompts-file " + file("prompts.jsonl") +
+                 " --max-new-tokens 10 --temperature 0.8 --batch-size 2"),
+            0)
+      << error_;
+  EXPECT_EQ(out_, expected) << "a run's folder stands for its newest step";
   for (const char* layout : {"-n 2", "-n 4 --pp 2"}) {
     const std::string folder = file(std::string("job") + layout[3]);
     ASSERT_EQ(generate(layout + std::string(" --output ") + folder), 0) << layout << error_;
@@ -133,14 +140,97 @@ TEST_F(GenerateCommandTest, AJobGoesOnWithoutRepeatingWhatIsThere) {
   EXPECT_THAT(error_, HasSubstr("is the folder of another job: its seed is 0, this one's 5"));
 }
 
+TEST_F(GenerateCommandTest, AJobGoesOnWithTheSameWeightsByContent) {
+  const std::string folder = file("by_content"), moved = file("moved");
+  const auto generate_with = [&](const std::string& model, const std::string& more = "") {
+    return call("generate --checkpoint " + model + " --prompts-file " + file("prompts.jsonl") +
+                " --max-new-tokens 2 --output " + folder + more);
+  };
+  ASSERT_EQ(generate_with(file("run/hf")), 0) << error_;
+  const std::string expected = read_file(folder + "/results.jsonl");
+  // A copy is the same model, whatever its path and times say.
+  std::filesystem::copy(file("run/hf"), moved, std::filesystem::copy_options::recursive);
+  ASSERT_EQ(generate_with(moved), 0) << error_;
+  EXPECT_THAT(error_, HasSubstr("9 of 9 prompts are there already"));
+  EXPECT_EQ(read_file(folder + "/results.jsonl"), expected);
+  // The same path with other weights is not.
+  const std::string weights = moved + "/model.safetensors", before = read_file(weights);
+  std::string other = before;
+  other.back() = static_cast<char>(other.back() ^ 1);
+  write_file(weights, other);
+  EXPECT_EQ(generate_with(moved), 1);
+  EXPECT_THAT(error_,
+              AllOf(HasSubstr("is the folder of another job: its weights.hash is \""), HasSubstr("this one's \"")));
+  write_file(weights, before);
+  // Nor is the same file under another description, tokenizer, or in another precision.
+  const std::string config = read_file(moved + "/config.json");
+  auto json = nlohmann::json::parse(config);
+  json["rope_theta"] = 123.0;
+  write_file(moved + "/config.json", json.dump());
+  EXPECT_EQ(generate_with(moved), 1);
+  EXPECT_THAT(error_, AllOf(HasSubstr("its model_config.rope_theta is "), HasSubstr(", this one's 123.0")));
+  write_file(moved + "/config.json", config);
+  EXPECT_EQ(generate_with(moved, " --dtype bfloat16"), 1);
+  EXPECT_THAT(error_, HasSubstr("its dtype is \"float32\", this one's \"bfloat16\""));
+  // A step of a run: the folder's newest one may be another by now.
+  EXPECT_EQ(generate_with(file("run/checkpoint")), 1);
+  EXPECT_THAT(error_, HasSubstr("its weights.step is null, this one's 3"));
+  // What was begun when paths were compared goes on, and says what it could not compare.
+  auto old = nlohmann::json::parse(read_file(folder + "/job.json"));
+  for (const char* key : {"format", "weights", "model_config", "end_tokens", "prompts_form"}) old.erase(key);
+  old["model"] = "/elsewhere";
+  old["tokenizer"] = "";
+  write_file(folder + "/job.json", old.dump());
+  ASSERT_EQ(generate_with(moved), 0) << error_;
+  EXPECT_THAT(error_, HasSubstr("job.json: an earlier version of Phalanx began this job and did not write end_tokens, "
+                                "model_config, prompts_form, tokenizer, weights: not compared"));
+  EXPECT_EQ(generate_with(file("run/checkpoint")), 1);
+}
+
 TEST_F(GenerateCommandTest, PromptsWithoutTheirFieldAreSkippedInAJob) {
   write_file(file("odd.jsonl"), "{\"unique_id\": 7, \"ids\": [1, 2]}\n{\"unique_id\": 8, \"text\": \"no\"}\n");
-  ASSERT_EQ(generate("--id-field unique_id --output " + file("odd"), "odd.jsonl"), 0) << error_;
+  ASSERT_EQ(generate("--allow-skipped --id-field unique_id --output " + file("odd"), "odd.jsonl"), 0) << error_;
   EXPECT_THAT(error_, AllOf(HasSubstr("skipped: " + file("odd.jsonl") + ", line 2: neither \"prompt\""),
                             HasSubstr("1 results, 1 prompts skipped")));
   EXPECT_THAT(read_file(file("odd/results.jsonl")), HasSubstr("{\"unique_id\":7,\"ids\":["));
   EXPECT_EQ(generate("", "odd.jsonl"), 1);
   EXPECT_THAT(error_, HasSubstr("odd.jsonl, line 2: neither \"prompt\" (text) nor \"ids\" (token ids)"));
+}
+
+TEST_F(GenerateCommandTest, AJobsFolderIsOneCommandsAtATime) {
+  const std::string folder = file("locked");
+  const FolderLock other(folder);
+  for (const char* layout : {"", "-n 2 "}) {
+    EXPECT_EQ(generate(layout + ("--output " + folder)), 1);
+    EXPECT_THAT(error_, AllOf(HasSubstr(folder + " is in use by process " + std::to_string(::getpid()) + " on host "),
+                              HasSubstr("choose another --output")));
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder + "/job.json"));
+}
+
+TEST_F(GenerateCommandTest, AMalformedPromptLeavesTheOthersAnsweredAndStatusOne) {
+  write_file(file("mixed.jsonl"),
+             "{\"id\": \"a\", \"ids\": [1, 2]}\n   \n{\"id\": \"b\", \"ids\": [1,\n{\"id\": \"c\", \"ids\": \"x\"}\n"
+             "{\"id\": \"d\", \"ids\": [512]}\n{\"id\": \"e\", \"ids\": [3]}\n");
+  const auto all_named =
+      AllOf(HasSubstr("skipped: " + file("mixed.jsonl") + ", line 3: not valid JSON at column 22"),
+            HasSubstr("skipped: " + file("mixed.jsonl") + ", line 4: \"ids\" must be a list"),
+            HasSubstr("skipped: " + file("mixed.jsonl") + ", line 5: token 512 is not in the model's"),
+            HasSubstr("mixed.jsonl: 2 results, 3 prompts skipped"));
+  for (const char* layout : {"", "-n 2 "}) {
+    const std::string folder = file(std::string("mixed") + (layout[0] == '-' ? "2" : "1"));
+    EXPECT_EQ(generate(layout + ("--final-file mixed.jsonl --output " + folder), "mixed.jsonl"), 1);
+    EXPECT_THAT(error_, AllOf(all_named, HasSubstr("mixed.jsonl: 3 prompts were skipped, as told above"))) << layout;
+    EXPECT_THAT(read_file(folder + "/mixed.jsonl"), AllOf(HasSubstr("{\"id\":\"a\","), HasSubstr("{\"id\":\"e\",")));
+    EXPECT_EQ(generate(layout + ("--allow-skipped --final-file mixed.jsonl --output " + folder), "mixed.jsonl"), 0);
+    EXPECT_THAT(error_, AllOf(all_named, HasSubstr("2 of 3 prompts are there already")));
+  }
+  EXPECT_EQ(generate("--strict --output " + file("strict"), "mixed.jsonl"), 1);
+  EXPECT_THAT(error_, HasSubstr("mixed.jsonl, line 3: not valid JSON"));
+  EXPECT_FALSE(std::filesystem::exists(file("strict")));
+  EXPECT_EQ(generate("--strict --allow-skipped --output x"), 2);
+  EXPECT_EQ(generate("--strict"), 2);
+  EXPECT_THAT(error_, HasSubstr("--strict is a part of --output DIR"));
 }
 
 TEST_F(GenerateCommandTest, WhatCannotBeDoneIsNamed) {
@@ -230,6 +320,17 @@ TEST_F(GenerateCommandTest, EvalAnswersQuestions) {
   EXPECT_EQ(out_, expected);
   ASSERT_EQ(call(eval + " --text " + file("text.txt") + " --quiet"), 0) << error_;
   EXPECT_THAT(out_, HasSubstr("  bits per byte: "));
+
+  // A malformed question is no reason to lose the others' scores.
+  write_file(file("spoiled.jsonl"), read_file(file("questions.jsonl")) + "{\"prompt\": 3}\n  \n");
+  const std::string spoiled = eval + " --choices " + file("spoiled.jsonl");
+  EXPECT_EQ(call(spoiled), 1);
+  EXPECT_THAT(out_, AllOf(HasSubstr(expected.substr(0, expected.size() - 1)), HasSubstr("  skipped: 1\n")));
+  EXPECT_THAT(error_, AllOf(HasSubstr("skipped: " + file("spoiled.jsonl") + ", line 3: expected \"prompt\", a string"),
+                            HasSubstr("spoiled.jsonl: 1 question was skipped, as told above")));
+  EXPECT_EQ(call(spoiled + " --allow-skipped"), 0) << error_;
+  EXPECT_EQ(call(spoiled + " --strict"), 1);
+  EXPECT_EQ(out_, "");
 
   const auto refused = [&](const std::string& arguments, int status, const std::string& reason) {
     EXPECT_EQ(call(eval + " " + arguments), status);

@@ -1,6 +1,7 @@
 #include "cli/generate_worker.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +11,8 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -19,25 +22,33 @@
 #include "cli/model_ranks.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
+#include "phalanx/base/folder_lock.h"
 #include "phalanx/base/human.h"
 #include "phalanx/base/progress.h"
 #include "phalanx/checkpoint/block_hash.h"
+#include "phalanx/checkpoint/weights_identity.h"
 #include "phalanx/data/bpe_tokenizer.h"
 #include "phalanx/infer/batch_job.h"
 #include "phalanx/infer/generator.h"
 #include "phalanx/infer/model_files.h"
 #include "phalanx/infer/stop_text.h"
 #include "phalanx/infer/work_share.h"
+#include "phalanx/launch/job_identity.h"
+#include "phalanx/models/llama_json.h"
 
 namespace phalanx::cli {
 namespace {
 
-constexpr std::chrono::milliseconds kLook{200};  // how often the first rank asks how far all are
+constexpr std::chrono::seconds kPredecessorPatience{120};  // of an attempt that was started again, with the one before
+constexpr std::chrono::milliseconds kLook{200};            // how often the first rank asks how far all are
 
 struct Inputs {
   infer::Prompts prompts;
-  std::string contents;  // of the file of prompts
+  std::string contents;        // of the file of prompts
+  std::string tokenizer_hash;  // empty: no tokenizer
 };
+
+std::string hash_text(std::string_view text) { return format_hash(hash_block(std::as_bytes(std::span(text)))); }
 
 Inputs read_prompts(const GenerateArguments& arguments) {
   Inputs inputs;
@@ -116,22 +127,34 @@ void generate_many(infer::Generator& generator, const Task& task, bool prints) {
   }
 }
 
-nlohmann::json description_of(const GenerateArguments& arguments, const Inputs& inputs,
-                              const infer::ModelFiles& files) {
+/// What the results depend on: contents, never where they lie or when they were written.
+nlohmann::json description_of(const Task& task, const Inputs& inputs, const infer::ModelFiles& files) {
+  const GenerateArguments& arguments = task.arguments;
   const auto& sampling = arguments.sampling;
-  return {{"model", std::filesystem::absolute(files.weights).lexically_normal().string()},
-          {"tokenizer", arguments.tokenizer},
-          {"prompts", format_hash(hash_block(std::as_bytes(std::span(inputs.contents))))},
-          {"max_new_tokens", arguments.max_new_tokens},
-          {"temperature", sampling.temperature},
-          {"top_k", sampling.top_k},
-          {"top_p", sampling.top_p},
-          {"repetition_penalty", sampling.repetition_penalty},
-          {"seed", sampling.seed},
-          {"stop", arguments.stops},
-          {"ignore_end", arguments.ignore_end},
-          {"dtype", arguments.dtype},
-          {"fields", {arguments.format.id_field, arguments.format.prompt_field, arguments.response_field}}};
+  nlohmann::json description = {
+      {"weights", weights_identity(files.weights)},
+      {"model_config", models::llama_metadata(files.config)},
+      {"tokenizer", inputs.tokenizer_hash.empty() ? nlohmann::json() : nlohmann::json(inputs.tokenizer_hash)},
+      {"end_tokens", task.end_tokens},
+      {"prompts", hash_text(inputs.contents)},
+      {"prompts_form", arguments.prompts_file.empty() ? "arguments"
+                       : arguments.format.json_lines  ? "json lines"
+                                                      : "lines"},
+      {"max_new_tokens", arguments.max_new_tokens},
+      {"temperature", sampling.temperature},
+      {"top_k", sampling.top_k},
+      {"top_p", sampling.top_p},
+      {"repetition_penalty", sampling.repetition_penalty},
+      {"seed", sampling.seed},
+      {"stop", arguments.stops},
+      {"ignore_end", arguments.ignore_end},
+      {"dtype", arguments.dtype},
+      {"fields", {arguments.format.id_field, arguments.format.prompt_field, arguments.response_field}}};
+  if (arguments.prompts_file.empty()) {  // where one ends and the next begins
+    auto& sizes = description["prompt_sizes"] = nlohmann::json::array();
+    for (const auto& prompt : arguments.prompts) sizes.push_back(prompt.size());
+  }
+  return description;
 }
 
 std::string joined(const std::vector<std::size_t>& numbers) { return nlohmann::json(numbers).dump(); }
@@ -146,12 +169,27 @@ class JobRun {
       if (!finished[i]) left_.push_back(i);
     }
     done_before_ = finished.size() - left_.size();
-    sort_shares();
   }
 
-  void run() {
-    if (left_.empty()) return;
-    const std::int64_t longest = longest_request();
+  /// Collective. Returns the prompts that cannot be answered, after the first rank has told where and why; nothing runs
+  /// before all are checked.
+  std::set<std::size_t> run() {
+    if (left_.empty()) return {};
+    const Checked checked = check_requests();
+    if (task_.arguments.strict && !checked.faults.empty()) throw Error(checked.faults.begin()->second);
+    std::set<std::size_t> skipped;
+    for (const auto& [number, fault] : checked.faults) {
+      skipped.insert(number);
+      if (ranks_.is_first()) fmt::print(stderr, "skipped: {}\n", fault);
+    }
+    std::erase_if(left_, [&](std::size_t number) { return skipped.contains(number); });
+    if (!left_.empty()) answer(checked.longest);
+    return skipped;
+  }
+
+ private:
+  void answer(std::int64_t longest) {
+    sort_shares();
     infer::WorkShare share(store_, "prompts", ranks_.member(), ranks_.members(), left_);
     std::optional<ProgressBar> bar;
     if (ranks_.is_first() && !task_.arguments.quiet) {
@@ -198,7 +236,6 @@ class JobRun {
     if (bar) bar->finish();
   }
 
- private:
   /// Within a member's share long prompts first: what runs together is of like length then.
   void sort_shares() {
     const auto length = [&](std::size_t number) {
@@ -212,21 +249,31 @@ class JobRun {
     }
   }
 
-  /// Checks this rank's share before anything runs. Of all ranks: positions that the longest request needs.
-  std::int64_t longest_request() const {
-    std::int64_t longest = 1;
+  struct Checked {
+    std::int64_t longest = 1;                   // positions that the longest request needs
+    std::map<std::size_t, std::string> faults;  // by prompt
+  };
+
+  /// Checks this rank's share before anything runs. Returns what all ranks have found.
+  Checked check_requests() const {
+    Checked mine;
     const auto [first, end] = infer::WorkShare::share_of(left_.size(), ranks_.process.rank, ranks_.process.world_size);
     for (std::size_t i = first; i < end; ++i) {
       const infer::Request request = task_.request(left_[i]);
       if (const auto fault = generator_.fault_of(request); !fault.empty()) {
-        throw Error(fmt::format("{}: {}", infer::place_of(request, left_[i]), fault));
+        mine.faults[left_[i]] = fmt::format("{}: {}", infer::place_of(request, left_[i]), fault);
+      } else {
+        mine.longest = std::max(mine.longest, generator_.positions_of(request));
       }
-      longest = std::max(longest, generator_.positions_of(request));
     }
-    for (const auto& theirs : ranks_.all_gather(std::to_string(longest))) {
-      longest = std::max<std::int64_t>(longest, std::stoll(theirs));
+    const nlohmann::json told = {mine.longest, mine.faults};
+    Checked all;
+    for (const auto& text : ranks_.all_gather(told.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace))) {
+      const auto theirs = nlohmann::json::parse(text);
+      all.longest = std::max(all.longest, theirs[0].get<std::int64_t>());
+      all.faults.merge(theirs[1].get<std::map<std::size_t, std::string>>());
     }
-    return longest;
+    return all;
   }
 
   const Task& task_;
@@ -238,13 +285,24 @@ class JobRun {
   std::size_t done_before_ = 0;
 };
 
-void run_job(const Task& task, const Inputs& inputs, const infer::ModelFiles& files, const ModelRanks& ranks,
-             infer::Generator& generator) {
+/// Returns how many prompts were skipped. Collective.
+std::size_t run_job(const Task& task, const Inputs& inputs, const infer::ModelFiles& files, const ModelRanks& ranks,
+                    infer::Generator& generator) {
   const GenerateArguments& arguments = task.arguments;
   const std::size_t prompts = task.prompts.all.size();
   infer::BatchJob job(arguments.output);
+  std::optional<FolderLock> lock;
   if (ranks.is_first()) {
-    job.open(description_of(arguments, inputs, files));
+    lock.emplace(arguments.output,
+                 FolderLockOptions{.advice = "choose another --output",
+                                   .wait = job_identity().attempt > 0 ? kPredecessorPatience : std::chrono::seconds(0),
+                                   .say = [](const std::string& line) { fmt::print(stderr, "{}\n", line); }});
+    if (!lock->unsupported().empty()) fmt::print(stderr, "{}\n", lock->unsupported());
+    const auto missing = job.open(description_of(task, inputs, files));
+    if (!missing.empty()) {
+      fmt::print(stderr, "{}: an earlier version of Phalanx began this job and did not write {}: not compared\n",
+                 (std::filesystem::path(arguments.output) / "job.json").string(), fmt::join(missing, ", "));
+    }
     for (const auto& skipped : task.prompts.skipped) fmt::print(stderr, "skipped: {}\n", skipped);
   }
   ranks.barrier();
@@ -255,15 +313,17 @@ void run_job(const Task& task, const Inputs& inputs, const infer::ModelFiles& fi
   }
   ranks.barrier();
   if (ranks.leads()) job.begin(ranks.process.rank);
-  JobRun(task, ranks, generator, job, finished).run();
+  const auto unanswered = JobRun(task, ranks, generator, job, finished).run();
   ranks.barrier();
-  if (!ranks.is_first()) return;
-  job.merge(prompts, arguments.final_file);
+  const std::size_t skipped = task.prompts.skipped.size() + unanswered.size();
+  if (!ranks.is_first()) return skipped;
+  job.merge(prompts, arguments.final_file, unanswered);
   if (!arguments.quiet) {
     fmt::print(stderr, "{}: {} results, {} prompts skipped\n",
-               (std::filesystem::path(arguments.output) / arguments.final_file).string(), prompts,
-               task.prompts.skipped.size());
+               (std::filesystem::path(arguments.output) / arguments.final_file).string(), prompts - unanswered.size(),
+               skipped);
   }
+  return skipped;
 }
 
 /// Of all copies of the model: they work at the same time, so the whole takes as long as the slowest. Collective.
@@ -291,7 +351,7 @@ void print_speeds(const ModelRanks& ranks, const infer::GenerationStats& mine, b
 
 int generate_worker(const Arguments& arguments) {
   const GenerateArguments parsed = parse_generate_arguments(arguments);
-  const Inputs inputs = read_prompts(parsed);
+  Inputs inputs = read_prompts(parsed);
   const infer::ModelFiles files = infer::find_model(parsed.checkpoint);
   const ModelRanks ranks =
       start_model_ranks({.tp = parsed.tp, .pp = parsed.pp, .device = parsed.device, .backend = parsed.backend});
@@ -302,9 +362,13 @@ int generate_worker(const Arguments& arguments) {
   std::optional<data::BpeTokenizer> tokenizer;
   if (needs_tokenizer || files.tokenizer || !parsed.tokenizer.empty()) {
     tokenizer = infer::load_tokenizer(files, parsed.tokenizer);
+    std::filesystem::path path = parsed.tokenizer.empty() ? *files.tokenizer : parsed.tokenizer;
+    if (std::filesystem::is_directory(path)) path /= "tokenizer.json";
+    inputs.tokenizer_hash = hash_text(read_file(path));
   }
   const auto end_tokens = infer::end_tokens(files, tokenizer);
   const Task task{parsed, inputs.prompts, tokenizer, end_tokens};
+  std::size_t skipped = 0;
   ranks.run([&] {
     const auto model = load_model(files, ranks, parsed.dtype);
     infer::Generator generator(*model, {.max_batch = parsed.batch_size,
@@ -312,7 +376,7 @@ int generate_worker(const Arguments& arguments) {
                                         .stages = ranks.stages,
                                         .tokenizer = tokenizer ? &*tokenizer : nullptr});
     if (!parsed.output.empty()) {
-      run_job(task, inputs, files, ranks, generator);
+      skipped = run_job(task, inputs, files, ranks, generator);
     } else if (parsed.streams()) {
       generate_one(generator, task, ranks.is_first());
     } else {
@@ -321,6 +385,13 @@ int generate_worker(const Arguments& arguments) {
     if (std::fflush(stdout) != 0) throw Error("cannot write to standard output");
     print_speeds(ranks, generator.stats(), parsed.quiet);
   });
+  if (skipped > 0 && !parsed.allow_skipped && ranks.is_first()) {
+    throw DataError(fmt::format(
+        "{}: {} prompt{} skipped, as told above; all others are answered, in {}. Where that is "
+        "meant, --allow-skipped makes it status 0",
+        parsed.prompts_file.empty() ? "--prompt" : parsed.prompts_file, skipped, skipped == 1 ? " was" : "s were",
+        (std::filesystem::path(parsed.output) / parsed.final_file).string()));
+  }
   return 0;
 }
 

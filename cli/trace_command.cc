@@ -16,7 +16,8 @@ const std::string_view kTraceHelp = R"(usage: phalanx trace analyze FOLDER
 
 Reads the flight recorder files that the ranks of a job left in FOLDER (after an error, a time-out, or SIGUSR1) and says
 in one sentence which rank is at which operation, and who is missing or at odds with the others; then a table for each
-group of ranks, and why the files were written. In training FOLDER is comm.save_traces_folder in job.dump_folder.
+group of ranks, and why the files were written. In training FOLDER is comm.save_traces_folder in job.dump_folder; the
+run's folder stands for its comm_traces.
 
   kill -USR1 PID_OF_PHALANX_LAUNCH                  a job that hangs: have all ranks of the node write
   phalanx trace analyze outputs/comm_traces
@@ -40,6 +41,20 @@ bool holds_traces(const std::filesystem::path& folder) {
   return false;
 }
 
+/// What a run's folder stands for: the files that its ranks left below it.
+std::string recordings_of(const std::string& folder) {
+  std::error_code error;
+  const auto run = std::filesystem::path(folder);
+  if (!std::filesystem::exists(run / "run.json", error)) return folder;
+  const auto below = run / "comm_traces";
+  if (std::filesystem::is_directory(below, error) && !std::filesystem::is_empty(below, error)) return below.string();
+  throw Error(
+      fmt::format("{} is a run's folder, and its ranks have left no flight recorder files in {} (they do after an "
+                  "error, a time-out, "
+                  "or when asked to); expected the folder of [comm] save_traces_folder, or one of the traces' in {}",
+                  folder, below.string(), (run / "profile_traces").string()));
+}
+
 }  // namespace
 
 int trace_command(const Arguments& arguments) {
@@ -55,12 +70,13 @@ int trace_command(const Arguments& arguments) {
     print_executed(executed_step(observe::read_trace_files(arguments[1])));
     return 0;
   }
-  const observe::FlightAnalysis analysis = observe::analyze_flight_files(observe::read_flight_files(arguments[1]));
+  const std::string folder = recordings_of(arguments[1]);
+  const observe::FlightAnalysis analysis = observe::analyze_flight_files(observe::read_flight_files(folder));
   fmt::print("{}", observe::to_text(analysis));
   if (!analysis.ranks_without_file.empty()) {
     std::fflush(stdout);
     throw Error(fmt::format("{} of the job left no file in {}: crashed, killed, or not asked to write one (SIGUSR1)",
-                            observe::ranks_text(analysis.ranks_without_file), arguments[1]));
+                            observe::ranks_text(analysis.ranks_without_file), folder));
   }
   return 0;
 }

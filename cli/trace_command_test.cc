@@ -138,6 +138,12 @@ TEST_F(TraceAnalyzeTest, NobodyIsStuckAndBadFolders) {
               ::testing::StartsWith("Nothing is stuck: all ranks have finished all operations of 1 group.\n"));
 
   expect_one_error(analyze("nothing"), 1, "nothing does not exist");
+  // A run's folder stands for what its ranks have left in it.
+  write("run.json", "{}");
+  expect_one_error(analyze(""), 1, "is a run's folder, and its ranks have left no flight recorder files in ");
+  std::filesystem::rename(path("traces"), path("comm_traces"));
+  EXPECT_EQ(analyze("").out, fine.out);
+  std::filesystem::rename(path("comm_traces"), path("traces"));
   write("traces/rank_1.json", "{");
   expect_one_error(analyze(), 1, "rank_1.json is no flight recorder file");
   EXPECT_EQ(run({"trace"}).status, 2);

@@ -10,6 +10,7 @@
 #include "phalanx/base/env.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/log.h"
+#include "phalanx/launch/job_identity.h"
 #include "phalanx/launch/process_context.h"
 #include "phalanx/launch/worker_report.h"
 #include "phalanx/train/config.h"
@@ -89,8 +90,11 @@ int train_worker(const Arguments& arguments) {
                              .shared_heap = config.comm.shared_heap ? std::optional(true) : std::nullopt,
                              .communicator = communicator_options(config)});
   try {
-    train::Trainer trainer(
-        config, {.world = process.world, .device = process.device, .stop_requested = [] { return stop.requested(); }});
+    const JobIdentity job = job_identity();
+    train::Trainer trainer(config, {.world = process.world,
+                                    .device = process.device,
+                                    .stop_requested = [] { return stop.requested(); },
+                                    .job = {.name = job.name, .is_restart = job.attempt > 0}});
     conclude(config, trainer, trainer.run());
   } catch (const std::exception& error) {
     process.world->abort(error.what());  // the other ranks need not wait for this one

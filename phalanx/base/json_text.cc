@@ -57,4 +57,19 @@ std::optional<std::string> json_object_fault(std::string_view text, nlohmann::js
   return std::nullopt;
 }
 
+std::string json_value_fault(const nlohmann::json::exception& error) {
+  constexpr int kWrongType = 302, kNoSuchKey = 403;
+  std::string reason = reason_in(error.what());
+  if (error.id == kNoSuchKey && reason.starts_with("key ") && reason.ends_with(" not found")) {
+    return fmt::format("its {} is missing", reason.substr(0, reason.size() - std::string_view(" not found").size()));
+  }
+  constexpr std::string_view kExpected = "type must be ", kFound = ", but is ";
+  const auto found = reason.find(kFound);
+  if (error.id == kWrongType && reason.starts_with(kExpected) && found != std::string::npos) {
+    return fmt::format("expected {}, found {}", reason.substr(kExpected.size(), found - kExpected.size()),
+                       reason.substr(found + kFound.size()));
+  }
+  return fmt::format("a value is of another type than it should be ({})", reason);
+}
+
 }  // namespace phalanx

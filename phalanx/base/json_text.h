@@ -27,4 +27,8 @@ nlohmann::json parse_json_object(std::string_view text, const std::string& where
   return json;
 }
 
+/// What the JSON library says of a value, in our words: "its key 'rank' is missing", "expected number, found string".
+/// For whoever reads values without asking first; json_reader.h names the key, too.
+std::string json_value_fault(const nlohmann::json::exception& error);
+
 }  // namespace phalanx

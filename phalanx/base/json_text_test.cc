@@ -2,9 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <string>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/json_reader.h"
 
 namespace phalanx {
 namespace {
@@ -45,6 +47,49 @@ TEST(JsonText, TheErrorIsTheCallersAndBeginsWithWhere) {
   } catch (const CheckpointError& error) {
     EXPECT_STREQ(error.what(), "model/config.json: expected a JSON object, found array");
   }
+}
+
+std::string value_fault(const std::function<void()>& read) {
+  try {
+    read();
+  } catch (const nlohmann::json::exception& error) {
+    return json_value_fault(error);
+  }
+  return "";
+}
+
+TEST(JsonText, WhatTheLibrarySaysOfAValueIsSaidInOurWords) {
+  const nlohmann::json json = {{"rank", "x"}, {"list", {1}}};
+  EXPECT_EQ(value_fault([&] { json.at("size"); }), "its key 'size' is missing");
+  EXPECT_EQ(value_fault([&] { json.at("rank").get<int>(); }), "expected number, found string");
+  EXPECT_EQ(value_fault([&] { json.at("list").at("x"); }).find("json.exception"), std::string::npos);
+}
+
+std::string reader_fault(const char* text, const std::function<void(const JsonReader<DataError>&)>& read) {
+  const auto json = nlohmann::json::parse(text);
+  try {
+    read(JsonReader<DataError>(json, "f"));
+  } catch (const DataError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(JsonReader, FileKeyExpectedAndFoundAreSaid) {
+  using Read = const JsonReader<DataError>&;
+  const auto as_int = [](Read read) { read.get<int>("a"); };
+  EXPECT_EQ(reader_fault("[1]", as_int), "f: expected a JSON object, found array");
+  EXPECT_EQ(reader_fault("{}", as_int), "f has no \"a\"");
+  EXPECT_EQ(reader_fault(R"({"a": "x"})", as_int), "f: \"a\" is \"x\": expected a whole number");
+  for (const char* text : {R"({"a": 1.5})", R"({"a": 3000000000})", R"({"a": 18446744073709551615})", R"({"a": true})"})
+    EXPECT_NE(reader_fault(text, as_int), "") << text;
+  EXPECT_EQ(reader_fault(R"({"a": -1})", as_int), "");
+  EXPECT_EQ(reader_fault(R"({"a": -1})", [](Read read) { read.get<std::uint64_t>("a"); }),
+            "f: \"a\" is -1: expected a whole number of 0 or more");
+  EXPECT_EQ(reader_fault(R"({"a": {}})", [](Read read) { read.array("a"); }), "f: \"a\" is {}: expected a list");
+  EXPECT_EQ(reader_fault(R"({"a": []})", [](Read read) { read.object("a"); }), "f: \"a\" is []: expected an object");
+  EXPECT_EQ(reader_fault(R"({"a": null})", [](Read read) { EXPECT_EQ(read.get_or<int>("a", 7), 7); }), "");
+  EXPECT_NE(reader_fault(R"({"a": "x"})", [](Read read) { read.get_or<int>("a", 7); }), "");
 }
 
 }  // namespace

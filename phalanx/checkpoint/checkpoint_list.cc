@@ -9,6 +9,7 @@
 #include <system_error>
 #include <utility>
 
+#include "phalanx/checkpoint/branch.h"
 #include "phalanx/checkpoint/saved_state.h"
 
 namespace phalanx {
@@ -18,8 +19,9 @@ constexpr std::string_view kStepPrefix = "step-";
 constexpr std::string_view kReplacedSuffix = ".replaced";
 constexpr std::string_view kTemporarySuffix = ".tmp";
 
-/// N of step-N and step-N.replaced.
-std::optional<std::int64_t> step_of(std::string_view name) {
+}  // namespace
+
+std::optional<std::int64_t> step_of_name(std::string_view name) {
   if (!name.starts_with(kStepPrefix)) return std::nullopt;
   name.remove_prefix(kStepPrefix.size());
   if (name.ends_with(kReplacedSuffix)) name.remove_suffix(kReplacedSuffix.size());
@@ -28,8 +30,6 @@ std::optional<std::int64_t> step_of(std::string_view name) {
   if (error != std::errc() || end != name.data() + name.size() || step < 0) return std::nullopt;
   return step;
 }
-
-}  // namespace
 
 std::filesystem::path step_directory(const std::filesystem::path& folder, std::int64_t step) {
   return folder / fmt::format("{}{}", kStepPrefix, step);
@@ -43,9 +43,12 @@ CheckpointList list_checkpoints(const std::filesystem::path& folder) {
   std::filesystem::directory_iterator entries(folder, error);
   if (error)
     throw CheckpointError(fmt::format("cannot list the checkpoints in {}: {}", folder.string(), error.message()));
+  const auto branch = read_branch(folder);
   for (const auto& entry : entries) {
     const auto name = entry.path().filename().string();
-    if (const auto step = step_of(name)) {
+    if (branch && std::ranges::find(branch->being_set_aside, name) != branch->being_set_aside.end()) {
+      list.skipped.push_back(fmt::format("{}: set aside by the rollback to step {}", name, branch->step));
+    } else if (const auto step = step_of_name(name)) {
       candidates.push_back({entry.path(), *step});
     } else if (name.starts_with(kStepPrefix) && name.ends_with(kTemporarySuffix)) {
       list.skipped.push_back(fmt::format("{}: its saving or removal was not finished", name));
@@ -69,13 +72,31 @@ CheckpointList list_checkpoints(const std::filesystem::path& folder) {
   return list;
 }
 
+std::filesystem::path checkpoint_folder(const std::filesystem::path& path) {
+  if (!list_checkpoints(path).complete.empty()) return path;
+  std::error_code error;
+  std::vector<std::filesystem::path> below = {path / "checkpoint"};
+  if (std::filesystem::exists(path / "run.json", error)) {  // there [checkpoint] folder may be another
+    below.clear();
+    for (const auto& entry : std::filesystem::directory_iterator(path, error)) below.push_back(entry.path());
+    std::ranges::sort(below);
+  }
+  std::erase_if(below, [&](const auto& folder) {
+    return !std::filesystem::is_directory(folder, error) || list_checkpoints(folder).complete.empty();
+  });
+  if (below.empty()) return path;
+  if (below.size() == 1) return below.front();
+  throw CheckpointError(fmt::format("{} has several folders with checkpoints: expected one of them, {} or {}",
+                                    path.string(), below[0].string(), below[1].string()));
+}
+
 std::filesystem::path resolve_checkpoint(const std::filesystem::path& path) {
   std::error_code error;
   if (!std::filesystem::is_directory(path, error))
     throw CheckpointError(
         fmt::format("{} is not a directory: expected a checkpoint folder or one of its step-N", path.string()));
   if (std::filesystem::exists(path / kManifestName, error)) return path;
-  const auto list = list_checkpoints(path);
+  const auto list = list_checkpoints(checkpoint_folder(path));
   if (!list.complete.empty()) return list.complete.front().path;
   std::string reasons;
   for (const auto& line : list.skipped) reasons += "\n  " + line;

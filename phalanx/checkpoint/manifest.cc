@@ -9,6 +9,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/json_number.h"
+#include "phalanx/base/json_reader.h"
 #include "phalanx/base/json_text.h"
 #include "phalanx/checkpoint/block_hash.h"
 
@@ -42,6 +43,7 @@ std::int64_t whole_number(const nlohmann::json& value, std::string_view what) {
 }
 
 std::uint64_t hash_from_json(const nlohmann::json& json, std::string_view file) {
+  if (!json.is_string()) throw CheckpointError(fmt::format("{} has the malformed hash {}", file, json.dump()));
   const auto& digits = json.get_ref<const std::string&>();
   std::uint64_t hash = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), hash, 16);
@@ -51,13 +53,14 @@ std::uint64_t hash_from_json(const nlohmann::json& json, std::string_view file) 
 }
 
 ManifestFile file_from_json(const nlohmann::json& json) {
+  const JsonReader<CheckpointError> read(json, "malformed manifest: an entry of \"files\"");
   ManifestFile file;
-  file.name = json.at("name").get<std::string>();
+  file.name = read.get<std::string>("name");
   if (!is_plain_file_name(file.name)) throw CheckpointError(fmt::format("\"{}\" is not a file name", file.name));
-  const std::int64_t size = whole_number(json.at("size"), file.name + "'s size");
+  const std::int64_t size = whole_number(read.get<nlohmann::json>("size"), file.name + "'s size");
   if (size < 0) throw CheckpointError(fmt::format("{}'s size is {}: expected 0 or more", file.name, size));
   file.size = static_cast<std::uint64_t>(size);
-  const auto& hashes = json.at("xxh3");
+  const auto& hashes = read.array("xxh3");
   const auto expected = file.size / kHashBlockBytes + (file.size % kHashBlockBytes != 0);
   if (hashes.size() != expected)
     throw CheckpointError(
@@ -68,20 +71,20 @@ ManifestFile file_from_json(const nlohmann::json& json) {
 }
 
 Manifest manifest_from_json(const nlohmann::json& json) {
-  if (json.at("format") != kManifestFormat) throw CheckpointError("it is not a manifest of Phalanx");
-  if (const auto version = whole_number(json.at("version"), "version"); version != kManifestVersion)
+  const JsonReader<CheckpointError> read(json, "malformed manifest");
+  if (read.get<nlohmann::json>("format") != kManifestFormat) throw CheckpointError("it is not a manifest of Phalanx");
+  if (const auto version = whole_number(read.get<nlohmann::json>("version"), "version"); version != kManifestVersion)
     throw CheckpointError(
         fmt::format("its format version is {}; this program reads version {}", version, kManifestVersion));
-  if (whole_number(json.at("block_bytes"), "block_bytes") != std::int64_t{kHashBlockBytes})
+  if (whole_number(read.get<nlohmann::json>("block_bytes"), "block_bytes") != std::int64_t{kHashBlockBytes})
     throw CheckpointError(fmt::format("block_bytes is not {}", kHashBlockBytes));
   Manifest manifest;
-  manifest.step = whole_number(json.at("step"), "step");
-  for (const auto& [name, value] : json.at("integers").items()) {
+  manifest.step = whole_number(read.get<nlohmann::json>("step"), "step");
+  for (const auto& [name, value] : read.object("integers").items()) {
     manifest.integers[name] = whole_number(value, fmt::format("the integer \"{}\"", name));
   }
-  if (!json.at("metadata").is_object()) throw CheckpointError("metadata is not an object");
-  manifest.metadata = json.at("metadata").dump();
-  for (const auto& entry : json.at("files")) manifest.files.push_back(file_from_json(entry));
+  manifest.metadata = read.object("metadata").dump();
+  for (const auto& entry : read.array("files")) manifest.files.push_back(file_from_json(entry));
   return manifest;
 }
 
@@ -112,7 +115,7 @@ Manifest parse_manifest(const std::string& file, std::string_view text) {
   try {
     return manifest_from_json(json);
   } catch (const nlohmann::json::exception& error) {
-    throw CheckpointError(fmt::format("{}: malformed manifest: {}", file, error.what()));
+    throw CheckpointError(fmt::format("{}: malformed manifest: {}", file, json_value_fault(error)));
   } catch (const CheckpointError& error) {
     throw CheckpointError(fmt::format("{}: {}", file, error.what()));
   }

@@ -80,7 +80,12 @@ TEST(Manifest, WrongContentsUnderARightChecksumAreRefused) {
   expect_reason(edited_manifest("ffffffffffffffff", "fffffffffffffffg"), "malformed hash");
   expect_reason(edited_manifest("\"0000000000000007\"", "\"7\""), "malformed hash \"7\"");
   expect_reason(edited_manifest("\"step\": 120", "\"step\": \"x\""), "step is \"x\": expected a whole number");
-  expect_reason(edited_manifest("\"files\"", "\"files_\""), "malformed manifest");
+  expect_reason(edited_manifest("\"files\"", "\"files_\""), "malformed manifest has no \"files\"");
+  expect_reason(edited_manifest("\"integers\"", "\"integers_\""), "malformed manifest has no \"integers\"");
+  expect_reason(edited_manifest("\"metadata\": {\"model\"", "\"metadata\": 3, \"x\": {\"model\""),
+                "malformed manifest: \"metadata\" is 3: expected an object");
+  expect_reason(edited_manifest("\"name\"", "\"name_\""), "an entry of \"files\" has no \"name\"");
+  expect_reason(edited_manifest("\"0000000000000007\"", "7"), "malformed hash 7");
 }
 
 TEST(Manifest, MetadataMustBeAnObject) {

@@ -192,7 +192,7 @@ BpeModel parse_tokenizer_json(std::string_view text, const std::string& name) {
     read_decoder(reader, root, model);
     return model;
   } catch (const json::exception& error) {  // a value in a place that no check above names
-    throw DataError(fmt::format("{}: malformed: {}", name, error.what()));
+    throw DataError(fmt::format("{}: malformed: {}", name, json_value_fault(error)));
   }
 }
 

@@ -1,6 +1,7 @@
 #include "phalanx/infer/batch_job.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <functional>
@@ -17,6 +18,36 @@ namespace phalanx::infer {
 namespace {
 
 constexpr std::string_view kPart = "part-", kLines = ".jsonl";
+constexpr int kFormat = 2;
+constexpr int kFormatOfPaths = 1;  // has no "format", and "model" and "tokenizer" are paths
+
+struct JobDifferences {
+  std::vector<std::string> lines;
+  std::vector<std::string> missing;  // in the folder's description
+};
+
+/// Compares values by their keys, objects within objects too. Where the folder's description is not `complete`, what it
+/// lacks is no difference.
+void compare(const std::string& prefix, const nlohmann::json& found, const nlohmann::json& wanted, bool complete,
+             JobDifferences& differences) {
+  nlohmann::json all = wanted;
+  if (complete) all.update(found);
+  for (const auto& item : all.items()) {
+    const std::string key = prefix + item.key();
+    if (key == "format") continue;
+    const bool is_there = found.contains(item.key());
+    const auto was = is_there ? found[item.key()] : nlohmann::json();
+    const auto is = wanted.contains(item.key()) ? wanted[item.key()] : nlohmann::json();
+    if (was == is) continue;
+    if (!is_there && !complete) {
+      differences.missing.push_back(key);
+    } else if (was.is_object() && is.is_object()) {
+      compare(key + ".", was, is, /*complete=*/true, differences);
+    } else {
+      differences.lines.push_back(fmt::format("its {} is {}, this one's {}", key, was.dump(), is.dump()));
+    }
+  }
+}
 
 /// Bytes up to the end of the last line that has one.
 std::size_t whole_lines(std::string_view text) { return text.rfind('\n') + 1; }  // npos + 1 is 0
@@ -56,8 +87,10 @@ std::vector<std::filesystem::path> BatchJob::parts() const {
   return found;
 }
 
-void BatchJob::open(const nlohmann::json& description) {
+std::vector<std::string> BatchJob::open(const nlohmann::json& description) {
   const std::filesystem::path path = folder_ / "job.json";
+  nlohmann::json written = description;
+  written["format"] = kFormat;
   std::error_code error;
   if (!std::filesystem::exists(path, error)) {
     files_.make_directory(folder_);
@@ -65,18 +98,29 @@ void BatchJob::open(const nlohmann::json& description) {
       throw DataError(fmt::format(
           "{} has results but no job.json that says of what: choose another folder, or remove it", folder_.string()));
     }
-    replace_file(path, description.dump(1) + "\n", files_);
-    return;
+    replace_file(path, written.dump(1) + "\n", files_);
+    return {};
   }
-  const auto found = parse_json_object<DataError>(read_file(path), path.string());
-  for (const auto& [key, value] : description.items()) {
-    const auto was = found.value(key, nlohmann::json());
-    if (was == value) continue;
+  auto found = parse_json_object<DataError>(read_file(path), path.string());
+  const auto format = found.value("format", nlohmann::json(kFormatOfPaths));
+  if (!format.is_number_integer() || format.get<std::int64_t>() > kFormat) {
+    throw DataError(fmt::format("{}: its format is {}: this program reads formats up to {}", path.string(),
+                                format.dump(), kFormat));
+  }
+  const bool of_paths = format.get<std::int64_t>() <= kFormatOfPaths;
+  if (of_paths) {
+    for (const char* key : {"model", "tokenizer"}) found.erase(key);
+  }
+  JobDifferences differences;
+  compare("", found, written, !of_paths, differences);
+  if (!differences.lines.empty()) {
     throw DataError(
-        fmt::format("{} is the folder of another job: its {} is {}, this one's {}; choose another folder, or "
-                    "remove it to begin anew",
-                    folder_.string(), key, was.dump(), value.dump()));
+        fmt::format("{} is the folder of another job: {}; give what it was begun with, choose another "
+                    "folder, or remove it to begin anew",
+                    folder_.string(), fmt::join(differences.lines, "; ")));
   }
+  if (of_paths) replace_file(path, written.dump(1) + "\n", files_);
+  return differences.missing;
 }
 
 std::vector<bool> BatchJob::finished(std::size_t prompts) const {
@@ -101,7 +145,7 @@ void BatchJob::add(std::size_t index, const nlohmann::ordered_json& record) {
   part_->write(line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
 
-void BatchJob::merge(std::size_t prompts, const std::string& name) const {
+void BatchJob::merge(std::size_t prompts, const std::string& name, const std::set<std::size_t>& skipped) const {
   std::vector<std::string> records(prompts);
   for (const auto& part : parts()) {
     each_result(part, prompts, [&](std::size_t index, const nlohmann::ordered_json& record) {
@@ -110,7 +154,7 @@ void BatchJob::merge(std::size_t prompts, const std::string& name) const {
   }
   std::string all;
   for (std::size_t i = 0; i < prompts; ++i) {
-    if (records[i].empty()) {
+    if (records[i].empty() && !skipped.contains(i)) {
       throw DataError(
           fmt::format("{} has no result of prompt {}: do all ranks write to this folder?", folder_.string(), i + 1));
     }

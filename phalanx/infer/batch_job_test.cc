@@ -16,6 +16,7 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::IsEmpty;
 
 std::string job_error(const std::function<void()>& body) {
   try {
@@ -77,6 +78,35 @@ TEST(BatchJob, AnIdAsDeepAsAPromptsMayBeIsTakenBack) {
   EXPECT_THAT(job.finished(1), ElementsAre(true));
 }
 
+TEST(BatchJob, EveryDifferenceIsNamedWithBothValues) {
+  const TempDirectory scratch("batch_job");
+  BatchJob job(scratch.path());
+  EXPECT_THAT(job.open({{"seed", 1}, {"weights", {{"step", 10}, {"hash", "aa"}}}, {"dtype", "float32"}}), IsEmpty());
+  EXPECT_THAT(job.open({{"seed", 1}, {"weights", {{"step", 10}, {"hash", "aa"}}}, {"dtype", "float32"}}), IsEmpty());
+  EXPECT_THAT(job_error([&] {
+                job.open({{"seed", 2}, {"weights", {{"step", 20}, {"hash", "aa"}}}, {"dtype", "float32"}});
+              }),
+              HasSubstr("its seed is 1, this one's 2; its weights.step is 10, this one's 20; give what"));
+}
+
+TEST(BatchJob, AFolderOfPathsGoesOnAndSaysWhatCouldNotBeCompared) {
+  const TempDirectory scratch("batch_job");
+  const auto path = scratch.path() / "job.json";
+  write_file(path, R"({"model": "/a/step-10", "seed": 1, "tokenizer": ""})");
+  BatchJob job(scratch.path());
+  const nlohmann::json now = {{"seed", 1}, {"tokenizer", "17"}, {"weights", {{"hash", "aa"}}}};
+  nlohmann::json other = now;
+  other["seed"] = 2;
+  EXPECT_THAT(job_error([&] { job.open(other); }), HasSubstr("its seed is 1, this one's 2"));
+  EXPECT_THAT(job.open(now), ElementsAre("tokenizer", "weights"));
+  EXPECT_THAT(job.open(now), IsEmpty());
+  other = now;
+  other["weights"]["hash"] = "bb";
+  EXPECT_THAT(job_error([&] { job.open(other); }), HasSubstr("its weights.hash is \"aa\", this one's \"bb\""));
+  write_file(path, R"({"format": 3, "seed": 1})");
+  EXPECT_THAT(job_error([&] { job.open(now); }), HasSubstr("its format is 3: this program reads formats up to 2"));
+}
+
 TEST(BatchJob, AnotherJobsFolderAndSpoiledPartsAreNamed) {
   const TempDirectory scratch("batch_job");
   BatchJob job(scratch.path());
@@ -85,6 +115,11 @@ TEST(BatchJob, AnotherJobsFolderAndSpoiledPartsAreNamed) {
                 job.open({{"seed", 2}, {"prompts", "a.jsonl"}});
               }),
               HasSubstr("is the folder of another job: its seed is 1, this one's 2"));
+  EXPECT_THAT(job_error([&] {
+                job.open({{"seed", 1}, {"prompts", "a.jsonl"}, {"stop", {"x"}}});
+              }),
+              HasSubstr("its stop is null, this one's [\"x\"]"));
+  EXPECT_THAT(job_error([&] { job.open({{"seed", 1}}); }), HasSubstr("its prompts is \"a.jsonl\", this one's null"));
   for (const char* line :
        {"{\"index\": 2, \"record\": {}}", "{\"index\": -1, \"record\": {}}", "{\"index\": 0}", "x"}) {
     write_file(scratch.path() / "part-00000.jsonl", std::string(line) + "\n");

@@ -13,8 +13,16 @@ void each_line(std::string_view text, const std::string& name,
     std::string_view line = text.substr(0, end);
     text.remove_prefix(std::min(end + 1, text.size()));
     if (line.ends_with('\r')) line.remove_suffix(1);
-    if (!line.empty()) use(line, fmt::format("{}, line {}", name, number));
+    if (line.find_first_not_of(" \t\v\f\r") != std::string_view::npos)
+      use(line, fmt::format("{}, line {}", name, number));
   }
+}
+
+std::string no_line_left(const std::string& name, const std::string& what, const std::vector<std::string>& skipped) {
+  const std::string none = fmt::format("{} holds no {}", name, what);
+  if (skipped.empty()) return none;
+  return fmt::format("{}: {} skipped, {}{}", none, skipped.size() == 1 ? "its line is" : "all its lines are",
+                     skipped.size() == 1 ? "" : "the first because of ", skipped.front());
 }
 
 }  // namespace phalanx::infer

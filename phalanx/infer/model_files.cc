@@ -7,6 +7,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
+#include "phalanx/base/json_reader.h"
 #include "phalanx/checkpoint/checkpoint_list.h"
 #include "phalanx/checkpoint/checkpoint_reader.h"
 #include "phalanx/checkpoint/hf_weights.h"
@@ -68,8 +69,8 @@ ModelFiles find_model(const std::filesystem::path& path) {
   files.config = models::llama_from_metadata(metadata["model"], where + ": metadata.model");
   const auto checkpoints = std::filesystem::absolute(files.weights).lexically_normal().parent_path();
   std::vector<std::filesystem::path> folders{files.weights, checkpoints, checkpoints.parent_path()};
-  if (const auto assets = metadata.value("hf_assets_path", std::string()); !assets.empty())
-    folders.emplace_back(assets);
+  const JsonReader<CheckpointError> read(metadata, where + ": metadata");
+  if (const auto assets = read.get_or<std::string>("hf_assets_path", ""); !assets.empty()) folders.emplace_back(assets);
   look_for_tokenizer(files, folders);
   return files;
 }

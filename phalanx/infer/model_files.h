@@ -1,8 +1,9 @@
 // Finds and loads what generation needs: the model's shape, its weights, its tokenizer.
 //
 // `path` is one of
-// - a run's checkpoint folder (the newest complete step is taken) or one of its step-N directories: the shape is in the
-//   manifest, the tokenizer beside the checkpoint, in the run's folder, or where the run was told to find it;
+// - a run's folder or its checkpoint folder (the newest complete step is taken), or one of the step-N directories: the
+//   shape is in the manifest, the tokenizer beside the checkpoint, in the run's folder, or where the run was told to
+//   find it;
 // - a Hugging Face directory: config.json, safetensors, tokenizer.json.
 //
 //   auto files = infer::find_model("outputs/checkpoint");

@@ -23,11 +23,12 @@ std::vector<std::int64_t> read_ids(const nlohmann::json& list, const std::string
   return ids;
 }
 
-/// Nothing: the line has no prompt.
-std::optional<Prompt> read_line(std::string_view line, const std::string& where, const PromptFormat& format) {
+Prompt read_line(std::string_view line, const std::string& where, const PromptFormat& format) {
   const auto json = parse_json_object<DataError>(line, where);
   const auto text = json.find(format.prompt_field), ids = json.find("ids");
-  if (text == json.end() && ids == json.end()) return std::nullopt;
+  if (text == json.end() && ids == json.end()) {
+    throw DataError(fmt::format("{}: neither \"{}\" (text) nor \"ids\" (token ids)", where, format.prompt_field));
+  }
   if (text != json.end() && ids != json.end()) {
     throw DataError(fmt::format("{}: expected either \"{}\" (text) or \"ids\" (token ids), found both", where,
                                 format.prompt_field));
@@ -49,19 +50,20 @@ std::optional<Prompt> read_line(std::string_view line, const std::string& where,
 Prompts parse_prompts(std::string_view contents, const std::string& name, const PromptFormat& format) {
   Prompts read;
   each_line(contents, name, [&](std::string_view line, const std::string& where) {
-    std::optional<Prompt> prompt =
-        format.json_lines ? read_line(line, where, format) : Prompt{.id = {}, .text = std::string(line), .ids = {}};
-    if (!prompt) {
-      const auto missing = fmt::format("{}: neither \"{}\" (text) nor \"ids\" (token ids)", where, format.prompt_field);
-      if (!format.skips_incomplete) throw DataError(missing);
-      read.skipped.push_back(missing);
+    Prompt prompt;
+    try {
+      prompt =
+          format.json_lines ? read_line(line, where, format) : Prompt{.id = {}, .text = std::string(line), .ids = {}};
+    } catch (const DataError& error) {
+      if (!format.skips_malformed) throw;
+      read.skipped.emplace_back(error.what());
       return;
     }
-    prompt->where = where;
-    if (prompt->id.empty()) prompt->id = std::to_string(read.all.size());
-    read.all.push_back(std::move(*prompt));
+    prompt.where = where;
+    if (prompt.id.empty()) prompt.id = std::to_string(read.all.size());
+    read.all.push_back(std::move(prompt));
   });
-  if (read.all.empty()) throw DataError(fmt::format("{} holds no prompts", name));
+  if (read.all.empty()) throw DataError(no_line_left(name, "prompts", read.skipped));
   return read;
 }
 

@@ -19,8 +19,9 @@ struct PromptFormat {
   bool json_lines = true;
   std::string prompt_field = "prompt";
   std::string id_field = "id";
-  /// A line that has neither the prompt's field nor "ids" is left out and told in `skipped`; else an error.
-  bool skips_incomplete = false;
+  /// A line that holds no prompt (text that is no JSON object, a field that is missing or of a wrong type) is left out
+  /// and told in `skipped`; else an error.
+  bool skips_malformed = false;
 };
 
 struct Prompt {
@@ -32,11 +33,11 @@ struct Prompt {
 
 struct Prompts {
   std::vector<Prompt> all;
-  std::vector<std::string> skipped;  // "prompts.jsonl, line 3: no "prompt""
+  std::vector<std::string> skipped;  // "prompts.jsonl, line 3: "prompt" must be a string"
 };
 
-/// `name` stands for the file in messages. Empty lines are passed over. DataError names the line and what is wrong with
-/// it; a file without any prompt is one, too.
+/// `name` stands for the file in messages. Empty and blank lines are passed over. DataError names the line and what is
+/// wrong with it; a file without any prompt is one, too.
 Prompts parse_prompts(std::string_view contents, const std::string& name, const PromptFormat& format = {});
 
 }  // namespace phalanx::infer

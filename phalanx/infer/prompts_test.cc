@@ -42,14 +42,39 @@ TEST(Prompts, JsonLinesHaveTextOrTokensAndPerhapsAnId) {
 }
 
 TEST(Prompts, FieldsMayHaveOtherNamesAndLinesWithoutAreSkippedWhereWished) {
-  const PromptFormat format{.prompt_field = "input", .id_field = "unique_id", .skips_incomplete = true};
+  const PromptFormat format{.prompt_field = "input", .id_field = "unique_id", .skips_malformed = true};
   const auto read = parse_prompts("{\"unique_id\": 9, \"input\": \"x\"}\n{\"prompt\": \"y\"}\n{\"input\": \"z\"}\n",
                                   "p.jsonl", format);
   ASSERT_EQ(read.all.size(), 2u);
   EXPECT_EQ(read.all[0].id, "9");
   EXPECT_EQ(read.all[1].id, "1");
   EXPECT_THAT(read.skipped, ElementsAre("p.jsonl, line 2: neither \"input\" (text) nor \"ids\" (token ids)"));
-  EXPECT_EQ(fault("{\"x\": 1}", format), "p.jsonl holds no prompts");
+  EXPECT_EQ(fault("{\"x\": 1}", format),
+            "p.jsonl holds no prompts: its line is skipped, p.jsonl, line 1: neither \"input\" (text) nor \"ids\" "
+            "(token ids)");
+}
+
+TEST(Prompts, EveryKindOfMalformedLineIsSkippedWhereWished) {
+  const auto read = parse_prompts(
+      "{\"prompt\": \"a\"}\n{\"prompt\": \"b\n[1]\n{\"prompt\": 7}\n{\"ids\": [1.5]}\n{\"ids\": [1], \"prompt\": "
+      "\"x\"}\n"
+      "{\"prompt\": \"c\"}\n",
+      "p.jsonl", {.skips_malformed = true});
+  ASSERT_EQ(read.all.size(), 2u);
+  EXPECT_EQ(read.all[1].text, "c");
+  EXPECT_EQ(read.all[1].where, "p.jsonl, line 7");
+  EXPECT_THAT(read.skipped, ElementsAre(StartsWith("p.jsonl, line 2: not valid JSON at column 14: "),
+                                        "p.jsonl, line 3: expected a JSON object, found array",
+                                        "p.jsonl, line 4: \"prompt\" must be a string",
+                                        "p.jsonl, line 5: \"ids\" must be a list of integers",
+                                        StartsWith("p.jsonl, line 6: expected either \"prompt\"")));
+}
+
+TEST(Prompts, ALineOfBlanksIsAnEmptyLine) {
+  EXPECT_EQ(parse_prompts("{\"prompt\": \"a\"}\n \t \r\n{\"prompt\": \"b\"}\n  ", "p.jsonl").all.size(), 2u);
+  const auto text = parse_prompts("a\n  \t\n b ", "p.txt", {.json_lines = false});
+  ASSERT_EQ(text.all.size(), 2u);
+  EXPECT_EQ(text.all[1].text, " b ");
 }
 
 TEST(Prompts, WhatIsWrongWithALineIsNamed) {

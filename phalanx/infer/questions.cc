@@ -11,33 +11,49 @@
 
 namespace phalanx::infer {
 
-std::vector<Question> parse_questions(std::string_view contents, const std::string& name) {
+namespace {
+
+Question read_question(std::string_view line, const std::string& where, std::size_t number) {
+  const auto fail = [&](const char* reason) { throw DataError(fmt::format("{}: {}", where, reason)); };
+  const auto json = parse_json_object<DataError>(line, where);
+  Question question{.id = std::to_string(number), .prompt = {}, .choices = {}, .answer = {}};
+  if (json.contains("id")) question.id = json["id"].dump();
+  if (!json.contains("prompt") || !json["prompt"].is_string()) fail("expected \"prompt\", a string");
+  question.prompt = json["prompt"].get<std::string>();
+  const auto choices = json.find("choices");
+  if (choices == json.end() || !choices->is_array() || choices->empty())
+    fail("expected \"choices\", a list of strings");
+  for (const auto& choice : *choices) {
+    if (!choice.is_string() || choice.get_ref<const std::string&>().empty()) {
+      fail("\"choices\" must be strings, none of them empty");
+    }
+    question.choices.push_back(choice.get<std::string>());
+  }
+  if (const auto answer = json.find("answer"); answer != json.end()) {
+    if (!answer->is_number_unsigned() || answer->get<std::size_t>() >= question.choices.size()) {
+      fail("\"answer\" must be the number of one of the choices, from 0 on");
+    }
+    question.answer = answer->get<std::size_t>();
+  }
+  return question;
+}
+
+}  // namespace
+
+std::vector<Question> parse_questions(std::string_view contents, const std::string& name,
+                                      std::vector<std::string>* skipped) {
   std::vector<Question> questions;
   each_line(contents, name, [&](std::string_view line, const std::string& where) {
-    const auto fail = [&](const char* reason) { throw DataError(fmt::format("{}: {}", where, reason)); };
-    const auto json = parse_json_object<DataError>(line, where);
-    Question question{.id = std::to_string(questions.size()), .prompt = {}, .choices = {}, .answer = {}};
-    if (json.contains("id")) question.id = json["id"].dump();
-    if (!json.contains("prompt") || !json["prompt"].is_string()) fail("expected \"prompt\", a string");
-    question.prompt = json["prompt"].get<std::string>();
-    const auto choices = json.find("choices");
-    if (choices == json.end() || !choices->is_array() || choices->empty())
-      fail("expected \"choices\", a list of strings");
-    for (const auto& choice : *choices) {
-      if (!choice.is_string() || choice.get_ref<const std::string&>().empty()) {
-        fail("\"choices\" must be strings, none of them empty");
-      }
-      question.choices.push_back(choice.get<std::string>());
+    try {
+      questions.push_back(read_question(line, where, questions.size()));
+    } catch (const DataError& error) {
+      if (!skipped) throw;
+      skipped->emplace_back(error.what());
     }
-    if (const auto answer = json.find("answer"); answer != json.end()) {
-      if (!answer->is_number_unsigned() || answer->get<std::size_t>() >= question.choices.size()) {
-        fail("\"answer\" must be the number of one of the choices, from 0 on");
-      }
-      question.answer = answer->get<std::size_t>();
-    }
-    questions.push_back(std::move(question));
   });
-  if (questions.empty()) throw DataError(fmt::format("{} holds no questions", name));
+  if (questions.empty()) {
+    throw DataError(no_line_left(name, "questions", skipped ? *skipped : std::vector<std::string>()));
+  }
   return questions;
 }
 

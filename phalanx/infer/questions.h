@@ -20,8 +20,10 @@ struct Question {
   std::optional<std::size_t> answer;
 };
 
-/// `name` stands for the file in messages. Empty lines are passed over. DataError names the line and what is wrong with
-/// it; a file without any question is one, too.
-std::vector<Question> parse_questions(std::string_view contents, const std::string& name);
+/// `name` stands for the file in messages. Empty and blank lines are passed over. DataError names the line and what is
+/// wrong with it; with `skipped` such a line is left out and told there instead. A file without any question is an
+/// error.
+std::vector<Question> parse_questions(std::string_view contents, const std::string& name,
+                                      std::vector<std::string>* skipped = nullptr);
 
 }  // namespace phalanx::infer

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/json_text.h"
 
 namespace phalanx {
 
@@ -33,10 +34,11 @@ T parse_message(const std::string& text, int last_kind) {
     if (kind < 0 || kind > last_kind) throw CommError(fmt::format("unknown kind {}", kind));
     return json.get<T>();
   } catch (const std::exception& error) {
+    const auto* of_json = dynamic_cast<const nlohmann::json::exception*>(&error);
     throw CommError(
         fmt::format("the rendezvous holds a message that this program does not understand ({}): run the same "
                     "Phalanx on every node",
-                    error.what()));
+                    of_json ? json_value_fault(*of_json) : error.what()));
   }
 }
 

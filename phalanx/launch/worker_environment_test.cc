@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/launch/job_identity.h"
 
 namespace phalanx {
 namespace {
@@ -245,6 +246,27 @@ TEST(WorkerEnvironmentTest, NamesEverythingThatIsWrongAtOnce) {
       EXPECT_THAT(environment_error(alone), HasSubstr(std::string("MASTER_PORT is '") + port)) << alone.size();
     }
   }
+}
+
+TEST(JobIdentity, IsTheSameForAllAttemptsOfAJob) {
+  const auto identity_of = [](Variables variables) {
+    return job_identity([variables](const std::string& name) -> std::optional<std::string> {
+      const auto found = variables.find(name);
+      return found == variables.end() ? std::nullopt : std::optional(found->second);
+    });
+  };
+  EXPECT_EQ(identity_of({}).name, "");
+  const JobIdentity first = identity_of({{"TORCHELASTIC_RUN_ID", "none"}, {"TORCHELASTIC_RESTART_COUNT", "0"}});
+  const JobIdentity second = identity_of({{"TORCHELASTIC_RUN_ID", "none"}, {"TORCHELASTIC_RESTART_COUNT", "1"}});
+  EXPECT_EQ(first.attempt, 0);
+  EXPECT_EQ(second.attempt, 1);
+  EXPECT_EQ(first.name, second.name);
+  EXPECT_THAT(first.name, HasSubstr("launcher none "));
+  EXPECT_NE(identity_of({{"TORCHELASTIC_RUN_ID", "other"}}).name, first.name);
+  // A requeued job keeps its number.
+  const JobIdentity requeued = identity_of({{"SLURM_JOB_ID", "7"}, {"SLURM_RESTART_COUNT", "2"}});
+  EXPECT_EQ(requeued.name, identity_of({{"SLURM_JOB_ID", "7"}}).name);
+  EXPECT_EQ(requeued.attempt, 2);
 }
 
 }  // namespace

@@ -4,14 +4,18 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
+#include "phalanx/base/json_reader.h"
+#include "phalanx/base/json_text.h"
 
 namespace phalanx::observe {
 namespace {
 
 using nlohmann::json;
+using Fields = JsonReader<Error>;
 
 constexpr std::uint64_t kLargestFile = std::uint64_t{1} << 30;
 
@@ -29,9 +33,9 @@ class Reader {
 
   FlightFile file(const std::filesystem::path& path) {
     try {
-      return parse(path, json::parse(read_file(path, kLargestFile)));
-    } catch (const json::exception& error) {
-      throw Error(fmt::format("{} is no flight recorder file: {}", path.string(), error.what()));
+      nlohmann::json whole;
+      if (const auto fault = json_object_fault(read_file(path, kLargestFile), whole)) throw Error(*fault);
+      return parse(path, whole);
     } catch (const FileError&) {
       throw;
     } catch (const Error& error) {
@@ -40,57 +44,60 @@ class Reader {
   }
 
  private:
-  std::string_view text(const json& parent, const char* key) {
-    const auto found = parent.find(key);
-    return found == parent.end() ? std::string_view() : *files_.texts.insert(found->get<std::string>()).first;
-  }
+  std::string_view keep(std::string text) { return *files_.texts.insert(std::move(text)).first; }
 
-  FlightEntry entry(const json& from) {
+  FlightEntry entry(const Fields& from) {
     FlightEntry entry;
-    entry.seq = from.at("seq").get<std::uint64_t>();
-    entry.collective = from.value("collective", std::int64_t{FlightEntry::kNone});
-    entry.verb = *files_.texts.insert(from.at("verb").get<std::string>()).first;
-    entry.dtype = text(from, "dtype");
-    entry.count = from.at("count").get<std::int64_t>();
-    entry.op = text(from, "op");
-    entry.root = from.value("root", FlightEntry::kNone);
-    entry.peer = from.value("peer", FlightEntry::kNone);
-    entry.tag = from.value("tag", FlightEntry::kNone);
-    entry.uneven = from.value("uneven", false);
-    entry.state = state_from(from.at("state").get<std::string>());
-    entry.issued_us = from.at("issued_us").get<std::int64_t>();
-    entry.started_us = from.value("started_us", std::int64_t{0});
-    entry.ended_us = from.value("ended_us", std::int64_t{0});
+    entry.seq = from.get<std::uint64_t>("seq");
+    entry.collective = from.get_or<std::int64_t>("collective", FlightEntry::kNone);
+    entry.verb = keep(from.get<std::string>("verb"));
+    entry.dtype = keep(from.get_or<std::string>("dtype", ""));
+    entry.count = from.get<std::int64_t>("count");
+    entry.op = keep(from.get_or<std::string>("op", ""));
+    entry.root = from.get_or("root", FlightEntry::kNone);
+    entry.peer = from.get_or("peer", FlightEntry::kNone);
+    entry.tag = from.get_or("tag", FlightEntry::kNone);
+    entry.uneven = from.get_or("uneven", false);
+    entry.state = state_from(from.get<std::string>("state"));
+    entry.issued_us = from.get<std::int64_t>("issued_us");
+    entry.started_us = from.get_or<std::int64_t>("started_us", 0);
+    entry.ended_us = from.get_or<std::int64_t>("ended_us", 0);
     return entry;
   }
 
-  FlightFileGroup group(const json& from, int rank, int size) {
+  FlightFileGroup group(const Fields& from, int rank, int size) {
     FlightFileGroup group;
-    group.name = from.at("group").get<std::string>();
-    group.id = from.at("id").get<std::string>();
-    group.rank = from.at("rank").get<int>();
-    group.members = from.at("members").get<std::vector<int>>();
+    group.name = from.get<std::string>("group");
+    group.id = from.get<std::string>("id");
+    group.rank = from.get<int>("rank");
+    group.members = from.get<std::vector<int>>("members");
     const auto in_job = [size](int member) { return member >= 0 && member < size; };
     const auto at = static_cast<std::size_t>(group.rank);
     if (group.rank < 0 || at >= group.members.size() || group.members[at] != rank ||
         !std::all_of(group.members.begin(), group.members.end(), in_job)) {
       throw Error(fmt::format("rank {} of {} is not rank {} of group '{}'", rank, size, group.rank, group.name));
     }
-    for (const json& one : from.at("entries")) group.entries.push_back(entry(one));
+    for (const json& one : from.array("entries")) {
+      group.entries.push_back(
+          entry(Fields(one, fmt::format("operation {} of {}", group.entries.size(), from.where()))));
+    }
     return group;
   }
 
-  FlightFile parse(const std::filesystem::path& path, const json& from) {
+  FlightFile parse(const std::filesystem::path& path, const json& whole) {
+    const Fields from(whole, "it");
     FlightFile file;
     file.path = path;
-    file.rank = from.at("rank").get<int>();
-    file.size = from.at("size").get<int>();
+    file.rank = from.get<int>("rank");
+    file.size = from.get<int>("size");
     if (file.rank < 0 || file.rank >= file.size) throw Error(fmt::format("rank {} of {}", file.rank, file.size));
-    file.host = from.at("host").get<std::string>();
-    file.pid = from.at("pid").get<std::int64_t>();
-    file.written_us = from.at("written_us").get<std::int64_t>();
-    file.reason = from.at("reason").get<std::string>();
-    for (const json& one : from.at("groups")) file.groups.push_back(group(one, file.rank, file.size));
+    file.host = from.get<std::string>("host");
+    file.pid = from.get<std::int64_t>("pid");
+    file.written_us = from.get<std::int64_t>("written_us");
+    file.reason = from.get<std::string>("reason");
+    for (const json& one : from.array("groups")) {
+      file.groups.push_back(group(Fields(one, fmt::format("group {}", file.groups.size())), file.rank, file.size));
+    }
     return file;
   }
 

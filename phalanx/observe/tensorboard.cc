@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <bit>
+#include <charconv>
 #include <chrono>
 
 #include "phalanx/base/error.h"
@@ -85,6 +87,21 @@ std::string metadata_of_plugin(std::string_view plugin_name) {
   return metadata.bytes();
 }
 
+constexpr std::string_view kFilePrefix = "events.out.tfevents.";
+
+/// Of the files in the folder: the largest number of seconds in a name; nothing where there is no file.
+std::optional<std::int64_t> newest_file_seconds(const std::filesystem::path& folder) {
+  std::optional<std::int64_t> newest;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with(kFilePrefix)) continue;
+    std::int64_t seconds = 0;
+    std::from_chars(name.data() + kFilePrefix.size(), name.data() + name.size(), seconds);
+    newest = std::max(newest.value_or(0), seconds);
+  }
+  return newest;
+}
+
 std::string host_name() {
   std::array<char, 256> name{};
   if (gethostname(name.data(), name.size() - 1) != 0) return "localhost";
@@ -99,19 +116,20 @@ TensorBoardWriter::TensorBoardWriter(const std::filesystem::path& folder, Tensor
   static std::atomic<int> count{0};
   FileSystem& fs = options.file_system != nullptr ? *options.file_system : posix_file_system();
   fs.make_directory(folder);
-  path_ = folder / fmt::format("events.out.tfevents.{:010d}.{}.{}.{}", static_cast<std::int64_t>(seconds_since_epoch()),
-                               host_name(), getpid(), count++);
+  const std::optional<std::int64_t> newest = newest_file_seconds(folder);
+  const std::int64_t seconds = std::max(static_cast<std::int64_t>(seconds_since_epoch()), newest.value_or(-1) + 1);
+  path_ = folder / fmt::format("{}{:010d}.{}.{}.{}", kFilePrefix, seconds, host_name(), getpid(), count++);
   file_ = fs.create(path_);
 
   ProtoMessage version = new_event(0);
   version.add_bytes(3, "brain.Event:2");  // file_version
   add_event(version.bytes());
-  if (options.resumed_step) {
+  if (options.resumed_step || newest) {
     constexpr std::uint64_t kStart = 1;
     ProtoMessage session;
     session.add_varint(1, kStart);  // status
     // From this step on, older points are dropped: the one resumed from stays.
-    ProtoMessage event = new_event(*options.resumed_step + 1);
+    ProtoMessage event = new_event(options.resumed_step ? *options.resumed_step + 1 : 0);
     event.add_bytes(7, session.bytes());  // session_log
     add_event(event.bytes());
   }

@@ -2,8 +2,10 @@
 // reads them.
 //
 // The file is a sequence of TFRecords, each a protobuf message of type Event. A
-// resumed run starts a new file beside the old one, whose first event tells
-// TensorBoard to forget the points of later steps.
+// run starts a new file beside those that are there, whose first event tells
+// TensorBoard to forget their points: of a resumed run those of later steps, of
+// a new one all. Files are read in the order of their names, so the seconds in
+// the name are more than those of any file there.
 //
 //   observe::TensorBoardWriter board("outputs/tb", {.resumed_step = 40});
 //   board.add_scalar("loss_metrics/global_avg_loss", 4.13, /*step=*/41);

@@ -108,6 +108,17 @@ TEST(TensorBoard, AResumedRunPurgesLaterSteps) {
   EXPECT_EQ(events[1].session_log().status(), 1);
 }
 
+TEST(TensorBoard, ANewRunPurgesWhatAnEarlierOneLeftAndItsFileIsReadLast) {
+  const TempDirectory scratch;
+  write_file(scratch.path() / "events.out.tfevents.9999999998.host.1.0", "");
+  const TensorBoardWriter fresh(scratch.path());
+  EXPECT_THAT(fresh.path().filename().string(), ::testing::StartsWith("events.out.tfevents.9999999999."));
+  const std::vector<proto::Event> events = read_events(fresh.path());
+  ASSERT_EQ(events.size(), 2u);
+  EXPECT_EQ(events[1].step(), 0);
+  EXPECT_EQ(events[1].session_log().status(), 1);
+}
+
 TEST(TensorBoard, LongRunsReachTheDiskWithoutFlushAndThreadsDoNotMix) {
   const TempDirectory scratch;
   TensorBoardWriter board(scratch.path());

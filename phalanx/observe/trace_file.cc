@@ -4,11 +4,14 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
+#include "phalanx/base/json_reader.h"
+#include "phalanx/base/json_text.h"
 
 namespace phalanx::observe {
 namespace {
@@ -18,29 +21,34 @@ using nlohmann::json;
 TraceFile parse_trace(const std::filesystem::path& path) {
   constexpr std::uint64_t kLargestTrace = std::uint64_t{1} << 30;
   try {
-    const json whole = json::parse(read_file(path, kLargestTrace));
+    json whole;
+    if (const auto fault = json_object_fault(read_file(path, kLargestTrace), whole)) throw Error(*fault);
+    const json& events = JsonReader<Error>(whole, "it").array("traceEvents");
     TraceFile file;
     std::optional<int> rank;
     std::optional<double> first;
-    for (const json& event : whole.at("traceEvents")) {
-      rank = event.at("pid").get<int>();
-      if (event.at("ph").get<std::string>() != "X") continue;
-      const double begin = event.at("ts").get<double>();
+    const auto each_event = [&](const std::function<void(const JsonReader<Error>&)>& use) {
+      for (std::size_t i = 0; i < events.size(); ++i) use({events[i], fmt::format("event {}", i)});
+    };
+    each_event([&](const JsonReader<Error>& event) {
+      rank = event.get<int>("pid");
+      if (event.get<std::string>("ph") != "X") return;
+      const auto begin = event.get<double>("ts");
       first = first ? std::min(*first, begin) : begin;
-    }
+    });
     if (!rank) throw Error("it has no events");
     file.rank = *rank;
     file.epoch_seconds = first.value_or(0.0) * 1e-6;
-    for (const json& event : whole.at("traceEvents")) {
-      if (event.at("ph").get<std::string>() != "X") continue;
-      const double begin = event.at("ts").get<double>() - *first;
-      file.spans.push_back({event.at("name").get<std::string>(), event.value("cat", std::string()), begin * 1e-6,
-                            (begin + event.at("dur").get<double>()) * 1e-6});
-    }
+    each_event([&](const JsonReader<Error>& event) {
+      if (event.get<std::string>("ph") != "X") return;
+      const double begin = event.get<double>("ts") - *first;
+      file.spans.push_back({event.get<std::string>("name"), event.get_or<std::string>("cat", ""), begin * 1e-6,
+                            (begin + event.get<double>("dur")) * 1e-6});
+    });
     return file;
   } catch (const FileError&) {
     throw;
-  } catch (const std::exception& error) {
+  } catch (const Error& error) {
     throw Error(fmt::format("{} is no trace: {}", path.string(), error.what()));
   }
 }

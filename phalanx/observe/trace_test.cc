@@ -169,7 +169,10 @@ TEST(TraceFiles, WhatIsNoTraceIsNamed) {
   write_file(below / "rank1_trace.json", trace.to_json());
   EXPECT_THAT(refusal(below), testing::HasSubstr("rank1_trace.json is the second trace of rank 0"));
   write_file(below / "rank1_trace.json", "{\"traceEvents\": 3}");
-  EXPECT_THAT(refusal(below), testing::HasSubstr("rank1_trace.json is no trace: "));
+  EXPECT_THAT(refusal(below),
+              testing::HasSubstr("rank1_trace.json is no trace: it: \"traceEvents\" is 3: expected a list"));
+  write_file(below / "rank1_trace.json", "{\"traceEvents\": [{\"pid\": 1}]}");
+  EXPECT_THAT(refusal(below), testing::HasSubstr("rank1_trace.json is no trace: event 0 has no \"ph\""));
 }
 
 }  // namespace

@@ -248,7 +248,10 @@ const std::vector<Key>& known_keys() {
        kAny,
        {"disabled", "async"}},
       {"checkpoint", "load_step", at<&C::checkpoint, &C::Checkpoint::load_step>,
-       "Continue from this step's checkpoint. -1: from the newest complete one.", -1, kAny},
+       "Roll back: begin a branch from this step's checkpoint; newer ones are set aside in abandoned-N. The same "
+       "command "
+       "again goes on with its branch (docs/checkpoints.md). -1: continue from the newest complete one.",
+       -1, kAny},
       {"checkpoint", "convert_dtype", at<&C::checkpoint, &C::Checkpoint::convert_dtype>,
        "Convert floating-point tensors that were saved in another type while they are loaded; else they are an error, "
        "as a run that goes on is to have the same numbers."},

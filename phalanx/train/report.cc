@@ -147,7 +147,7 @@ std::string cards(const json& run, const Metrics& metrics) {
   std::string html;
   if (!metrics.steps.empty()) {
     const auto& [step, last] = *metrics.steps.rbegin();
-    const std::int64_t planned = run.value("steps", step);
+    const auto planned = static_cast<std::int64_t>(number_of(run, "steps").value_or(static_cast<double>(step)));
     html += card("steps", step == planned ? with_commas(step)
                                           : fmt::format("{} of {}", with_commas(step), with_commas(planned)));
     if (const auto loss = number_of(last, "loss")) html += card("training loss", fmt::format("{:.4f}", *loss));
@@ -258,13 +258,14 @@ std::string render_report(const std::string& run_folder) {
     throw DataError(fmt::format("'{}' is not a JSON object: was it written by `phalanx train`?", run_path));
   const Metrics metrics = read_metrics(run_folder + "/metrics.jsonl");
 
-  const std::string title = run.value("description", "Phalanx training");
+  const std::string description = text_of(run, "description"), status = text_of(run, "status");
+  const std::string title = description.empty() ? "Phalanx training" : description;
   std::string html = fmt::format(
       "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
       "content=\"width=device-width,initial-scale=1\"><title>{}</title><style>{}</style></head><body><main>",
       escape_markup(title), kStyle);
   html += fmt::format("<h1>{}</h1><p class=\"sub\"><span class=\"status\">{}</span>{}</p>", escape_markup(title),
-                      escape_markup(run.value("status", "unknown")), [&] {
+                      escape_markup(status.empty() ? "unknown" : status), [&] {
                         std::string rest;
                         for (const char* key : {"model", "layout", "started"}) {
                           const std::string value = text_of(run, key);

@@ -1,16 +1,21 @@
 #include "phalanx/train/run_checkpoints.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <span>
+#include <system_error>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/human.h"
+#include "phalanx/base/log.h"
+#include "phalanx/checkpoint/block_hash.h"
 #include "phalanx/checkpoint/checkpoint_list.h"
 #include "phalanx/checkpoint/hf_weights.h"
 #include "phalanx/models/llama_json.h"
@@ -58,9 +63,35 @@ std::filesystem::path chosen_step(const std::string& folder, std::int64_t step) 
   for (const auto& found : list_checkpoints(folder).complete) {
     there += fmt::format("{}{}", there.empty() ? "" : ", ", found.step);
   }
-  throw CheckpointError(fmt::format("[checkpoint] load_step is {}, but there is no {}; complete checkpoints there: {}",
-                                    step, path.string(), there.empty() ? "none" : there));
+  std::string aside;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    const auto moved = entry.path() / path.filename();
+    if (std::filesystem::exists(moved, error)) aside = fmt::format("; {} was set aside: move it back", moved.string());
+  }
+  throw CheckpointError(
+      fmt::format("[checkpoint] load_step is {}, but there is no {}; complete checkpoints there: {}{}", step,
+                  path.string(), there.empty() ? "none" : there, aside));
 }
+
+/// The same for the same settings, wherever the run's folder lies.
+std::string hash_of_settings(TrainConfig config) {
+  config.job.dump_folder.clear();
+  config.checkpoint.folder.clear();
+  const std::string text = print_config(config);
+  return format_hash(hash_block(std::as_bytes(std::span(text))));
+}
+
+/// Beside the steps that were set aside, the metrics with theirs, before the run's own are cut back.
+void keep_curve(const std::filesystem::path& run_folder, const std::filesystem::path& into) {
+  const auto metrics = run_folder / "metrics.jsonl";
+  std::error_code error;
+  if (!std::filesystem::exists(metrics, error)) return;
+  std::filesystem::copy_file(metrics, into / "metrics.jsonl", std::filesystem::copy_options::skip_existing, error);
+  if (error) log::warn_once(fmt::format("cannot copy {} to {}: {}", metrics.string(), into.string(), error.message()));
+}
+
+std::string list_of_steps(const std::vector<std::string>& names) { return fmt::format("{}", fmt::join(names, ", ")); }
 
 }  // namespace
 
@@ -92,9 +123,12 @@ void load_initial_weights(const TrainConfig& config, const std::vector<NamedTens
   say(fmt::format("initial weights: {} ({})", path.string(), human_bytes(loaded.bytes)));
 }
 
-RunCheckpoints::RunCheckpoints(const TrainConfig& config, std::shared_ptr<Communicator> world, Say say)
+RunCheckpoints::RunCheckpoints(const TrainConfig& config, std::shared_ptr<Communicator> world, Say say, RunJob job)
     : config_(config.checkpoint),
       folder_(in_dump_folder(config, config.checkpoint.folder)),
+      run_folder_(config.job.dump_folder),
+      command_(hash_of_settings(config)),
+      job_(std::move(job)),
       world_(std::move(world)),
       say_(std::move(say)) {}
 
@@ -102,9 +136,46 @@ bool RunCheckpoints::continues() const {
   return config_.enable && (config_.load_step >= 0 || !list_checkpoints(folder_).complete.empty());
 }
 
+/// Whether this command, or an earlier attempt of this job, has begun the branch that the folder is on.
+bool RunCheckpoints::follows_its_branch() const {
+  const auto branch = read_branch(folder_);
+  if (!branch || branch->step != config_.load_step || !has_same_base(folder_, *branch)) return false;
+  const auto steps = list_checkpoints(folder_).complete;
+  if (steps.empty() || steps.front().step < branch->step) return false;
+  const bool same_job = job_.is_restart && !job_.name.empty() && branch->job == job_.name;
+  if (!same_job && branch->command != command_) return false;
+  say_(fmt::format(
+      "[checkpoint] load_step = {}: {} has begun its branch from there already, and goes on from its newest "
+      "step{}",
+      branch->step, same_job ? "an earlier attempt of this job" : "this command",
+      same_job ? ""
+               : fmt::format("; to begin another one, change a setting or remove {}",
+                             (std::filesystem::path(folder_) / kBranchName).string())));
+  return true;
+}
+
+/// Rank 0: after the state was loaded from there, so that what cannot be loaded moves nothing.
+void RunCheckpoints::begin_its_branch() {
+  set_aside_ = begin_branch(folder_, {.step = config_.load_step, .command = command_, .job = job_.name});
+  if (set_aside_->names.empty()) return;
+  say_(fmt::format("[checkpoint] load_step = {}: newer than that, and set aside in {}: {}", config_.load_step,
+                   set_aside_->into.string(), list_of_steps(set_aside_->names)));
+  keep_curve(run_folder_, set_aside_->into);
+}
+
 std::optional<std::int64_t> RunCheckpoints::load(TrainState& state) {
   if (!config_.enable) return std::nullopt;
-  on_first_rank(*world_, [&] { check_can_save(folder_); });
+  bool follows = false;
+  on_first_rank(*world_, [&] {
+    check_can_save(folder_);
+    if (const SetAside left = finish_branch(folder_); !left.names.empty()) {
+      say_(fmt::format("a rollback was interrupted; set aside in {} now: {}", left.into.string(),
+                       list_of_steps(left.names)));
+      keep_curve(run_folder_, left.into);
+    }
+    follows = config_.load_step >= 0 && follows_its_branch();
+  });
+  follows = world_->broadcast_bytes(follows ? "yes" : "") == "yes";
   manager_ =
       std::make_unique<CheckpointManager>(folder_,
                                           CheckpointOptions{.keep_latest_k = static_cast<int>(config_.keep_latest_k),
@@ -112,10 +183,12 @@ std::optional<std::int64_t> RunCheckpoints::load(TrainState& state) {
                                           world_);
   if (config_.async_mode == "async") manager_->reserve(state);
   std::optional<LoadedCheckpoint> loaded;
-  if (config_.load_step >= 0) {
+  if (config_.load_step >= 0 && !follows) {
     loaded = manager_->load(chosen_step(folder_, config_.load_step), state);
+    on_first_rank(*world_, [&] { begin_its_branch(); });
   } else {
     loaded = manager_->load_latest(state);
+    if (config_.load_step < 0) on_first_rank(*world_, [&] { forget_branch(folder_); });
   }
   if (!loaded) return std::nullopt;
   saved_step_ = state.integers.at("step");

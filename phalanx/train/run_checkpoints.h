@@ -19,10 +19,12 @@
 #include <string>
 #include <vector>
 
+#include "phalanx/checkpoint/branch.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/comm/communicator.h"
 #include "phalanx/tensor/train_state.h"
 #include "phalanx/train/config.h"
+#include "phalanx/train/run_job.h"
 
 namespace phalanx::train {
 
@@ -37,12 +39,14 @@ void load_initial_weights(const TrainConfig& config, const std::vector<NamedTens
 
 class RunCheckpoints {
  public:
-  RunCheckpoints(const TrainConfig& config, std::shared_ptr<Communicator> world, Say say);
+  RunCheckpoints(const TrainConfig& config, std::shared_ptr<Communicator> world, Say say, RunJob job = {});
 
   /// Whether load() is going to find something.
   bool continues() const;
-  /// The step of what was loaded, if anything was: the newest complete one, or [checkpoint] load_step. To be called
-  /// once, before save(), with all that save() is going to be given.
+  /// The step of what was loaded, if anything was: the newest complete one, or [checkpoint] load_step, from which a
+  /// branch begins (checkpoint/branch.h): newer steps are set aside. The same command again, and a job's later
+  /// attempts, go on with the newest step of the branch that they have begun. To be called once, before save(), with
+  /// all that save() is going to be given.
   std::optional<std::int64_t> load(TrainState& state);
   /// `metadata`: a JSON object, kept with it. A step that has just been saved is not saved again.
   void save(const TrainState& state, std::int64_t step, const std::string& metadata);
@@ -53,14 +57,23 @@ class RunCheckpoints {
   void finish();
 
   bool enabled() const noexcept { return config_.enable; }
+  /// On rank 0: the branch that load() has begun.
+  const std::optional<SetAside>& set_aside() const noexcept { return set_aside_; }
   std::int64_t saved_step() const noexcept { return saved_step_; }  // -1: none
 
  private:
+  bool follows_its_branch() const;
+  void begin_its_branch();
+
   const TrainConfig::Checkpoint config_;
   const std::string folder_;
+  const std::string run_folder_;
+  const std::string command_;  // the hash of the settings
+  const RunJob job_;
   const std::shared_ptr<Communicator> world_;
   const Say say_;
   std::unique_ptr<CheckpointManager> manager_;
+  std::optional<SetAside> set_aside_;
   std::int64_t saved_step_ = -1;
 };
 

@@ -34,6 +34,11 @@ class RunFiles::Impl {
     if (options.resumed_step && std::filesystem::exists(run_path)) {
       const auto before = nlohmann::json::parse(read_file(run_path), nullptr, /*allow_exceptions=*/false);
       if (before.is_object()) run = before;
+      // The results of steps that are no longer this run's.
+      const auto done = run.find("steps_done");
+      if (done != run.end() && done->is_number_integer() && done->get<std::int64_t>() > *options.resumed_step) {
+        for (const char* key : {"steps_done", "validation_loss", "sample"}) run.erase(key);
+      }
     }
   }
 
@@ -54,6 +59,13 @@ void RunFiles::describe(const nlohmann::json& values) {
   impl_->run.update(values);
   // Text that a model generated need not be valid UTF-8.
   replace_file(impl_->run_path, impl_->run.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+}
+
+void RunFiles::add_to(const std::string& list, const nlohmann::json& value) {
+  nlohmann::json& values = impl_->run[list];
+  if (!values.is_array()) values = nlohmann::json::array();
+  values.push_back(value);
+  describe(nlohmann::json::object());
 }
 
 void RunFiles::write_step(const StepMetrics& m, bool to_tensorboard) {

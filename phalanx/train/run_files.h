@@ -1,7 +1,8 @@
 // What a run leaves in its folder for people and programs: run.json, metrics.jsonl, TensorBoard files.
 //
 // Rank 0 owns one; torch-free. metrics.jsonl and the TensorBoard files go on when a run continues, and are flushed line
-// by line, so that a killed run keeps what it did. "time" is in seconds since the epoch, at the end of the step.
+// by line, so that a killed run keeps what it did. What belongs to steps after the one that a run continues from is
+// dropped. "time" is in seconds since the epoch, at the end of the step.
 //
 //   RunFiles files(config.job.dump_folder, {.tensorboard_folder = "tb"});
 //   files.describe({{"status", "running"}, {"steps", 100}});        // merged into run.json
@@ -61,6 +62,8 @@ class RunFiles {
 
   const std::string& folder() const noexcept { return folder_; }
   void describe(const nlohmann::json& values);
+  /// Appends to a list in run.json.
+  void add_to(const std::string& list, const nlohmann::json& value);
   void write_step(const StepMetrics& metrics, bool to_tensorboard);
   void write_validation(const ValidationMetrics& metrics);
 

@@ -51,7 +51,8 @@ Trainer::Trainer(TrainConfig config, TrainerContext context)
       context_(std::move(context)),
       plan_(plan_run(config_, context_.world->size())),
       trace_(config_, context_.world),
-      checkpoints_(config_, context_.world, [this](const std::string& line) { say(line); }) {
+      checkpoints_(
+          config_, context_.world, [this](const std::string& line) { say(line); }, context_.job) {
   if (config_.debug.deterministic) at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
   warn_of_slow_precision(config_, context_.device);
   if (const std::string text = recompute_warning(config_, plan_); !text.empty()) log::warn_once(text);
@@ -65,6 +66,9 @@ Trainer::Trainer(TrainConfig config, TrainerContext context)
   data_ = open_training_data(config_, plan_, context_.device, context_.world->rank());
   result_.unigram_entropy = data_.unigram_entropy;
   device_ = describe_device(context_.device);
+  lock_ = std::make_unique<RunLock>(
+      config_, *context_.world,
+      RunLockOptions{.is_restart = context_.job.is_restart, .say = [this](const std::string& line) { say(line); }});
   // Before memory is counted: the matrices that it multiplies are not the run's, and gone when the run begins.
   if (is_first_rank()) peak_tflops_ = device_peak_tflops(context_.device, device_.name);
   memory_ = std::make_unique<RunMemory>(config_, plan_, context_.world, context_.device, checkpoints_.continues());
@@ -79,6 +83,9 @@ Trainer::Trainer(TrainConfig config, TrainerContext context)
         RunFilesOptions{
             .tensorboard_folder = config_.metrics.enable_tensorboard ? config_.metrics.save_tb_folder : std::string(),
             .resumed_step = step_ > 0 ? std::optional(step_) : std::nullopt});
+    if (const auto& aside = checkpoints_.set_aside(); aside && !aside->names.empty()) {
+      files_->add_to("branches", {{"step", step_}, {"set_aside", aside->names}, {"into", aside->into.string()}});
+    }
   });
   announce();
 }

@@ -11,6 +11,7 @@
 //   fails is one on the rank that it fails on (run_memory.h).
 // - A loss or gradient norm that is not finite is an Error on every rank, before any weight is touched by it. Under
 //   loss scaling (float16) a step whose gradients are not finite is skipped on every rank.
+// - One run at a time has the run's folder: another is refused with the holder's host and process (run_lock.h).
 // - Rank 0 writes the run's folder (run_files.h) and the log; with profiling every rank writes traces (step_trace.h).
 //
 //   Trainer trainer(config, {.world = world, .device = device});
@@ -35,6 +36,8 @@
 #include "phalanx/train/parallel_model.h"
 #include "phalanx/train/run_checkpoints.h"
 #include "phalanx/train/run_files.h"
+#include "phalanx/train/run_job.h"
+#include "phalanx/train/run_lock.h"
 #include "phalanx/train/run_memory.h"
 #include "phalanx/train/run_plan.h"
 #include "phalanx/train/step_trace.h"
@@ -49,6 +52,7 @@ struct TrainerContext {
   std::function<bool()> stop_requested;                          // asked between steps; unset: never
   std::vector<std::pair<std::string, std::string>> environment;  // more lines for the start and the report
   bool quiet = false;                                            // no log lines and no progress bar
+  RunJob job;                                                    // which attempt of which job this is
 };
 
 struct TrainResult {
@@ -99,6 +103,7 @@ class Trainer {
 
   TrainConfig config_;
   TrainerContext context_;
+  std::unique_ptr<RunLock> lock_;  // let go after all that writes
   RunPlan plan_;
   StepTrace trace_;
   RunCheckpoints checkpoints_;

@@ -1,12 +1,19 @@
 // What a run saves, and how another goes on from it.
 #include <ATen/ops/tensor.h>
 
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <thread>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/faulty_file_system.h"
 #include "phalanx/base/file.h"
+#include "phalanx/base/folder_lock.h"
+#include "phalanx/checkpoint/branch.h"
+#include "phalanx/checkpoint/checkpoint_list.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/checkpoint/hf_model.h"
 #include "phalanx/checkpoint/saved_state.h"
@@ -96,7 +103,115 @@ TEST_F(TrainerCheckpointTest, SavesAndValidatesAtItsSteps) {
   train(config("all", {"--checkpoint.load_step=5"}), 1, stop_after_first_step());
   EXPECT_EQ(result_.step, 6);
   EXPECT_THAT(refusal<CheckpointError>(config("all", {"--checkpoint.load_step=7"})),
-              AllOf(HasSubstr("load_step is 7"), HasSubstr("complete checkpoints there: 12, 10, 6, 5")));
+              AllOf(HasSubstr("load_step is 7"), HasSubstr("complete checkpoints there: 6, 5")));
+}
+
+/// Steps of the lines that a training step has written.
+std::vector<int> trained_steps(const std::vector<nlohmann::json>& lines) {
+  std::vector<int> steps;
+  for (const auto& line : lines) steps.push_back(line["step"]);
+  return steps;
+}
+
+TEST_F(TrainerCheckpointTest, ARollbackBeginsABranchThatWhatComesNextFollows) {
+  using ::testing::ElementsAre;
+  const auto steps_in = [&](const std::string& folder) {
+    std::vector<std::int64_t> steps;
+    for (const auto& found : list_checkpoints(path("run/checkpoint") + folder).complete) steps.push_back(found.step);
+    return steps;
+  };
+  const std::vector<std::string> every = {"--checkpoint.interval=4"};
+  for (const int ranks : {1, 2}) {
+    std::filesystem::remove_all(path("run"));
+    job_ = {};
+    train(config("run", every), ranks);
+    const auto losses_before = losses("run");
+    const auto back = [&](std::vector<std::string> more = {}) {
+      more.insert(more.end(), {"--checkpoint.interval=4", "--checkpoint.load_step=4"});
+      train(config("run", more), ranks, stop_after_first_step());
+      return result_.step;
+    };
+    EXPECT_EQ(back(), 5);
+    EXPECT_THAT(steps_in(""), ElementsAre(5, 4));
+    EXPECT_THAT(steps_in("/abandoned-1"), ElementsAre(12, 8));
+    // One history in one curve; the other goes with its steps.
+    EXPECT_THAT(trained_steps(lines_with("run", "loss")), ElementsAre(1, 2, 3, 4, 5));
+    EXPECT_EQ(read_file(path("run/checkpoint/abandoned-1/metrics.jsonl")).find("\"step\":12") != std::string::npos,
+              true);
+    auto run = nlohmann::json::parse(std::ifstream(path("run/run.json")));
+    EXPECT_EQ(run["branches"][0]["step"], 4);
+    EXPECT_FALSE(run.contains("validation_loss")) << "it was of step 12";
+    // The same command goes on; so does one that asks for no step.
+    EXPECT_EQ(back(), 6);
+    train(config("run", every), ranks, stop_after_first_step());
+    EXPECT_EQ(result_.step, 7);
+    // Asked for again after that, or with other settings, the step begins another branch.
+    EXPECT_EQ(back(), 5);
+    EXPECT_THAT(steps_in("/abandoned-2"), ElementsAre(7, 6, 5));
+    EXPECT_EQ(back({"--optimizer.lr=1e-3"}), 5);
+    EXPECT_THAT(steps_in("/abandoned-3"), ElementsAre(5));
+    // Not so for the later attempts of a job, whatever has become of the file with its settings.
+    job_ = {.name = "job 7", .is_restart = false};
+    EXPECT_EQ(back(), 5);
+    job_.is_restart = true;
+    EXPECT_EQ(back({"--optimizer.lr=2e-3"}), 6);
+    EXPECT_EQ(back(), 7);
+    job_.name = "job 8";
+    EXPECT_EQ(back({"--optimizer.lr=2e-3"}), 5);
+    job_ = {};
+    train(config("run", every), ranks);
+    EXPECT_EQ(result_.step, 12);
+    EXPECT_EQ(trained_steps(lines_with("run", "loss")).size(), 12u);
+    EXPECT_EQ(losses("run").at(3), losses_before.at(3));
+  }
+}
+
+TEST_F(TrainerCheckpointTest, ARollbackThatCannotBeLoadedMovesNothing) {
+  train(config("run", {"--checkpoint.interval=4"}), 1);
+  EXPECT_THAT(refusal<CheckpointError>(config("run", {"--checkpoint.load_step=4", "--model.dim=128"})),
+              HasSubstr("does not fit this run"));
+  EXPECT_EQ(list_checkpoints(path("run/checkpoint")).complete.size(), 3u);
+  EXPECT_FALSE(std::filesystem::exists(path("run/checkpoint/branch.json")));
+}
+
+// The branch's beginning was interrupted after its record was written.
+TEST_F(TrainerCheckpointTest, AnInterruptedRollbackIsCompletedByTheNextCommand) {
+  train(config("run", {"--checkpoint.interval=4"}), 1);
+  const std::string folder = path("run/checkpoint");
+  FaultyFileSystem fs(posix_file_system(), {.fail_at = 8, .kind = Fault::crash});
+  EXPECT_THROW(begin_branch(folder, {.step = 4}, fs), SimulatedCrash);
+  ASSERT_TRUE(read_branch(folder) && !read_branch(folder)->being_set_aside.empty());
+  train(config("run", {"--checkpoint.interval=4"}), 2, stop_after_first_step());
+  EXPECT_EQ(result_.step, 5);
+  EXPECT_THAT(checkpoints_of("run"), ::testing::ElementsAre("abandoned-1", "step-4", "step-5"));
+}
+
+TEST_F(TrainerCheckpointTest, ASecondRunInTheSameFolderIsRefused) {
+  const auto in_use = [&](const std::string& folder) {
+    return AllOf(HasSubstr(folder + " is in use by process " + std::to_string(::getpid()) + " on host "),
+                 HasSubstr("choose another "));
+  };
+  train(config("run", {"--training.steps=1"}), 1);
+  {
+    const FolderLock other(path("run"));
+    for (const int ranks : {1, 2}) EXPECT_THAT(refusal<Error>(config("run"), ranks), in_use(path("run")));
+    // Into the other run's checkpoints, from a folder of its own.
+    EXPECT_THAT(refusal<Error>(config("new", {"--checkpoint.folder=" + path("run/checkpoint")})), in_use(path("run")));
+  }
+  {
+    const FolderLock other(path("shared"));
+    EXPECT_THAT(refusal<Error>(config("new", {"--checkpoint.folder=" + path("shared")})), in_use(path("shared")));
+  }
+  // A job's later attempt waits for the one before.
+  auto before = std::make_unique<FolderLock>(path("run"));
+  job_ = {.name = "job", .is_restart = true};
+  std::thread ends([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    before.reset();
+  });
+  train(config("run", {"--training.steps=2"}), 1);
+  ends.join();
+  EXPECT_EQ(result_.step, 2);
 }
 
 TEST_F(TrainerCheckpointTest, AStoppedRunSaysSoAndKeepsWhatItSaidBefore) {
@@ -288,14 +403,15 @@ INSTANTIATE_TEST_SUITE_P(Families, TrainerFamilyTest,
 
 TEST_F(TrainerCheckpointTest, ACheckpointFolderStandsForItsNewestStepAsInitialWeights) {
   const Weights before = train(config("first", {"--training.steps=3"}), 1);
-  for (const char* place : {"/checkpoint", "/checkpoint/step-3"}) {
+  for (const char* place : {"", "/checkpoint", "/checkpoint/step-3"}) {
     const Weights after = train(config("second", {"--checkpoint.initial_load_path=" + path("first") + place,
                                                   "--checkpoint.no-enable", "--training.steps=1", "--optimizer.lr=0"}),
                                 1);
     EXPECT_EQ(before, after) << place;
   }
-  EXPECT_THAT(refusal<CheckpointError>(config("third", {"--checkpoint.initial_load_path=" + path("first")})),
-              HasSubstr("did you mean " + path("first") + "/checkpoint?"));
+  std::filesystem::create_directories(path("empty/checkpoint"));
+  EXPECT_THAT(refusal<CheckpointError>(config("third", {"--checkpoint.initial_load_path=" + path("empty")})),
+              HasSubstr("did you mean " + path("empty") + "/checkpoint?"));
 }
 
 // The folder is lost after training has begun: the save in the background fails, long before the next one.

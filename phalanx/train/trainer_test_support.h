@@ -104,8 +104,9 @@ class TrainerTest : public ::testing::Test {
     bool runs_together = false;
     run_local_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {
       const int rank = world->rank();
-      Trainer trainer(config,
-                      {.world = world, .stop_requested = [&stop, rank] { return stop && stop(rank); }, .quiet = true});
+      Trainer trainer(
+          config,
+          {.world = world, .stop_requested = [&stop, rank] { return stop && stop(rank); }, .quiet = true, .job = job_});
       const TrainResult result = trainer.run();
       if (rank == 0) {
         result_ = result;
@@ -202,6 +203,7 @@ class TrainerTest : public ::testing::Test {
 
   TempDirectory folder_;
   std::vector<std::uint16_t> tokens_;
+  RunJob job_;
   TrainResult result_;
 };
 

@@ -8,7 +8,7 @@ using namespace phalanx;
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string_view text = fuzz::text_of(data, size);
   fuzz::parse([&] {
-    const auto read = infer::parse_prompts(text, fuzz::kFile, {.skips_incomplete = true});
+    const auto read = infer::parse_prompts(text, fuzz::kFile, {.skips_malformed = true});
     for (const auto& prompt : read.all) {
       fuzz::require(!prompt.id.empty(), "a prompt has an id");
       fuzz::require(!prompt.text || prompt.ids.empty(), "a prompt is text or tokens");

@@ -1,0 +1,83 @@
+#include "phalanx/base/folder_lock.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "phalanx/base/error.h"
+#include "phalanx/base/file.h"
+#include "phalanx/base/temp_directory.h"
+
+namespace phalanx {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+std::string lock_refusal(const std::filesystem::path& folder, const FolderLockOptions& options = {}) {
+  try {
+    const FolderLock lock(folder, options);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(FolderLock, ASecondHolderIsRefusedUntilTheFirstIsGone) {
+  const TempDirectory scratch("folder_lock");
+  const auto folder = scratch.path() / "new" / "run";
+  {
+    const FolderLock lock(folder);
+    EXPECT_EQ(lock.unsupported(), "");
+    EXPECT_THAT(lock_refusal(folder, {.advice = "choose another folder"}),
+                AllOf(HasSubstr(folder.string() + " is in use by process " + std::to_string(::getpid()) + " on host "),
+                      HasSubstr("wait until it has ended, stop it, or choose another folder")));
+    EXPECT_EQ(lock_refusal(scratch.path()), "") << "another folder";
+    // Others that open and close the file take nothing away, as they would with POSIX's older locks.
+    read_file(folder / kFolderLockName);
+    EXPECT_NE(lock_refusal(folder), "");
+  }
+  EXPECT_EQ(lock_refusal(folder), "");
+}
+
+TEST(FolderLock, ItGoesWithAProcessThatIsKilledAndIsWaitedFor) {
+  const TempDirectory scratch("folder_lock");
+  int pipe[2];
+  ASSERT_EQ(::pipe(pipe), 0);
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    const FolderLock lock(scratch.path());
+    if (::write(pipe[1], "x", 1) != 1) ::_exit(1);
+    for (;;) ::pause();
+  }
+  char held = 0;
+  ASSERT_EQ(::read(pipe[0], &held, 1), 1);
+  EXPECT_THAT(lock_refusal(scratch.path()), HasSubstr("is in use by process " + std::to_string(child)));
+  std::vector<std::string> said;
+  const FolderLock mine(scratch.path(), {.wait = std::chrono::seconds(60), .say = [&](const std::string& line) {
+                                           said.push_back(line);
+                                           ::kill(child, SIGKILL);
+                                         }});
+  ASSERT_EQ(said.size(), 1u);
+  EXPECT_THAT(said[0], AllOf(HasSubstr("is in use by process " + std::to_string(child)), HasSubstr("waiting up to")));
+  EXPECT_EQ(::waitpid(child, nullptr, 0), child);
+  EXPECT_THAT(lock_refusal(scratch.path()), HasSubstr("in use by process " + std::to_string(::getpid())));
+  ::close(pipe[0]);
+  ::close(pipe[1]);
+}
+
+TEST(FolderLock, AFolderThatCannotBeWrittenToIsNamed) {
+  const TempDirectory scratch("folder_lock");
+  write_file(scratch.path() / "file", "x");
+  EXPECT_THAT(lock_refusal(scratch.path() / "file"), HasSubstr((scratch.path() / "file").string()));
+}
+
+}  // namespace
+}  // namespace phalanx

@@ -1,0 +1,50 @@
+#include "phalanx/train/run_lock.h"
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+
+#include "phalanx/base/file.h"
+#include "phalanx/base/log.h"
+#include "phalanx/train/first_rank.h"
+
+namespace phalanx::train {
+namespace {
+
+// Longer than a node that died keeps its locks on NFS 4 (a lease of 90 s).
+constexpr std::chrono::seconds kPatienceWithPredecessor{120};
+
+bool lies_in(const std::filesystem::path& path, const std::filesystem::path& folder) {
+  return std::ranges::mismatch(folder, path).in1 == folder.end();
+}
+
+std::filesystem::path plain_path(const std::filesystem::path& path) {
+  const auto plain = std::filesystem::absolute(path).lexically_normal();
+  return plain.has_filename() ? plain : plain.parent_path();
+}
+
+}  // namespace
+
+RunLock::RunLock(const TrainConfig& config, Communicator& world, const RunLockOptions& options) {
+  on_first_rank(world, [&] {
+    const auto take = [&](const std::filesystem::path& folder, const char* key) {
+      locks_.push_back(std::make_unique<FolderLock>(
+          folder, FolderLockOptions{.advice = std::string("choose another ") + key,
+                                    .wait = options.is_restart ? kPatienceWithPredecessor : std::chrono::seconds(0),
+                                    .say = options.say}));
+      if (const std::string& reason = locks_.back()->unsupported(); !reason.empty()) log::warn_once(reason);
+    };
+    const auto run = plain_path(config.job.dump_folder);
+    const auto checkpoints = plain_path(in_dump_folder(config, config.checkpoint.folder));
+    if (config.checkpoint.enable)
+      posix_file_system().make_directory(checkpoints);  // told before a run's folder is made
+    take(config.job.dump_folder, "[job] dump_folder");
+    if (!config.checkpoint.enable || lies_in(checkpoints, run)) return;
+    // Elsewhere: perhaps within another run's folder, which that run holds.
+    const auto owner = checkpoints.parent_path();
+    if (owner != run && std::filesystem::exists(owner / kFolderLockName)) take(owner, "[checkpoint] folder");
+    take(checkpoints, "[checkpoint] folder");
+  });
+}
+
+}  // namespace phalanx::train
