@@ -353,6 +353,9 @@ void resolve(TrainConfig& config) {
       needs_sharding(fmt::format("[training] mixed_precision_reduce = \"{}\"", training.mixed_precision_reduce));
     }
     if (training.enable_cpu_offload) needs_sharding("[training] enable_cpu_offload");
+    if (const std::string& given = config.parallelism.fsdp_reduce_each_microbatch; given != "default") {
+      needs_sharding(fmt::format("[parallelism] fsdp_reduce_each_microbatch = \"{}\"", given));
+    }
     if (reshard_group(config) > 0) {
       needs_sharding(
           fmt::format("[parallelism] fsdp_reshard_after_forward = {}", config.parallelism.fsdp_reshard_after_forward));
@@ -362,6 +365,14 @@ void resolve(TrainConfig& config) {
     throw ConfigError(fmt::format(
         "[parallelism] fsdp_reshard_after_forward = {} is for zero_stage = 3, but that is {}: remove one of them",
         group, config.parallelism.zero_stage));
+  }
+  if (config.parallelism.fsdp_reduce_each_microbatch == "always" && !reduces_each_microbatch(config)) {
+    throw ConfigError(fmt::format(
+        "[parallelism] fsdp_reduce_each_microbatch = \"always\" is for zero_stage = 2 or 3 without a pipeline, but {}: "
+        "gradients stay whole until the step ends there; remove one of them",
+        config.parallelism.zero_stage == 1
+            ? std::string("zero_stage = 1")
+            : fmt::format("pipeline_parallel_degree = {}", config.parallelism.pipeline_parallel_degree)));
   }
   refuse_zero("validation", "local_batch_size", config.validation.local_batch_size);
   refuse_zero("validation", "freq", config.validation.freq);
@@ -436,6 +447,12 @@ bool keeps_costly(const TrainConfig& config) {
 bool reshards_after_forward(const TrainConfig& config) {
   const std::string& given = config.parallelism.fsdp_reshard_after_forward;
   return given == "default" ? config.parallelism.pipeline_parallel_degree == 1 : given != "never";
+}
+
+bool reduces_each_microbatch(const TrainConfig& config) {
+  const TrainConfig::Parallelism& parallelism = config.parallelism;
+  const bool can = parallelism.zero_stage > 1 && parallelism.pipeline_parallel_degree == 1;
+  return can && parallelism.fsdp_reduce_each_microbatch != "never";
 }
 
 std::int64_t reshard_group(const TrainConfig& config) {
