@@ -14,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -46,7 +47,8 @@ struct Layout {
   bool reshard = true;
   int replicas = 1;
   int micro_batches = 1;
-  bool defer = true;  // the reduction, to the last micro-batch
+  bool defer = true;      // the reduction, to the last micro-batch
+  bool hand_out = false;  // else: what each micro-batch gives, over the copies too
   bool tied = false;
   bool adamw = true;
   std::optional<at::ScalarType> dtype = std::nullopt;  // of parameters in use
@@ -128,6 +130,8 @@ Outcome train(const std::shared_ptr<Communicator>& world, const Layout& layout, 
     for (int m = 0; m < layout.micro_batches; ++m) {
       std::optional<DistributedDataParallel::NoSync> ddp_held;
       std::optional<FullyShardedDataParallel::NoSync> held;
+      std::optional<FullyShardedDataParallel::Accumulation> more;
+      if (!layout.defer && !layout.hand_out && m + 1 < layout.micro_batches) more.emplace(sharded->accumulate());
       if (layout.defer && m + 1 < layout.micro_batches) {
         sharding ? (void)held.emplace(sharded->no_sync()) : (void)ddp_held.emplace(ddp->no_sync());
       }
@@ -331,11 +335,40 @@ TEST(ShardedLlamaAccumulating, ReductionInEveryMicroBatchIsWithinRounding) {
   const auto one = run(1, {.name = "one"})[0];
   for (const int world : {2, 3, 4}) {
     for (const int stage : {1, 2, 3}) {
-      SCOPED_TRACE(fmt::format("{} ranks, stage {}", world, stage));
-      const auto ranks =
-          run(world, {.name = "sharded", .stage = stage, .micro_batches = world == 4 ? 3 : 4, .defer = false});
-      expect_close(ranks[0], one, true, 20 * 2e-3);
-      expect_same_bits(ranks[1], ranks[0]);
+      for (const bool hand_out : {false, true}) {
+        SCOPED_TRACE(fmt::format("{} ranks, stage {}, handed out {}", world, stage, hand_out));
+        const auto ranks = run(world, {.name = "sharded",
+                                       .stage = stage,
+                                       .micro_batches = world == 4 ? 3 : 4,
+                                       .defer = false,
+                                       .hand_out = hand_out});
+        expect_close(ranks[0], one, true, 20 * 2e-3);
+        expect_same_bits(ranks[1], ranks[0]);
+      }
+    }
+  }
+}
+
+// The order of the sum is the micro-batches', whatever is gathered again, computed again or handed out in between.
+TEST(ShardedLlamaAccumulating, ReductionInEveryMicroBatchHasTheSameBitsHoweverItIsSharded) {
+  for (const auto dtype : {std::optional<at::ScalarType>(), std::optional(at::kBFloat16)}) {
+    const Layout base{.name = "sharded", .stage = 3, .micro_batches = 3, .defer = false, .dtype = dtype};
+    const auto first = run(2, base, 6);
+    for (const auto& [stage, reshard, recompute] : {std::tuple<int, bool, kernels::KeepPolicy>{2, true, nullptr},
+                                                    {3, false, nullptr},
+                                                    {3, true, keep_nothing},
+                                                    {2, true, keep_costly}}) {
+      Layout layout = base;
+      layout.stage = stage;
+      layout.reshard = reshard;
+      layout.recompute = recompute;
+      SCOPED_TRACE(label(layout));
+      expect_same_bits(run(2, layout, 6)[0], first[0]);
+    }
+    Layout one = base;
+    const auto alone = run(1, one, 6);
+    for (std::size_t s = 0; s < alone[0].losses.size(); ++s) {
+      EXPECT_NEAR(first[0].losses[s], alone[0].losses[s], (dtype ? 5e-3 : 1e-5) * alone[0].losses[s]) << s;
     }
   }
 }
@@ -347,6 +380,8 @@ TEST(ShardedLlamaReplicated, HybridIsWithinRoundingAndAllRanksAgree) {
         Layout{.name = "hsdp", .stage = 3, .replicas = 2},
         Layout{.name = "hsdp", .stage = 3, .reshard = false, .replicas = 2},
         Layout{.name = "hsdp", .stage = 3, .replicas = 2, .micro_batches = 3},
+        Layout{.name = "hsdp", .stage = 3, .replicas = 2, .micro_batches = 3, .defer = false},
+        Layout{.name = "hsdp", .stage = 2, .replicas = 2, .micro_batches = 3, .defer = false},
         Layout{.name = "hsdp", .stage = 3, .replicas = 2, .recompute = keep_nothing}}) {
     SCOPED_TRACE(label(layout));
     const auto ranks = run(4, layout);

@@ -34,7 +34,7 @@ DistributedDataParallel::DistributedDataParallel(torch::nn::Module& module, std:
   if (trained.empty()) throw Error("DistributedDataParallel: the module has no parameter that requires grad");
   broadcast_coalesced(*comm_, all, options_.bucket_bytes);
   broadcast_buffers();
-  reducer_ = GradientReducer::attach(std::move(trained), comm_, options_);
+  reducer_ = GradientReducer::attach(std::move(trained), AttachedParameters(module), comm_, options_);
 }
 
 DistributedDataParallel::~DistributedDataParallel() { reducer_->detach(); }

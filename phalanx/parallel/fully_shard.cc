@@ -116,6 +116,7 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, co
   require_same_on_all_ranks(*comm, lines);
   if (all.empty()) throw Error("fully_shard: the module has no parameters");
   take_first_ranks_values(all, *comm, replicas.get());
+  AttachedParameters attached(module);
   std::map<std::string, Init> init_of;
   for (const auto& [name, parameter, init, shard] : nn::parameter_inits(module)) init_of.emplace(name, init);
 
@@ -157,7 +158,8 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, co
       if (units.back()->is_trained(i)) trained_.push_back(shards_.back());
     }
   }
-  units_ = fsdp::ShardedUnits::make(std::move(units), comm, replicas, keepers, options.prefetch, levels);
+  units_ = fsdp::ShardedUnits::make(std::move(units), comm, replicas, keepers, options.prefetch, levels,
+                                    std::move(attached));
   attach_hooks(*units_, plans, options.param_dtype);
   if (!options.output_dtype) return;
   const auto convert = [dtype = options.output_dtype](const at::Tensor& output) { return in_dtype(output, dtype); };
@@ -186,6 +188,17 @@ FullyShardedDataParallel::NoSync::NoSync(std::shared_ptr<fsdp::ShardedUnits> uni
 FullyShardedDataParallel::NoSync::~NoSync() {
   if (units_) units_->release();
 }
+
+FullyShardedDataParallel::Accumulation::Accumulation(std::shared_ptr<fsdp::ShardedUnits> units)
+    : units_(std::move(units)) {
+  units_->begin_parts();
+}
+
+FullyShardedDataParallel::Accumulation::~Accumulation() {
+  if (units_) units_->end_parts();
+}
+
+FullyShardedDataParallel::Accumulation FullyShardedDataParallel::accumulate() { return Accumulation(units_); }
 
 std::shared_ptr<StageSharding> FullyShardedDataParallel::in_pipeline() const { return units_; }
 

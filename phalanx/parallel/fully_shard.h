@@ -21,13 +21,15 @@
 //   together, so that the second gathering goes no further; 1 / k of the model on each rank for that time.
 // - Mixed precision (param_dtype, reduce_dtype, output_dtype, as PyTorch's FSDP2): parameters() stay what they are and
 //   are the master; they are gathered and used in param_dtype, which the first input of every unit is brought to;
-//   gradients are accumulated and averaged in reduce_dtype, and parameters' .grad() are of that dtype. What the module
-//   returns is in output_dtype; of a plain module that is no Sequential, where it is run by run().
+//   gradients are averaged in reduce_dtype, and parameters' .grad() are of that dtype; micro-batches are added up in it
+//   under no_sync(), under accumulate() in float32 if it has 16 bits, and so is what they leave in .grad(). What the
+//   module returns is in output_dtype; of a plain module that is no Sequential, where it is run by run().
 // - offload keeps parameters(), their gradients and with them the optimizer and its state on the host (pinned, where
 //   the module is on a GPU); rows go to the device when their unit is gathered.
 // - A module that parallelize_module() has split over another axis of the mesh (parallel/tensor/styles.h) is sharded in
 //   what each rank has of it: made of that module afterwards, with the same mesh.
-// - The values are those of DistributedDataParallel to the bit, on backends whose sums are in rank order.
+// - The values are those of DistributedDataParallel to the bit, on backends whose sums are in rank order; but for
+//   accumulate(), which sums over micro-batches after ranks.
 //
 // Units: what nn::Module::shard_units() of the module says (models do); else the children of every
 // torch::nn::Sequential and of numbered lists of nn::Modules in it. A parameter is in the innermost unit around it, so
@@ -42,8 +44,11 @@
 // - From then on the module's own parameters are without memory between uses: reading them is undefined.
 //   parameters() are what exists: this rank's rows, by name, with their ShardSpec; their gradients after a synchronised
 //   backward pass. zero_grad() between steps; a gradient that is still there is added to.
-// - Each synchronised backward pass must give every trained parameter a gradient (Error otherwise, on every rank, and
-//   the communicators are aborted). Gradients must be dense. An exception inside backward() aborts, too, and drops
+// - Each backward pass that sends anything must give every trained parameter a gradient (Error otherwise, on every
+// rank,
+//   and the communicators are aborted). Parameters stay as they are: one that is frozen, unfrozen or added later is an
+//   Error that names it in the next backward pass, on every rank. (Added ones are seen of modules that a shared_ptr
+//   owns.) Gradients must be dense. An exception inside backward() aborts, too, and drops
 //   what has been accumulated since the last average.
 // - Whoever changes parameters() other than between a synchronised backward pass and the next forward pass says so with
 //   forget_values().
@@ -129,6 +134,24 @@ class FullyShardedDataParallel {
     std::shared_ptr<fsdp::ShardedUnits> units_;
   };
   NoSync no_sync();
+
+  /// For all micro-batches of a step but the last. While one is alive, each backward() averages its gradients among the
+  /// ranks that share a copy (reduce-scatter), as without it, and adds this rank's rows of them up, in float32 where
+  /// reduce_dtype is of 16 bits; no whole gradients are kept in between. The copies (dp_replicate) average, and
+  /// parameters() get their gradients, in the first backward() after it is gone: once a step. Whole gradients that stay
+  /// anyhow (stage 1, one rank, parameters in no unit) are added up as no_sync() does. Made on all ranks at once.
+  /// In PyTorch's FSDP2: set_requires_all_reduce(false); its set_requires_gradient_sync(false) is no_sync().
+  class [[nodiscard]] Accumulation {
+   public:
+    explicit Accumulation(std::shared_ptr<fsdp::ShardedUnits> units);
+    Accumulation(Accumulation&&) noexcept = default;
+    Accumulation& operator=(Accumulation&&) = delete;
+    ~Accumulation();
+
+   private:
+    std::shared_ptr<fsdp::ShardedUnits> units_;
+  };
+  Accumulation accumulate();
 
   /// For the pipeline that the module is a stage of (parallel/pipeline/stage.h); valid as long as this object. From its
   /// first step on whole gradients are kept; they are averaged once a step. Units that come and go are gathered for

@@ -173,5 +173,92 @@ TEST(FullyShardTraffic, IsReduceScatterAndAllGatherAndOneSmallSumForClipping) {
   });
 }
 
+/// Between two micro-batches of the second step.
+MemoryCounts between_micro_batches(int stage, bool defers) {
+  return counts_of(2, [&](const auto& world) {
+    auto net = linears(kBlocks, kBlockWidth);
+    FullyShardedDataParallel sharded(*net, sharding_mesh(world), {.stage = stage});
+    AdamW optimizer(sharded.parameters());
+    const auto pass = [&] { net->forward(waves({4, kBlockWidth}, 0)).square().mean().backward(); };
+    const auto part = [&] {
+      if (defers) {
+        const auto held = sharded.no_sync();
+        pass();
+      } else {
+        const auto more = sharded.accumulate();
+        pass();
+      }
+    };
+    part();
+    pass();
+    optimizer.step(1e-3);
+    optimizer.zero_grad();
+    part();
+    return observe::memory_in_use();
+  });
+}
+
+TEST(FullyShardMemory, BetweenMicroBatchesARankHasItsRowsOfGradients) {
+  for (const int stage : {2, 3}) {
+    const MemoryCounts each = between_micro_batches(stage, /*defers=*/false);
+    const MemoryCounts once = between_micro_batches(stage, /*defers=*/true);
+    SCOPED_TRACE(::testing::Message() << "stage " << stage << ": " << each.text() << "; deferred " << once.text());
+    const auto in_models = [](std::int64_t bytes) { return static_cast<double>(bytes) / kModelBytes; };
+    const double gathered = stage == 3 ? 0.25 : 0;  // two of eight blocks
+    EXPECT_NEAR(in_models(each[MemoryCategory::gradients]), 0.5, 0.03);
+    EXPECT_NEAR(in_models(each[MemoryCategory::buffers]), gathered + 0.25, 0.03);
+    EXPECT_NEAR(in_models(once[MemoryCategory::gradients]), 0.0, 0.03);
+    EXPECT_NEAR(in_models(once[MemoryCategory::buffers]), gathered + 1.0, 0.03);
+  }
+}
+
+// Three micro-batches of four units; two copies of the shards on two ranks each.
+TEST(FullyShardTraffic, OfAccumulationByStageAndSetting) {
+  run_local_ranks(4, [](const std::shared_ptr<Communicator>& world) {
+    for (const int stage : {1, 2, 3}) {
+      for (const bool defers : {false, true}) {
+        SCOPED_TRACE(::testing::Message() << "stage " << stage << (defers ? ", deferred" : ""));
+        auto net = linears(4);
+        const DeviceMesh mesh = sharding_mesh(world, 2);
+        FullyShardedDataParallel sharded(*net, mesh, {.stage = stage});
+        const Communicator &shards = *mesh.communicator("dp_shard"), &copies = *mesh.communicator("dp_replicate");
+        const auto pass = [&] { net->forward(waves({3, kWidth}, world->rank())).square().sum().backward(); };
+        for (int step = 0; step < 2; ++step) {
+          for (int number = 0; number < 3; ++number) {
+            const bool is_last = number == 2;
+            Operations among_copies;
+            const Operations among_shards = operations_of(shards, [&] {
+              among_copies = operations_of(copies, [&] {
+                if (is_last) {
+                  pass();
+                } else if (defers) {
+                  const auto held = sharded.no_sync();
+                  pass();
+                } else {
+                  const auto more = sharded.accumulate();
+                  pass();
+                }
+              });
+            });
+            SCOPED_TRACE(::testing::Message() << "micro-batch " << number << " of step " << step);
+            EXPECT_EQ(among_copies, is_last ? (Operations{{"all_reduce", 4}}) : Operations());
+            const bool reduces = is_last || (stage > 1 && !defers);
+            const auto scatters = among_shards.find("reduce_scatter");
+            EXPECT_EQ(scatters == among_shards.end() ? 0 : scatters->second, reduces ? 4 : 0);
+            // Stage 3 gathers all but the last unit again; what stays is gathered once a step.
+            const auto gathers = among_shards.find("all_gather");
+            const std::int64_t expected = stage == 3 ? 7 : number == 0 ? 4 : 0;
+            // The first step asks for memory besides.
+            if (step > 0) {
+              EXPECT_EQ(gathers == among_shards.end() ? 0 : gathers->second, expected);
+            }
+          }
+          for (const auto& p : sharded.parameters()) p.tensor.mutable_grad().reset();
+        }
+      }
+    }
+  });
+}
+
 }  // namespace
 }  // namespace phalanx

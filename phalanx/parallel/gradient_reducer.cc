@@ -44,8 +44,10 @@ double seconds(std::chrono::steady_clock::duration duration) { return std::chron
 }  // namespace
 
 std::shared_ptr<GradientReducer> GradientReducer::attach(std::vector<NamedTensor> parameters,
+                                                         AttachedParameters attached,
                                                          std::shared_ptr<Communicator> comm, DdpOptions options) {
-  return std::shared_ptr<GradientReducer>(new GradientReducer(std::move(parameters), std::move(comm), options));
+  return std::shared_ptr<GradientReducer>(
+      new GradientReducer(std::move(parameters), std::move(attached), std::move(comm), options));
 }
 
 void GradientReducer::detach() {
@@ -53,9 +55,9 @@ void GradientReducer::detach() {
   subscriptions_.clear();
 }
 
-GradientReducer::GradientReducer(std::vector<NamedTensor> parameters, std::shared_ptr<Communicator> comm,
-                                 DdpOptions options)
-    : parameters_(std::move(parameters)), comm_(std::move(comm)), options_(options) {
+GradientReducer::GradientReducer(std::vector<NamedTensor> parameters, AttachedParameters attached,
+                                 std::shared_ptr<Communicator> comm, DdpOptions options)
+    : parameters_(std::move(parameters)), attached_(std::move(attached)), comm_(std::move(comm)), options_(options) {
   const at::Device device = parameters_.front().tensor.device();
   for (const auto& [name, tensor, shard] : parameters_) {
     if (tensor.device() != device) {
@@ -70,6 +72,9 @@ GradientReducer::GradientReducer(std::vector<NamedTensor> parameters, std::share
   fingerprint_ = fingerprint_of(parameters_);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     subscriptions_.push_back(on_grad_ready(parameters_[i].tensor, [this, i](const at::Tensor&) { on_ready(i); }));
+  }
+  for (auto& one : attached_.watch_frozen([this](const std::string& changes) { fail_changed(changes); })) {
+    subscriptions_.push_back(std::move(one));
   }
   slots_.resize(parameters_.size());
   order_state_ = at::empty({static_cast<std::int64_t>(2 + 2 * parameters_.size())}, at::kLong);
@@ -137,7 +142,22 @@ void GradientReducer::on_ready(std::size_t index) {
   if (!in_backward && !pass_->asked && ready_ == slots_.size()) finish(pass_);
 }
 
+// Whoever was frozen or added later has no place in a bucket: its gradient would stay this rank's own.
+void GradientReducer::require_as_attached() {
+  if (const std::string changes = attached_.changes(); !changes.empty()) fail_changed(changes);
+}
+
+void GradientReducer::fail_changed(const std::string& changes) {
+  const std::string message = fmt::format(
+      "DistributedDataParallel: on rank {} {} since it was attached. Change requires_grad before, alike on all ranks: "
+      "destroy the DistributedDataParallel, freeze or unfreeze, and attach a new one, on every rank",
+      comm_->rank(), changes);
+  abort_with(*comm_, message);
+  throw Error(message);
+}
+
 void GradientReducer::begin_pass() {
+  require_as_attached();
   const auto* loaded = order_state_.const_data_ptr<std::int64_t>();
   if (!std::equal(adopted_order_.begin(), adopted_order_.end(), loaded)) adopt_loaded_order();
   for (std::size_t b = 0; b < buckets_.size(); ++b) buckets_[b].pending = plan_.buckets[b].size();
@@ -280,7 +300,7 @@ void GradientReducer::fail_unused() {
       "the loss, freeze them (requires_grad = false) before attaching, or set find_unused_parameters",
       comm_->rank(), slots_.size() - ready_, slots_.size(), names_of_unready());
   // The other ranks may have used them and be waiting: they fail with the same words.
-  if (!alone()) comm_->abort(message);
+  abort_with(*comm_, message);
   throw Error(message);
 }
 

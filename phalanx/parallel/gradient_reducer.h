@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "phalanx/comm/communicator.h"
+#include "phalanx/parallel/attached_parameters.h"
 #include "phalanx/parallel/bucket_plan.h"
 #include "phalanx/parallel/ddp.h"
 #include "phalanx/tensor/grad_ready.h"
@@ -28,7 +29,7 @@ namespace phalanx {
 
 class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
  public:
-  static std::shared_ptr<GradientReducer> attach(std::vector<NamedTensor> parameters,
+  static std::shared_ptr<GradientReducer> attach(std::vector<NamedTensor> parameters, AttachedParameters attached,
                                                  std::shared_ptr<Communicator> comm, DdpOptions options);
   void detach();
 
@@ -57,9 +58,12 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
     bool ready = false;
   };
 
-  GradientReducer(std::vector<NamedTensor> parameters, std::shared_ptr<Communicator> comm, DdpOptions options);
+  GradientReducer(std::vector<NamedTensor> parameters, AttachedParameters attached, std::shared_ptr<Communicator> comm,
+                  DdpOptions options);
   bool alone() const noexcept { return comm_->size() == 1; }
   void on_ready(std::size_t index);
+  void require_as_attached();
+  [[noreturn]] void fail_changed(const std::string& changes);
   void begin_pass();
   void ask_for_end();
   void place(std::size_t index);
@@ -79,6 +83,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   std::string names_of_unready() const;
 
   std::vector<NamedTensor> parameters_;
+  AttachedParameters attached_;
   std::shared_ptr<Communicator> comm_;
   DdpOptions options_;
   std::vector<GradReadySubscription> subscriptions_;

@@ -17,10 +17,15 @@ std::string quoted_list(const std::vector<std::string>& names) {
 }
 
 void abort_before_averaging(Communicator& comm, const char* who) noexcept {
+  abort_with(comm,
+             fmt::format("{}: the backward pass of rank {} ended with an error before its gradients were averaged", who,
+                         comm.rank()));
+}
+
+void abort_with(Communicator& comm, const std::string& message) noexcept {
   if (comm.size() == 1) return;
   try {
-    comm.abort(fmt::format("{}: the backward pass of rank {} ended with an error before its gradients were averaged",
-                           who, comm.rank()));
+    comm.abort(message);
   } catch (...) {
     // The communicator has failed already, which is all that was wanted.
   }

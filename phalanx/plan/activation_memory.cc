@@ -113,8 +113,10 @@ ActivationBytes fused(const TrainingShape& shape) {
       bytes.head += early;
     }
   }
-  // Beside the one that is there from the micro-batch before; a pipeline's head has it already.
-  if ((shape.accumulates || shape.pipeline) && !waits) bytes.loss += early;
+  // Beside the one that is there from the micro-batch before, whole; a pipeline's head has it already. That of tied
+  // embeddings is in no unit, and whole.
+  const bool has_whole = shape.accumulates && (!shape.adds_up_rows() || shape.model.tie_embeddings);
+  if ((has_whole || shape.pipeline) && !waits) bytes.loss += early;
   return bytes;
 }
 

@@ -60,7 +60,7 @@ Exchange exchanged(const TrainingShape& shape, const Layout& layout, std::int64_
   Sum sum(per_node);
   const std::int64_t weights = largest_part(shape);
   if (parallel.dp_shard > 1) {
-    sum.add(shards, weights * shape.reduce_bytes, 1);
+    sum.add(shards, weights * shape.reduce_bytes, shape.adds_up_rows() ? layout.passes : 1);
     const bool lets_go = parallel.zero_stage == 3 && shape.reshard_after_forward;
     sum.add(shards, weights * shape.gather_bytes, lets_go ? 2 * layout.passes : 1);
   }

@@ -25,6 +25,7 @@ TrainingShape laid_out(const TrainingShape& base, const Layout& layout) {
   shape.batch = layout.batch;
   shape.global_batch = layout.global_batch();
   shape.accumulates = layout.passes > 1;
+  shape.reduces_each_pass = layout.reduces_each_pass;
   shape.replicas = parallel.dp_replicate;
   shape.shards = parallel.dp_shard;
   shape.zero_stage = parallel.zero_stage;

@@ -22,6 +22,7 @@ struct Layout {
   std::int64_t passes = 1;  // of a data rank before a step: accumulated, or a pipeline's micro-batches
   bool reshard_after_forward = true;
   std::int64_t reshard_group = 0;
+  bool reduces_each_pass = true;
   std::int64_t recompute_every = 0;  // see TrainingShape
   bool keeps_costly = false;
   std::string schedule = "1F1B";

@@ -48,6 +48,7 @@ struct Layout {
   std::int64_t recompute_every = 0;
   bool keeps_costly = false;
   int micro_batches = 1;
+  bool defers = false;  // reduction, to the last of them
   std::int64_t batch = 4, seq = 128;
   int steps = 1;
 };
@@ -84,6 +85,7 @@ TrainingShape shape_of(const Layout& layout, const models::LlamaConfig& model, i
   shape.recompute_every = layout.recompute_every;
   shape.keeps_costly = layout.keeps_costly;
   shape.accumulates = layout.micro_batches > 1;
+  shape.reduces_each_pass = !layout.defers;
   if (layout.narrow) shape.weight_bytes = shape.gather_bytes = shape.reduce_bytes = 2;
   shape.shares_memory = ranks > 1;
   return shape;
@@ -149,7 +151,11 @@ Measured train(const Layout& layout, const models::LlamaConfig& config, const st
     for (int part = 0; part < layout.micro_batches; ++part) {
       std::shared_ptr<void> held;
       if (part + 1 < layout.micro_batches && sharded) {
-        held = std::make_shared<FullyShardedDataParallel::NoSync>(fsdp->no_sync());
+        if (layout.defers) {
+          held = std::make_shared<FullyShardedDataParallel::NoSync>(fsdp->no_sync());
+        } else {
+          held = std::make_shared<FullyShardedDataParallel::Accumulation>(fsdp->accumulate());
+        }
       }
       model->loss(tokens, tokens).backward();
     }
@@ -313,7 +319,11 @@ INSTANTIATE_TEST_SUITE_P(
         PeakCase{{.name = "ddp", .steps = 2}}, PeakCase{{.name = "zero2", .stage = 2}},
         PeakCase{{.name = "zero3", .stage = 3, .steps = 2}}, PeakCase{{.name = "zero3_tied", .stage = 3}, 2, true},
         PeakCase{{.name = "zero3_kept_gathered", .stage = 3, .reshard = false}},
-        PeakCase{{.name = "zero3_accumulating", .stage = 3, .micro_batches = 2}},
+        PeakCase{{.name = "zero3_accumulating", .stage = 3, .micro_batches = 2, .steps = 2}},
+        PeakCase{{.name = "zero2_accumulating", .stage = 2, .micro_batches = 3}},
+        PeakCase{{.name = "zero3_accumulating_tied", .stage = 3, .micro_batches = 2}, 2, true},
+        PeakCase{{.name = "zero3_accumulating_recomputing", .stage = 3, .recompute_every = 1, .micro_batches = 2}},
+        PeakCase{{.name = "zero3_deferring", .stage = 3, .micro_batches = 2, .defers = true}},
         PeakCase{{.name = "zero3_recomputing", .stage = 3, .recompute_every = 2}},
         PeakCase{{.name = "hsdp", .stage = 3, .replicas = 2}, 4},
         PeakCase{{.name = "zero3_narrow", .stage = 3, .narrow = true, .seq = 32}},

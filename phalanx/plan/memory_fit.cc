@@ -14,6 +14,7 @@ namespace {
 
 constexpr std::int64_t kHardlyMore = 1 << 20;  // of a category, that is not worth telling
 constexpr const char* kRecompute = "activation_checkpoint.mode = \"full\"";
+constexpr const char* kReduceEach = "parallelism.fsdp_reduce_each_microbatch = \"default\"";
 
 class Remedies {
  public:
@@ -33,6 +34,9 @@ class Remedies {
       Remedies one(shape_, is_less);
       if (one.add(shape, keys)) best = one.found_.front();
     };
+    TrainingShape reduced = shape_;
+    reduced.reduces_each_pass = true;
+    if (!shape_.adds_up_rows() && reduced.adds_up_rows()) attempt(reduced, kReduceEach);
     if (shape_.ranks() > 1) attempt(most_sharded(), keys_of_sharding(most_sharded()));
     TrainingShape recomputed = shape_;
     recomputed.recompute_every = 1;
@@ -44,10 +48,11 @@ class Remedies {
   }
 
   std::vector<std::string> find() {
+    const bool by_reducing = reduce_each_pass();
     const bool by_sharding = shard_more();
     const bool by_recomputing = recompute(shape_, "");
     const bool by_batch = shrink_batch(shape_, "");
-    if (by_sharding || by_recomputing || by_batch) return found_;
+    if (by_reducing || by_sharding || by_recomputing || by_batch) return found_;
     TrainingShape most = shape_;
     std::string keys;
     if (shape_.ranks() > 1) {
@@ -105,6 +110,11 @@ class Remedies {
       if (add(shape, keys_of_sharding(shape))) return true;
     }
     return false;
+  }
+  bool reduce_each_pass() {
+    TrainingShape shape = shape_;
+    shape.reduces_each_pass = true;
+    return !shape_.adds_up_rows() && shape.adds_up_rows() && add(shape, kReduceEach);
   }
   bool recompute(TrainingShape shape, const std::string& keys) {
     if (shape.recompute_every == 1) return false;

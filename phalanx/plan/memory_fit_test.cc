@@ -170,6 +170,19 @@ TEST(MemoryFit, AShardedRunIsOfferedWhatItDoesNotHaveYet) {
   EXPECT_THAT(found[0], StartsWith("parallelism.zero_stage = 3 ("));
 }
 
+TEST(MemoryFit, ARunThatDefersReductionIsOfferedNotTo) {
+  TrainingShape shape = data_parallel(4, 8);
+  std::swap(shape.replicas, shape.shards);
+  shape.accumulates = true;
+  shape.reduces_each_pass = false;
+  TrainingShape other = shape;
+  other.reduces_each_pass = true;
+  EXPECT_THAT(within(shape, predict_memory(other).total()),
+              ::testing::Contains(StartsWith("parallelism.fsdp_reduce_each_microbatch = \"default\" (")));
+  EXPECT_THAT(within(other, predict_memory(other).total() - 1),
+              ::testing::Not(::testing::Contains(::testing::HasSubstr("fsdp_reduce_each_microbatch"))));
+}
+
 // Of its stages, stage 1 takes no more than stage 2, and stage 3 has to let go of what it gathers.
 TEST(MemoryFit, APipelineIsOfferedToShardItsStages) {
   TrainingShape shape = data_parallel(1, 128);

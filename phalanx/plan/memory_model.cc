@@ -140,7 +140,8 @@ class Prediction {
   };
   Pools shard_part(const models::LlamaPart& part, std::int64_t& padding) {
     const bool direct = s_.gather_bytes == s_.weight_bytes && !s_.offload;
-    const bool adds_up = s_.accumulates || s_.pipeline;
+    const bool adds_up = (s_.accumulates && !s_.adds_up_rows()) || s_.pipeline;
+    const std::int64_t sum_bytes = s_.adds_up_rows() ? std::max(s_.reduce_bytes, kFloatBytes) : s_.reduce_bytes;
     Pools pools;
     for (const UnitShape& unit : unit_shapes(s_, part)) {
       const FlatLayout layout = fsdp::lay_out_flat(unit.parameters, static_cast<int>(s_.shards));
@@ -152,7 +153,9 @@ class Prediction {
       if (!direct) add_of_shards(MemoryCategory::parameters, unit.count * mine * s_.weight_bytes);
       if (direct && !resident) add_shared(MemoryCategory::parameters, unit.count * mine * s_.weight_bytes);
       if (own_grads) add_shared(MemoryCategory::gradients, unit.count * flat * s_.reduce_bytes);
-      if (!own_grads || s_.offload) note_averages(unit.count, mine * s_.reduce_bytes);
+      if (!own_grads || s_.offload) note_averages(unit.count, mine * (own_grads ? s_.reduce_bytes : sum_bytes));
+      if (!own_grads && s_.adds_up_rows())
+        on_their_way_ = std::max(on_their_way_, kPooledUnits * mine * s_.reduce_bytes);
       if (!unit.is_root || !has_copy(part)) {
         add_of_shards(MemoryCategory::optimizer, unit.count * mine * kFloatBytes * copies_of_float32());
       }
@@ -224,7 +227,10 @@ class Prediction {
       const std::int64_t gone = std::min(of_nets, activation_sizes(s_).feed_forward) / model_.nets * (model_.nets - 1);
       for (const std::int64_t activations : activations_by_moment(s_)) {
         const bool is_block = !moments.empty();
-        const std::int64_t of_units = averages_of(moments.size());
+        // From the second pass on all of them are there, and what this one brings is added.
+        const std::int64_t of_units = !s_.adds_up_rows()
+                                          ? averages_of(moments.size())
+                                          : averages_of(averages_.size()) + (is_block ? on_their_way_ : 0);
         moments.push_back({activations, of_units + made - (is_block && makes_gradients && !has_all ? gone : 0)});
         if (makes_gradients && !has_all) made += block * s_.weight_bytes;
       }
@@ -234,7 +240,7 @@ class Prediction {
       moments.back().gradients += averages;
     } else {
       const std::int64_t all = makes_gradients ? weights_ * s_.weight_bytes : averages;
-      moments.push_back({0, all + new_buckets_});
+      moments.push_back({0, all + new_buckets_ + on_their_way_});
       if (s_.resumes) moments.push_back({moments.front().activations, new_buckets_});
     }
     if (s_.validation_batch != 0) moments.push_back({validation_activations(), 0});
@@ -265,6 +271,7 @@ class Prediction {
   std::int64_t stepped_ = 0;    // of these
   std::int64_t new_buckets_ = 0;
   std::vector<std::int64_t> averages_;  // of each unit, in the order of use
+  std::int64_t on_their_way_ = 0;       // averages that are added to those of passes before
   std::int64_t export_only_ = 0;        // of the activations, on the first rank
   TrainingMemory memory_;
 };

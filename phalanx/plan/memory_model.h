@@ -44,7 +44,8 @@ struct TrainingShape {
   std::int64_t seq = 1;
   std::int64_t global_batch = 0;      // sequences of all ranks in one step; 0: one forward pass of each
   std::int64_t validation_batch = 0;  // sequences in a forward pass of the validation; -1: batch; 0: there is none
-  bool accumulates = false;           // gradients of several forward passes are added up before they are averaged
+  bool accumulates = false;           // gradients of several forward passes are added up
+  bool reduces_each_pass = true;      // under ZeRO-2 and -3, each rank its rows of them; else whole, until the last
 
   std::int64_t tensor_ranks = 1;  // over which every large matrix is cut
   bool splits_tokens = true;      // between these each has some of the tokens
@@ -74,6 +75,10 @@ struct TrainingShape {
   /// Those that have the same part of the model, or shards of it.
   std::int64_t ranks() const noexcept { return replicas * shards; }
   bool cuts_model() const noexcept { return tensor_ranks > 1 || pipeline; }
+  /// Whether passes add up a sharded model's rows of their gradients alone.
+  bool adds_up_rows() const noexcept {
+    return accumulates && reduces_each_pass && shards > 1 && zero_stage > 1 && !pipeline;
+  }
 };
 
 struct TrainingMemory {

@@ -76,9 +76,28 @@ TEST(MemoryModel, BuffersAreTwoUnitsOfEachKind) {
   EXPECT_EQ(buffers({.shards = 8, .zero_stage = 1}), 0);
   EXPECT_EQ(buffers({.replicas = 8}), 0);
   const auto p = static_cast<double>(model.parameter_count());
-  EXPECT_NEAR(buffers({.accumulates = true, .shards = 8}), 2 * unit + 4 * p, 0.01 * 4 * p);
+  // With accumulation the rows of gradients are added up, where they are; or whole ones are kept.
+  EXPECT_NEAR(buffers({.accumulates = true, .shards = 8}), 4 * unit, 0.01 * unit);
+  EXPECT_NEAR(buffers({.accumulates = true, .reduces_each_pass = false, .shards = 8}), 2 * unit + 4 * p, 0.01 * 4 * p);
   // An asynchronous save copies what a rank writes: weights and moments.
   EXPECT_NEAR(buffers({.replicas = 8, .copies_to_save = true}), 12 * p / 8, 8);
+}
+
+// What the GPUs had to keep: 32 GB of the 8B model.
+TEST(MemoryModel, AccumulatedGradientsAreAShareOfTheModel) {
+  TrainingShape shape{.model = models::llama_flavor("llama3_8b"), .accumulates = true, .shards = 8, .on_device = true};
+  const auto p = static_cast<double>(shape.model.parameter_count());
+  const auto total = [&] { return static_cast<double>(predict_memory(shape).peak.total()); };
+  const double each = total();
+  shape.reduces_each_pass = false;
+  const double largest = 4.0 * static_cast<double>(shape.model.vocab_size * shape.model.dim);
+  EXPECT_NEAR(total() - each, 4 * p - 2 * largest, 0.01 * 4 * p);  // buffers for two units instead of all
+  // Of a reduction in 16 bits the sums are in 32.
+  shape.reduces_each_pass = true;
+  shape.gather_bytes = shape.reduce_bytes = 2;
+  EXPECT_NEAR(static_cast<double>(predict_memory(shape).peak[MemoryCategory::gradients]), 4 * p / 8, 0.03 * p);
+  shape.zero_stage = 1;
+  EXPECT_NEAR(static_cast<double>(predict_memory(shape).peak[MemoryCategory::gradients]), 2 * p, 0.01 * p);
 }
 
 TEST(MemoryModel, BucketsLaidOutAnewAreThereTwice) {

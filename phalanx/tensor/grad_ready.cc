@@ -17,9 +17,10 @@ struct GradReadySubscription::Registry {
   std::vector<std::shared_ptr<GradReadyListener>> listeners;
   at::Tensor buffer;
   std::weak_ptr<at::Tensor> borrower;
-  bool added = false;    // the backward pass under way: a layer has added to the gradient itself
-  bool arrived = false;  // the backward pass under way brought a gradient
-  int expected = 0;      // gradients to come from outside autograd
+  bool added = false;      // the backward pass under way: a layer has added to the gradient itself
+  bool arrived = false;    // the backward pass under way brought a gradient
+  bool is_frozen = false;  // nothing sees what arrives: every gradient was unexpected
+  int expected = 0;        // gradients to come from outside autograd
   int holds = 0;
 
   void fire_unless_held(const at::Tensor& parameter) {
@@ -42,7 +43,7 @@ struct GradReadyHook final : torch::autograd::PostAccumulateGradHook {
 
   void operator()(const at::Tensor& parameter) override {
     if (earlier) (*earlier)(parameter);
-    if (std::exchange(registry->arrived, false)) registry->fire_unless_held(parameter);
+    if (std::exchange(registry->arrived, false) || registry->is_frozen) registry->fire_unless_held(parameter);
   }
 };
 
@@ -71,6 +72,16 @@ GradReadyHook* grad_ready_hook_of(const at::Tensor& parameter) {
   return dynamic_cast<GradReadyHook*>(torch::autograd::impl::post_acc_grad_hooks(parameter).get());
 }
 
+GradReadyHook* ensure_hook(const at::Tensor& parameter) {
+  torch::autograd::impl::materialize_autograd_meta(parameter);  // one that never required grad has none
+  if (GradReadyHook* hook = grad_ready_hook_of(parameter)) return hook;
+  auto made = std::make_unique<GradReadyHook>();
+  GradReadyHook* hook = made.get();
+  made->earlier = std::move(torch::autograd::impl::post_acc_grad_hooks(parameter));
+  torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::move(made));
+  return hook;
+}
+
 }  // namespace
 
 GradReadySubscription::GradReadySubscription(std::shared_ptr<Registry> registry,
@@ -92,21 +103,27 @@ GradReadySubscription on_grad_ready(const at::Tensor& parameter, GradReadyListen
   if (!parameter.defined() || !parameter.requires_grad() || !parameter.is_leaf()) {
     throw Error("on_grad_ready: expected a leaf tensor that requires grad");
   }
-  GradReadyHook* hook = grad_ready_hook_of(parameter);
-  if (hook == nullptr) {
-    auto made = std::make_unique<GradReadyHook>();
-    hook = made.get();
-    made->earlier = std::move(torch::autograd::impl::post_acc_grad_hooks(parameter));
-    torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::move(made));
-  }
+  const GradReadyHook* hook = ensure_hook(parameter);
   // Tensors refer to their accumulating node weakly: it must be kept, or its hook is lost. Not in the registry, which
   // the tensor owns: the node owns the tensor. Its pointer type differs between versions of libtorch.
   using NodePointer = decltype(torch::autograd::Edge::function);
   const auto node = std::make_shared<NodePointer>(torch::autograd::impl::grad_accumulator(parameter));
   watch_arrivals(**node, hook->registry);
+  hook->registry->is_frozen = false;
   auto shared = std::make_shared<GradReadyListener>(std::move(listener));
   hook->registry->listeners.push_back(shared);
   return {hook->registry, std::move(shared), node};
+}
+
+GradReadySubscription on_unexpected_gradient(const at::Tensor& parameter, GradReadyListener listener) {
+  if (!parameter.defined() || parameter.requires_grad() || !parameter.is_leaf()) {
+    throw Error("on_unexpected_gradient: expected a leaf tensor that does not require grad");
+  }
+  const GradReadyHook* hook = ensure_hook(parameter);
+  hook->registry->is_frozen = true;
+  auto shared = std::make_shared<GradReadyListener>(std::move(listener));
+  hook->registry->listeners.push_back(shared);
+  return {hook->registry, std::move(shared), std::make_shared<at::Tensor>(parameter)};
 }
 
 std::size_t grad_ready_listeners(const at::Tensor& parameter) {

@@ -61,6 +61,10 @@ class [[nodiscard]] GradReadySubscription {
 /// The parameter must be a leaf that requires grad.
 GradReadySubscription on_grad_ready(const at::Tensor& parameter, GradReadyListener listener);
 
+/// For a parameter that does not require grad: called with the first gradient that it gets all the same, because it was
+/// unfrozen later, by whichever way a gradient comes. What it throws ends that backward pass.
+GradReadySubscription on_unexpected_gradient(const at::Tensor& parameter, GradReadyListener listener);
+
 /// How many listeners it has.
 std::size_t grad_ready_listeners(const at::Tensor& parameter);
 

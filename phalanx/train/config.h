@@ -82,6 +82,7 @@ struct TrainConfig {
     std::int64_t data_parallel_shard_degree = 1;
     std::int64_t zero_stage = 3;
     std::string fsdp_reshard_after_forward = "default";  // or a number of ranks
+    std::string fsdp_reduce_each_microbatch = "default";
     std::int64_t tensor_parallel_degree = 1;
     bool enable_sequence_parallel = true;
     bool enable_async_tensor_parallel = true;
@@ -157,6 +158,7 @@ struct TrainConfig {
   struct Debug {
     std::int64_t seed = 0;
     bool deterministic = false;
+    std::int64_t replica_check_freq = 0;
   } debug;
 };
 
@@ -182,6 +184,9 @@ bool keeps_costly(const TrainConfig& config);
 /// Whether units are let go after the forward pass: fsdp_reshard_after_forward, whose default is yes, but in a
 /// pipeline.
 bool reshards_after_forward(const TrainConfig& config);
+/// Whether accumulated gradients are averaged among the shards' ranks in every micro-batch:
+/// fsdp_reduce_each_microbatch, whose default is yes under zero_stage 2 and 3, but in a pipeline.
+bool reduces_each_microbatch(const TrainConfig& config);
 /// Ranks that keep a unit together between the passes; 0: fsdp_reshard_after_forward is not a number.
 std::int64_t reshard_group(const TrainConfig& config);
 

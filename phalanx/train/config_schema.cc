@@ -181,6 +181,17 @@ const std::vector<Key>& known_keys() {
        {"default", "always", "never"},
        {},
        "a number of ranks"},
+      {"parallelism",
+       "fsdp_reduce_each_microbatch",
+       at<&C::parallelism, &C::Parallelism::fsdp_reduce_each_microbatch>,
+       "Stages 2 and 3 with accumulation: whether every micro-batch averages its gradients among the ranks that share "
+       "a "
+       "copy, each of which adds up its rows alone; or the last one does, and whole gradients are kept until then "
+       "(more "
+       "memory, less communication, the bits of data parallelism). default: always; in a pipeline once a step.",
+       -kAny,
+       kAny,
+       {"default", "always", "never"}},
       {"parallelism", "tensor_parallel_degree", at<&C::parallelism, &C::Parallelism::tensor_parallel_degree>,
        "Neighbouring ranks over which every large matrix is cut. Divides heads, ffn_hidden, vocabulary and ranks.", 1,
        kAny},
@@ -346,6 +357,10 @@ const std::vector<Key>& known_keys() {
        "Seed of the initial weights and of the data order; independent of the number of ranks.", 0, kAny},
       {"debug", "deterministic", at<&C::debug, &C::Debug::deterministic>,
        "On CUDA: use only kernels that give the same bits on every run. On the CPU that is always so."},
+      {"debug", "replica_check_freq", at<&C::debug, &C::Debug::replica_check_freq>,
+       "Every so many steps ranks that should hold the same bits of weights and optimizer state compare hashes of them "
+       "before the update; a difference ends the run and names tensor, ranks and step. 0: never.",
+       0, kAny},
   };
   return keys;
 }

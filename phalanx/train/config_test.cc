@@ -154,6 +154,22 @@ TEST(Config, KeysOfShardedTraining) {
               HasSubstr("fsdp_reshard_after_forward = 2 is for zero_stage = 3, but that is 2"));
 }
 
+TEST(Config, WhenAccumulatedGradientsAreReduced) {
+  const std::string shards = "[parallelism]\ndata_parallel_shard_degree = -1\n";
+  const auto each = [&](const std::string& more) { return reduces_each_microbatch(parse(shards + more)); };
+  EXPECT_TRUE(each(""));
+  EXPECT_TRUE(each("zero_stage = 2\nfsdp_reduce_each_microbatch = \"always\"\n"));
+  EXPECT_FALSE(each("zero_stage = 1\n"));
+  EXPECT_FALSE(each("fsdp_reduce_each_microbatch = \"never\"\n"));
+  EXPECT_FALSE(each("pipeline_parallel_degree = 2\n"));
+  EXPECT_THAT(refusal(shards + "zero_stage = 1\nfsdp_reduce_each_microbatch = \"always\"\n"),
+              HasSubstr("is for zero_stage = 2 or 3 without a pipeline, but zero_stage = 1: gradients stay whole"));
+  EXPECT_THAT(refusal(shards + "pipeline_parallel_degree = 2\nfsdp_reduce_each_microbatch = \"always\"\n"),
+              HasSubstr("but pipeline_parallel_degree = 2: gradients stay whole until the step ends"));
+  EXPECT_THAT(refusal("", {"--parallelism.fsdp_reduce_each_microbatch=never"}), HasSubstr("is for sharded training"));
+  EXPECT_THAT(refusal("", {"--debug.replica_check_freq=-1"}), HasSubstr("replica_check_freq"));
+}
+
 TEST(Config, ValuesOutOfRangeAreRefused) {
   EXPECT_THAT(refusal("[optimizer]\nbeta1 = 1.5\n"), HasSubstr("is 1.5: expected a number from 0 to 1"));
   EXPECT_THAT(refusal("[validation]\nfraction = 0.95\n"), HasSubstr("expected a number from 0 to 0.9"));

@@ -37,7 +37,7 @@ GradientPass compute_gradients(ParallelModel& model, const WeightUpdate& update,
       pass.loss_sum = model.train_pipeline(batch.inputs, batch.labels, update.loss_scale(), tracing);
       continue;
     }
-    const std::shared_ptr<void> local_only = part + 1 < parts ? model.no_sync() : nullptr;
+    const std::shared_ptr<void> local_only = part + 1 < parts ? model.accumulate() : nullptr;
     at::Tensor loss;
     {
       const TraceSpan span(tracing, "forward", "compute");

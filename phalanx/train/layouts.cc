@@ -76,7 +76,8 @@ NamedLayout with_layout(const TrainConfig& config, const std::string& name, std:
   const Parts parts = split_layout(name);
   NamedLayout layout{.name = name.empty() ? "one rank" : name, .config = config};
   auto& parallelism = layout.config.parallelism;
-  parallelism = {.enable_async_tensor_parallel = parallelism.enable_async_tensor_parallel};
+  parallelism = {.fsdp_reduce_each_microbatch = parallelism.fsdp_reduce_each_microbatch,
+                 .enable_async_tensor_parallel = parallelism.enable_async_tensor_parallel};
   parallelism.data_parallel_replicate_degree = number_of(parts, "dp_replicate", 1, name);
   parallelism.data_parallel_shard_degree = number_of(parts, "dp_shard", 1, name);
   parallelism.tensor_parallel_degree = number_of(parts, "tp", 1, name);

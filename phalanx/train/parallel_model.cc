@@ -31,6 +31,7 @@ ParallelModel::ParallelModel(const TrainConfig& config, const RunPlan& plan, std
                              at::Device device)
     : world_(std::move(world)), mesh_(world_, plan.parallel.axes(), device.is_cuda() ? "cuda" : "cpu"), plan_(plan) {
   keeps_whole_gradients_ = config.parallelism.zero_stage == 1;
+  reduces_each_microbatch_ = reduces_each_microbatch(config);
   stage_text_ = sharding_text(config);
   optimizer_copies_ = config.optimizer.name == "AdamW" ? 2 : config.optimizer.momentum > 0 ? 1 : 0;
   const bool is_sharded = plan.parallel.dp_shard > 1;
@@ -97,6 +98,12 @@ std::vector<NamedTensor> ParallelModel::weights() const {
   return sharded_ ? sharded_->parameters() : nn::named_parameters(*model_);
 }
 
+std::vector<NamedTensor> ParallelModel::replicated_weights() const {
+  std::vector<NamedTensor> all = weights();
+  if (pipeline_) all.insert(all.end(), pipeline_->copies().begin(), pipeline_->copies().end());
+  return all;
+}
+
 void ParallelModel::values_were_loaded() {
   if (pipeline_) pipeline_->forget_values();
   if (sharded_) {
@@ -116,7 +123,10 @@ const std::vector<NamedTensor>& ParallelModel::parameters() const {
   return sharded_ ? sharded_->parameters() : ddp_->parameters();
 }
 
-std::shared_ptr<void> ParallelModel::no_sync() {
+std::shared_ptr<void> ParallelModel::accumulate() {
+  if (sharded_ && reduces_each_microbatch_) {
+    return std::make_shared<FullyShardedDataParallel::Accumulation>(sharded_->accumulate());
+  }
   if (sharded_) return std::make_shared<FullyShardedDataParallel::NoSync>(sharded_->no_sync());
   return std::make_shared<DistributedDataParallel::NoSync>(ddp_->no_sync());
 }

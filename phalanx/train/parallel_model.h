@@ -3,7 +3,7 @@
 //   ParallelModel model(config, plan, world, device);          // collective
 //   model.initialise(seed);
 //   model.values_were_loaded();
-//   { const auto held = model.no_sync(); loss.backward(); }    // gradients are only accumulated
+//   { const auto part = model.accumulate(); loss.backward(); } // gradients are only accumulated
 //   loss.backward();                                           // averaged
 //   clip_grad_norm(model.parameters(), 1.0, model.norm_ranks());
 //
@@ -43,7 +43,7 @@ class ParallelModel {
   bool runs_together() const noexcept { return plan_.parallel.dp_shard > 1 || plan_.parallel.cuts_model(); }
   /// Of a forward pass on which no gradient is wanted, 0-dim.
   at::Tensor loss(const at::Tensor& inputs, const at::Tensor& labels);
-  /// Whether the model is a pipeline: it is then trained by train_pipeline() alone, not by model() and no_sync().
+  /// Whether the model is a pipeline: it is then trained by train_pipeline() alone, not by model() and accumulate().
   bool has_stages() const noexcept { return pipeline_ != nullptr; }
   /// Forward and backward passes of a whole step of this data rank; the mean loss, 0-dim. Gradients are averaged, and
   /// `loss_scale` times as large.
@@ -51,6 +51,8 @@ class ParallelModel {
                             observe::TraceRecorder* trace = nullptr);
   /// What this rank holds of the weights, to be filled.
   std::vector<NamedTensor> weights() const;
+  /// These, and copies of them that other stages hold: who has the same part of one has the same bits.
+  std::vector<NamedTensor> replicated_weights() const;
   /// What this rank trains; not before values_were_loaded().
   const std::vector<NamedTensor>& parameters() const;
 
@@ -58,8 +60,9 @@ class ParallelModel {
   /// Collective. To be called before the first step, and whenever weights() have been written to since.
   void values_were_loaded();
 
-  /// While what it returns is alive, backward() only accumulates. Not of a pipeline.
-  std::shared_ptr<void> no_sync();
+  /// For all micro-batches of a step but the last: while what it returns is alive, backward() only accumulates, whole
+  /// gradients or, where a sharded model's are reduced in every micro-batch, this rank's rows. Not of a pipeline.
+  std::shared_ptr<void> accumulate();
   /// All that this model's training talks over, the world first.
   std::vector<std::shared_ptr<Communicator>> communicators() const;
   /// Who adds up the gradient norm with this rank; null: each rank has it all.
@@ -86,7 +89,7 @@ class ParallelModel {
   RunPlan plan_;
   std::int64_t optimizer_copies_ = 2;
   std::string stage_text_;
-  bool keeps_whole_gradients_ = false;
+  bool keeps_whole_gradients_ = false, reduces_each_microbatch_ = true;
   std::shared_ptr<models::Llama> model_;
   bool are_attached_ = false;  // to what averages gradients
   std::unique_ptr<PipelineModel> pipeline_;

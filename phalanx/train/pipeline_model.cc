@@ -203,6 +203,7 @@ std::vector<NamedTensor> PipelineModel::list_weights(const models::Llama& whole,
     weights.push_back({name, is_here ? owned->second.tensor : at::empty(held->box().shape, tensor.options()), held});
     for (std::size_t i = 0; i + 1 < stages.size(); ++i) {
       const auto copy = here.find({name, stages[i]});
+      if (copy != here.end()) copies_.push_back(copy->second);
       copied_.push_back({.owned = is_here ? owned->second.tensor : at::Tensor(),
                          .copy = copy != here.end() ? copy->second.tensor : at::Tensor(),
                          .owner = rank_of(stages.back()),

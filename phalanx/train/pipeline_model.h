@@ -43,6 +43,8 @@ class PipelineModel {
   /// Collective over `replicas`, whose gradients are averaged from now on. Not of sharded stages.
   void average_over(const std::shared_ptr<Communicator>& replicas);
   const std::vector<NamedTensor>& weights() const noexcept { return weights_; }
+  /// What this rank's stages hold of weights that another one owns: the same values during a step.
+  const std::vector<NamedTensor>& copies() const noexcept { return copies_; }
   /// To be called when weights() have been written to, but by the step after train().
   void forget_values();
   /// Of this rank's stages, where they are sharded.
@@ -81,6 +83,7 @@ class PipelineModel {
   std::vector<std::unique_ptr<FullyShardedDataParallel>> sharded_;  // as many, or none
   std::vector<NamedTensor> weights_;
   std::vector<Copied> copied_;
+  std::vector<NamedTensor> copies_;
   bool copies_are_old_ = true;
   std::optional<at::ScalarType> autocast_;
   at::Device device_;

@@ -24,6 +24,7 @@ std::string sharding_text(const TrainConfig& config) {
     text += fmt::format(" (gathered until the {})", has_stages ? "step ends" : "backward pass");
   }
   if (stage == 3 && group > 0) text += fmt::format(" (kept by every {} ranks until the backward pass)", group);
+  if (config.parallelism.fsdp_reduce_each_microbatch == "never" && stage > 1) text += " (reduced once a step)";
   if (config.training.enable_cpu_offload) text += ", offloaded to the host,";
   return text;
 }

@@ -17,6 +17,7 @@
 #include "phalanx/base/process_stats.h"
 #include "phalanx/base/progress.h"
 #include "phalanx/nn/init.h"
+#include "phalanx/parallel/replica_check.h"
 #include "phalanx/train/first_rank.h"
 #include "phalanx/train/gradient_pass.h"
 #include "phalanx/train/hf_export.h"
@@ -169,6 +170,7 @@ Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
   }
   const double loss = outcome.totals.loss;
   if (!std::isfinite(loss)) fail_not_finite(step, "loss", loss, loss);
+  check_replicas_before(step);
   outcome.update = update_->apply(step, tracing);
   if (!outcome.update.stepped && !outcome.update.loss_scale) {
     fail_not_finite(step, "gradient norm", outcome.update.grad_norm, loss);
@@ -177,6 +179,18 @@ Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
   comm_carry_ = comm_timer_->take();
   tail_seconds_ = seconds_since(told);
   return outcome;
+}
+
+// Before the update copies of tied weights are still those that this step was computed with.
+void Trainer::check_replicas_before(std::int64_t step) {
+  const std::int64_t freq = config_.debug.replica_check_freq;
+  if (freq == 0 || (step + 1) % freq != 0) return;
+  const TraceSpan span(trace_.recorder(), "replica check", "comm");
+  TrainState state;
+  update_->collect_state(state);
+  const auto weights = with_prefix("model.", model_->replicated_weights());
+  state.tensors.insert(state.tensors.end(), weights.begin(), weights.end());
+  check_replicas(state.tensors, *context_.world, fmt::format("before the update of step {}", step + 1));
 }
 
 void Trainer::fail_not_finite(std::int64_t step, const std::string& what, double value, double loss) const {

@@ -91,6 +91,7 @@ class Trainer {
   void load_state();
   TrainState collect_state() const;
   StepOutcome train_step(std::int64_t step);
+  void check_replicas_before(std::int64_t step);
   [[noreturn]] void fail_not_finite(std::int64_t step, const std::string& what, double value, double loss) const;
   void log_step(const StepOutcome& outcome, double lr);
   void validate();

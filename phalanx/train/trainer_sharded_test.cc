@@ -23,17 +23,34 @@ TEST_F(TrainerShardedTest, EveryStageIsTheRunThatDataParallelismIs) {
   for (const bool accumulates : {false, true}) {
     const std::string suffix = accumulates ? "-accumulated" : "";
     const auto keys = accumulates ? parts : std::vector<std::string>{};
+    const std::vector<std::string> once = {"--parallelism.fsdp_reduce_each_microbatch=never"};
     const Weights ddp = train(config("ddp" + suffix, keys), 2);
     const double validation = result_.validation_loss.value();
     for (const int stage : {1, 2, 3}) {
       SCOPED_TRACE(std::to_string(stage) + suffix);
       const std::string name = "zero-" + std::to_string(stage) + suffix;
-      EXPECT_EQ(train(config(name, keys + sharded(stage)), 2), ddp);
+      const auto more = accumulates && stage > 1 ? once : std::vector<std::string>{};
+      EXPECT_EQ(train(config(name, keys + sharded(stage) + more), 2), ddp);
       EXPECT_EQ(losses(name), losses("ddp" + suffix));
       EXPECT_EQ(values_of(name, "grad_norm"), values_of("ddp" + suffix, "grad_norm"));
       EXPECT_EQ(result_.validation_loss.value(), validation);
     }
   }
+}
+
+// The order of the sum over micro-batches and ranks differs from data parallelism's.
+TEST_F(TrainerShardedTest, GradientsReducedInEveryMicroBatchAreThatRunWithinRounding) {
+  const std::vector<std::string> parts = {"--training.local_batch_size=1", "--training.global_batch_size=8"};
+  train(config("ddp", parts), 2);
+  const Weights two = train(config("zero-2", parts + sharded(2)), 2);
+  const Weights three = train(config("zero-3", parts + sharded(3)), 2);
+  EXPECT_EQ(two, three);
+  EXPECT_EQ(losses("zero-2"), losses("zero-3"));
+  expect_same_losses(losses("zero-3"), losses("ddp"));
+  EXPECT_NE(values_of("zero-3", "grad_norm"), values_of("ddp", "grad_norm"));
+  const auto hsdp = parts + sharded(3, 2);
+  train(config("hsdp", hsdp), 4);
+  expect_same_losses(losses("hsdp"), losses("ddp"));
 }
 
 TEST_F(TrainerShardedTest, RecomputedActivationsChangeNothing) {

@@ -26,6 +26,7 @@ plan::Layout layout_of(const TrainConfig& config, const RunPlan& plan) {
   }
   layout.reshard_after_forward = reshards_after_forward(config);
   layout.reshard_group = reshard_group(config);
+  layout.reduces_each_pass = config.parallelism.fsdp_reduce_each_microbatch != "never";
   layout.recompute_every = recompute_every(config);
   layout.keeps_costly = keeps_costly(config);
   layout.schedule = config.parallelism.pipeline_parallel_schedule;

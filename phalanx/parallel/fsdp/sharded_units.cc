@@ -43,23 +43,25 @@ void append_once(std::vector<std::size_t>& order, std::size_t unit) {
 std::shared_ptr<ShardedUnits> ShardedUnits::make(std::vector<std::unique_ptr<Unit>> units,
                                                  std::shared_ptr<Communicator> comm,
                                                  std::shared_ptr<Communicator> replicas,
-                                                 std::shared_ptr<Communicator> keepers, bool prefetch, int levels) {
-  const std::shared_ptr<ShardedUnits> made(
-      new ShardedUnits(std::move(units), std::move(comm), std::move(replicas), std::move(keepers), prefetch, levels));
+                                                 std::shared_ptr<Communicator> keepers, bool prefetch, int levels,
+                                                 AttachedParameters attached) {
+  const std::shared_ptr<ShardedUnits> made(new ShardedUnits(std::move(units), std::move(comm), std::move(replicas),
+                                                            std::move(keepers), prefetch, levels, std::move(attached)));
   made->subscribe();
   return made;
 }
 
 ShardedUnits::ShardedUnits(std::vector<std::unique_ptr<Unit>> units, std::shared_ptr<Communicator> comm,
                            std::shared_ptr<Communicator> replicas, std::shared_ptr<Communicator> keepers, bool prefetch,
-                           int levels)
+                           int levels, AttachedParameters attached)
     : units_(std::move(units)),
       states_(units_.size()),
       comm_(std::move(comm)),
       replicas_(std::move(replicas)),
       keepers_(std::move(keepers)),
       prefetches_(prefetch),
-      levels_(levels) {
+      levels_(levels),
+      attached_(std::move(attached)) {
   order_.resize(units_.size());
   std::iota(order_.begin(), order_.end(), 0);
   ends_ = order_;
@@ -84,6 +86,9 @@ void ShardedUnits::subscribe() {
           on_grad_ready(units_[u]->parameter(i).tensor, [this, u, i](const at::Tensor&) { on_ready(u, i); }));
     }
     units_[u]->offer_grad_buffers();
+  }
+  for (auto& one : attached_.watch_frozen([this](const std::string& changes) { fail_changed(changes); })) {
+    subscriptions_.push_back(std::move(one));
   }
 }
 
@@ -272,9 +277,15 @@ at::Tensor ShardedUnits::after_use(std::size_t unit, at::Tensor output) {
 }
 
 void ShardedUnits::begin_pass() {
+  require_as_attached();
   pass_ = std::make_shared<Pass>();
   pass_->held = holds_ > 0;
+  pass_->is_part = holds_ == 0 && parts_ > 0;
   expect_gradients();
+}
+
+bool ShardedUnits::adds_whole(std::size_t unit, const Pass& pass) const {
+  return pass.held || (pass.is_part && units_[unit]->own_grads());
 }
 
 // Of a pass, or of a step of many.
@@ -384,7 +395,7 @@ void ShardedUnits::on_ready(std::size_t unit, std::size_t parameter) {
 
 void ShardedUnits::complete(std::size_t unit) {
   states_[unit].is_through = true;
-  if ((in_step() ? step_ : pass_)->held) return;
+  if (adds_whole(unit, in_step() ? *step_ : *pass_)) return;
   units_[unit]->start_reduce();
   reducing_.push_back(unit);
   statistics_.reduced_bytes += units_[unit]->grad_bytes();
@@ -396,8 +407,15 @@ void ShardedUnits::finish_oldest_reduce() {
   const auto begin = Clock::now();
   units_[unit]->finish_reduce();
   statistics_.exposed_seconds += seconds_since(begin);
-  reduced_.push_back(unit);
-  start_averaging(unit);
+  if (!in_step() && pass_->is_part) {
+    // The host adds when what is copied there has come: in the end.
+    units_[unit]->offloads() ? units_[unit]->copy_to_host() : units_[unit]->add_to_sum();
+    if (units_[unit]->offloads()) reduced_.push_back(unit);
+  } else {
+    units_[unit]->take_sum();
+    reduced_.push_back(unit);
+    start_averaging(unit);
+  }
   if (at::Tensor memory = units_[unit]->detach_grads(); memory.defined()) grad_pool_->give(std::move(memory));
 }
 
@@ -423,20 +441,28 @@ void ShardedUnits::finish(const std::shared_ptr<Pass>& pass) {
     const bool all_there = std::ranges::all_of(states_, [](const State& s) { return s.pending == 0; });
     if (!all_there && inside_an_outer_backward()) return;
     if (!pass->held) {
-      if (!all_there) fail_unused();
-      publish();
+      for (std::size_t u = 0; u < units_.size(); ++u) {
+        if (states_[u].pending > 0 && !adds_whole(u, *pass)) fail_unused(*pass);
+      }
+      pass->is_part ? add_up() : publish();
     }
     for (std::size_t u = 0; u < units_.size(); ++u) {
       states_[u].in_backward = false;
       let_go(u);
       // The optimizer steps now: what is kept is out of date from then on.
-      if (!pass->held) units_[u]->forget_values();
+      if (!pass->held && !pass->is_part) units_[u]->forget_values();
     }
   } catch (...) {
     abandon(pass);
     throw;
   }
   pass_.reset();
+}
+
+void ShardedUnits::add_up() {
+  while (!reducing_.empty()) finish_oldest_reduce();
+  if (!reduced_.empty()) wait_for_device(units_.front()->parameter(0).tensor.device());
+  for (const std::size_t unit : std::exchange(reduced_, {})) units_[unit]->add_to_sum();
 }
 
 void ShardedUnits::publish() {
@@ -460,16 +486,20 @@ void ShardedUnits::give_up() noexcept {
   abort_before_averaging(*comm_, "fully_shard");
   if (replicas_) abort_before_averaging(*replicas_, "fully_shard");
   if (keepers_) abort_before_averaging(*keepers_, "fully_shard");
-  for (const auto& unit : units_) unit->drop_full_grads();
+  for (const auto& unit : units_) {
+    unit->drop_full_grads();
+    unit->drop_sum();
+  }
 }
 
-void ShardedUnits::fail_unused() {
+void ShardedUnits::fail_unused(const Pass& pass) {
   std::vector<std::string> names;
   bool came = false;  // one at least
   for (std::size_t u = 0; u < units_.size(); ++u) {
     for (std::size_t i = 0; i < units_[u]->size(); ++i) {
       came |= states_[u].ready[i];
-      if (units_[u]->is_trained(i) && !states_[u].ready[i]) names.push_back(units_[u]->parameter(i).name);
+      if (!adds_whole(u, pass) && units_[u]->is_trained(i) && !states_[u].ready[i])
+        names.push_back(units_[u]->parameter(i).name);
     }
   }
   const std::string message = fmt::format(
@@ -477,8 +507,26 @@ void ShardedUnits::fail_unused() {
       "freeze them (requires_grad = false) before sharding{}",
       comm_->rank(), names.size(), names.size() == 1 ? "" : "s", quoted_list(names),
       came ? "" : "; or, of a pipeline's stage, set PipelineStage::sharding to in_pipeline()");
-  // The other ranks may have used them and be waiting: they fail with the same words.
-  if (comm_->size() > 1) comm_->abort(message);
+  fail(message);
+}
+
+void ShardedUnits::require_as_attached() {
+  if (const std::string changes = attached_.changes(); !changes.empty()) fail_changed(changes);
+}
+
+void ShardedUnits::fail_changed(const std::string& changes) {
+  fail(
+      fmt::format("fully_shard: on rank {} {} since the module was sharded. Set requires_grad before, alike on all "
+                  "ranks; to train other parameters from here on save a checkpoint and shard a new module",
+                  comm_->rank(), changes));
+}
+
+// The other ranks may be waiting: they fail with the same words.
+void ShardedUnits::fail(const std::string& message) {
+  for (const auto& comm : {comm_, replicas_, keepers_}) {
+    if (comm) abort_with(*comm, message);
+  }
+  give_up();
   throw Error(message);
 }
 

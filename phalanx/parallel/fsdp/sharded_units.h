@@ -11,6 +11,8 @@
 //   memory is short   the oldest reduce-scatter is waited for; the average over replicas begins
 //   end of backward   finish(): waits for the rest, publishes the shards' gradients
 //   an exception      abandon() aborts the communicators: no rank waits for one that will not come
+// Of a step of several passes all but the last end with add_up() instead: each rank's rows are added up, and neither
+// averaged over replicas nor handed out. Units whose whole gradients stay anyhow add up those.
 // Every rank issues the same sequence, because it follows from the model's graph alone.
 //
 // In a pipeline (StageSharding, sharded_units_in_pipeline.cc) steps and engine runs are told from outside: gradients
@@ -32,6 +34,7 @@
 
 #include "phalanx/comm/communicator.h"
 #include "phalanx/observe/memory_counters.h"
+#include "phalanx/parallel/attached_parameters.h"
 #include "phalanx/parallel/fsdp/unit.h"
 #include "phalanx/parallel/fully_shard.h"
 #include "phalanx/parallel/stage_sharding.h"
@@ -41,10 +44,12 @@ namespace phalanx::fsdp {
 class ShardedUnits : public StageSharding, public std::enable_shared_from_this<ShardedUnits> {
  public:
   /// `replicas` is null without a replicating axis, `keepers` (unit.h) without such. Without `prefetch` a unit is
-  /// gathered when it is used. `levels` of units inside units: that many are in use at a time. Collective.
+  /// gathered when it is used. `levels` of units inside units: that many are in use at a time. `attached`: what the
+  /// module had. Collective.
   static std::shared_ptr<ShardedUnits> make(std::vector<std::unique_ptr<Unit>> units,
                                             std::shared_ptr<Communicator> comm, std::shared_ptr<Communicator> replicas,
-                                            std::shared_ptr<Communicator> keepers, bool prefetch, int levels);
+                                            std::shared_ptr<Communicator> keepers, bool prefetch, int levels,
+                                            AttachedParameters attached);
   void detach();
 
   void before_use(std::size_t unit);
@@ -53,6 +58,9 @@ class ShardedUnits : public StageSharding, public std::enable_shared_from_this<S
 
   void hold();
   void release() noexcept { --holds_; }
+  /// Passes that begin from now on are parts of a step, until as many ends have been told.
+  void begin_parts() noexcept { ++parts_; }
+  void end_parts() noexcept { --parts_; }
   void forget_values();
 
   void begin_step() override;
@@ -72,8 +80,9 @@ class ShardedUnits : public StageSharding, public std::enable_shared_from_this<S
  private:
   using Clock = std::chrono::steady_clock;
   struct Pass {
-    bool held = false;   // gradients are only accumulated
-    bool asked = false;  // the engine will call back at the end of the innermost running backward pass
+    bool held = false;     // gradients are only accumulated
+    bool is_part = false;  // they are averaged and added to the rank's rows, but more of them follow
+    bool asked = false;    // the engine will call back at the end of the innermost running backward pass
   };
   struct State {
     bool in_use = false;       // between before_use and after_use
@@ -87,8 +96,8 @@ class ShardedUnits : public StageSharding, public std::enable_shared_from_this<S
   };
 
   ShardedUnits(std::vector<std::unique_ptr<Unit>> units, std::shared_ptr<Communicator> comm,
-               std::shared_ptr<Communicator> replicas, std::shared_ptr<Communicator> keepers, bool prefetch,
-               int levels);
+               std::shared_ptr<Communicator> replicas, std::shared_ptr<Communicator> keepers, bool prefetch, int levels,
+               AttachedParameters attached);
   void subscribe();
   at::Tensor allocate(std::int64_t bytes, observe::MemoryCategory what_for = observe::MemoryCategory::buffers) const;
   void make_pools();
@@ -107,6 +116,10 @@ class ShardedUnits : public StageSharding, public std::enable_shared_from_this<S
   void take_order();
   void keep_all_grads();
   void publish();
+  void add_up();
+  bool adds_whole(std::size_t unit, const Pass& pass) const;
+  void require_as_attached();
+  [[noreturn]] void fail_changed(const std::string& changes);
   void begin_pass();
   void ask_for_end();
   void before_backward(std::size_t unit);
@@ -118,13 +131,15 @@ class ShardedUnits : public StageSharding, public std::enable_shared_from_this<S
   void give_up() noexcept;
   void start_averaging(std::size_t unit);
   void finish_averaging();
-  [[noreturn]] void fail_unused();
+  [[noreturn]] void fail_unused(const Pass& pass);
+  [[noreturn]] void fail(const std::string& message);
 
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<State> states_;
   std::shared_ptr<Communicator> comm_, replicas_, keepers_;
   bool prefetches_ = true;
   int levels_ = 1;
+  AttachedParameters attached_;
   std::vector<GradReadySubscription> subscriptions_;
   MemoryPool parameter_pool_;
   std::optional<MemoryPool> grad_pool_;  // made by the first training pass
@@ -132,7 +147,7 @@ class ShardedUnits : public StageSharding, public std::enable_shared_from_this<S
   std::vector<std::size_t> order_;  // of use
   std::vector<std::size_t> ends_;   // the same in the order of the ends: the backward pass comes the other way
   std::vector<std::size_t> seen_, seen_ends_;  // in the forward pass under way
-  int holds_ = 0;
+  int holds_ = 0, parts_ = 0;
   bool keeps_all_grads_ = false;
   std::shared_ptr<Pass> pass_;
   std::shared_ptr<Pass> step_;  // of a pipeline, while it lasts

@@ -15,6 +15,7 @@ void ShardedUnits::begin_step() {
         "fully_shard: a pipeline's step began inside another one, or inside a backward pass of the same module; run a "
         "sharded stage by one pipeline only");
   }
+  require_as_attached();
   const at::NoGradGuard no_grad;
   keep_all_grads();
   make_pools();
@@ -67,7 +68,7 @@ void ShardedUnits::end_step() {
   const at::NoGradGuard no_grad;
   if (!step_->held) {
     for (const State& state : states_) {
-      if (state.pending > 0) fail_unused();
+      if (state.pending > 0) fail_unused(*step_);
     }
     publish();
     forget_values();

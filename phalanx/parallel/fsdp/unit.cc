@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/ScalarType.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -61,7 +62,10 @@ Unit::Unit(std::string name, std::vector<NamedTensor> parameters, std::shared_pt
   layout_ = lay_out_flat(shapes, comm_->size());
   full_ = LentTensor(layout_.flat_elements(), options_);
   grads_ = LentTensor(layout_.flat_elements(), grad_options_);
-  for (auto& p : parameters) parameters_.push_back({.full = std::move(p)});
+  for (auto& p : parameters) {
+    const bool is_trained = p.tensor.requires_grad();
+    parameters_.push_back({.full = std::move(p), .is_trained = is_trained});
+  }
   make_shard(options);
   const observe::MemoryScope scope(observe::MemoryCategory::buffers);
   if (keepers_) part_ = keepers_->symmetric_empty({layout_.flat_elements() / keepers_->size()}, options_, kSharded);
@@ -266,9 +270,7 @@ void Unit::show_grads() {
   }
 }
 
-bool Unit::has_trained() const {
-  return std::ranges::any_of(parameters_, [](const Parameter& p) { return p.full.tensor.requires_grad(); });
-}
+bool Unit::has_trained() const { return std::ranges::any_of(parameters_, &Parameter::is_trained); }
 
 bool Unit::has_shard_grads() const {
   return std::ranges::any_of(parameters_, [](const Parameter& p) { return p.shard.tensor.grad().defined(); });
@@ -301,14 +303,33 @@ void Unit::finish_reduce() {
   drop_full_grads();
 }
 
+void Unit::add_to_sum() {
+  const observe::MemoryScope scope(observe::MemoryCategory::gradients);
+  const at::Tensor reduced = std::exchange(reduced_, at::Tensor());
+  if (sum_.defined()) {
+    sum_.add_(reduced);
+  } else {
+    sum_ = reduced.to(c10::promoteTypes(reduced.scalar_type(), at::kFloat));
+  }
+}
+
+void Unit::take_sum() {
+  if (!sum_.defined()) return;
+  const observe::MemoryScope scope(observe::MemoryCategory::gradients);
+  const at::Tensor sum = std::exchange(sum_, at::Tensor()).to(options_.device(), /*non_blocking=*/true);
+  reduced_ = sum.add_(reduced_);
+}
+
 Work Unit::average_over(Communicator& replicas) {
+  reduced_ = reduced_.to(c10::typeMetaToScalarType(grad_options_.dtype()));
   return replicas.all_reduce(reduced_, {.op = ReduceOp::avg, .async = true});
 }
 
 void Unit::copy_to_host() {
   if (!offload_) return;
   const observe::MemoryScope scope(observe::MemoryCategory::gradients);
-  const at::Tensor on_device = std::exchange(reduced_, at::empty({layout_.shard_elements}, on_host(grad_options_)));
+  const at::Tensor on_device = reduced_;
+  reduced_ = at::empty({layout_.shard_elements}, on_host(on_device.options()));
   reduced_.copy_(on_device, /*non_blocking=*/true);
 }
 

@@ -10,6 +10,8 @@
 //                    that has memory of its own from the start; else made when the unit's gradients are complete, and
 //                    gone when the shards' gradients are reset. Where the result is kept on the host: in `grads`, then
 //                    copied there.
+//   sum      S       of `reduced` of a step's micro-batches so far, where each is reduced: in float32 where the
+//                    reduction is in 16 bits; on the host where the result is kept there
 // `full` is in the parameters' dtype, `grads` and `reduced` in that of the reduction, `shard` in the module's own.
 // No operation here decides when: that is ShardedUnits' business (sharded_units.h). All are called by the rank's thread
 // or, inside a backward pass, by the thread that runs it.
@@ -62,7 +64,7 @@ class Unit {
   /// The rank's rows, with their spec, which cuts what the parameter's own shard has left; .grad() is what the last
   /// synchronised pass left.
   const NamedTensor& shard(std::size_t i) const { return parameters_[i].shard; }
-  bool is_trained(std::size_t i) const { return parameters_[i].full.tensor.requires_grad(); }
+  bool is_trained(std::size_t i) const { return parameters_[i].is_trained; }  // as it was at construction
   bool has_trained() const;
   bool resident() const noexcept { return resident_; }
   bool own_grads() const noexcept { return own_grads_; }
@@ -99,7 +101,11 @@ class Unit {
   void start_reduce();
   /// Waits, and lets go of the full gradients.
   void finish_reduce();
-  /// Averages `reduced` over the replicas of the shards.
+  /// Adds `reduced`, which is gone then, to `sum`; with offload it has been copied to the host and is there by now.
+  void add_to_sum();
+  /// `reduced` becomes all that has been added up, itself included.
+  void take_sum();
+  /// Averages `reduced` over the replicas of the shards, in the dtype of the reduction.
   Work average_over(Communicator& replicas);
   /// Whether `reduced` has to be copied to the host before `grads` may go.
   bool offloads() const noexcept { return offload_; }
@@ -108,10 +114,12 @@ class Unit {
   /// shard(i).tensor.grad() becomes what has been reduced, plus what was carried; their memory is theirs alone then.
   void publish_grads();
   void drop_full_grads();
+  void drop_sum() { sum_.reset(); }
 
  private:
   struct Parameter {
     NamedTensor full, shard;
+    bool is_trained = false;
     at::Tensor grad_view;    // into grads_
     at::Tensor carried;      // the shard's gradient of earlier passes
     bool is_placed = false;  // its gradient is in grad_view, and not in .grad(), which has another dtype
@@ -128,7 +136,7 @@ class Unit {
   at::TensorOptions shard_options_, options_, grad_options_;
   std::vector<Parameter> parameters_;
   LentTensor full_, grads_;
-  at::Tensor shard_, part_, reduced_;
+  at::Tensor shard_, part_, reduced_, sum_;
   bool resident_ = false, own_grads_ = false, offload_ = false;
   bool direct_ = true;  // `full` holds what the shards hold, not something made of it
   bool keeps_grads_ = false, gathered_ = false, has_part_ = false;
