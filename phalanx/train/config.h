@@ -107,6 +107,8 @@ struct TrainConfig {
     std::string initial_load_path;
     bool initial_load_in_hf = false;
     bool last_save_in_hf = false;
+    std::string export_dtype = "float32";
+    double export_file_gb = 5.0;
   } checkpoint;
 
   struct Metrics {
