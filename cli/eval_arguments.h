@@ -21,6 +21,7 @@ struct EvalArguments {
   std::int64_t tp = 1, pp = 1;
   std::string device, dtype = "float32", backend = "auto";
   std::string json, output;
+  bool end_token_first = false;  // of a text whose tokenizer puts nothing there
   bool quiet = false;
 };
 

@@ -17,9 +17,11 @@
 
 #include "cli/generate_arguments.h"
 #include "cli/model_ranks.h"
+#include "phalanx/base/derived_seed.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/human.h"
+#include "phalanx/base/log.h"
 #include "phalanx/base/progress.h"
 #include "phalanx/checkpoint/block_hash.h"
 #include "phalanx/data/bpe_tokenizer.h"
@@ -72,7 +74,7 @@ struct Task {
                            .stop_tokens = {},
                            .stop_strings = arguments.stops,
                            .where = prompt.where};
-    request.sampling.seed += number;
+    request.sampling.seed = derived_seed(request.sampling.seed, number);
     if (prompt.text) {
       const auto ids = tokenizer->encode(*prompt.text, {.add_special_tokens = true});
       request.prompt.assign(ids.begin(), ids.end());
@@ -128,6 +130,7 @@ nlohmann::json description_of(const GenerateArguments& arguments, const Inputs& 
           {"top_p", sampling.top_p},
           {"repetition_penalty", sampling.repetition_penalty},
           {"seed", sampling.seed},
+          {"seeds_of_prompts", "hash of seed and number"},
           {"stop", arguments.stops},
           {"ignore_end", arguments.ignore_end},
           {"dtype", arguments.dtype},
@@ -302,6 +305,10 @@ int generate_worker(const Arguments& arguments) {
   std::optional<data::BpeTokenizer> tokenizer;
   if (needs_tokenizer || files.tokenizer || !parsed.tokenizer.empty()) {
     tokenizer = infer::load_tokenizer(files, parsed.tokenizer);
+  }
+  if (tokenizer && needs_tokenizer && !tokenizer->model().suffix.empty()) {
+    log::warn_once(
+        "the tokenizer's template puts a token behind each prompt, as transformers does: the model goes on after it");
   }
   const auto end_tokens = infer::end_tokens(files, tokenizer);
   const Task task{parsed, inputs.prompts, tokenizer, end_tokens};
