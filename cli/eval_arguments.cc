@@ -26,6 +26,8 @@ Says how well a model predicts a text (perplexity), or which of several continua
   --stride N               tokens by which windows move on; below --seq-len each token is predicted from more of what is
                            before it, at more cost (default: --seq-len)
   --max-tokens N           the first N tokens only
+  --end-token-first        of --text, where the tokenizer puts no token before a text: put the one that ends texts there,
+                           so that the first token is predicted, too. Without it nothing is put there, as in transformers
   --batch-size N           windows or continuations in one pass (default 8)
   --json FILE              write the figures there, too
   --output FILE.jsonl      write the log-likelihoods of every question's choices
@@ -55,6 +57,7 @@ EvalArguments parse_eval_arguments(const Arguments& arguments) {
   app.add_option("--seq-len", parsed.seq_len)->check(CLI::PositiveNumber);
   app.add_option("--stride", parsed.stride)->check(CLI::PositiveNumber);
   app.add_option("--max-tokens", parsed.max_tokens)->check(CLI::PositiveNumber);
+  app.add_flag("--end-token-first", parsed.end_token_first);
   app.add_option("--batch-size", parsed.batch_size)->check(CLI::PositiveNumber);
   app.add_option("--tp", parsed.tp)->check(CLI::PositiveNumber);
   app.add_option("--pp", parsed.pp)->check(CLI::PositiveNumber);
@@ -75,6 +78,7 @@ EvalArguments parse_eval_arguments(const Arguments& arguments) {
   if (!parsed.choices.empty() && (parsed.seq_len > 0 || parsed.stride > 0 || parsed.max_tokens > 0)) {
     throw UsageError("--seq-len, --stride and --max-tokens are for --text and --tokens");
   }
+  if (parsed.text.empty() && parsed.end_token_first) throw UsageError("--end-token-first is a part of --text FILE");
   if (parsed.choices.empty() && !parsed.output.empty()) throw UsageError("--output is a part of --choices FILE.jsonl");
   if (parsed.choices.empty() && (parsed.strict || parsed.allow_skipped)) {
     throw UsageError(

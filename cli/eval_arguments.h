@@ -23,6 +23,7 @@ struct EvalArguments {
   std::string json, output;
   bool strict = false;         // the first malformed question is an error
   bool allow_skipped = false;  // malformed questions are no failure
+  bool end_token_first = false;  // of a text whose tokenizer puts nothing there
   bool quiet = false;
 };
 

@@ -77,6 +77,16 @@ void report(const EvalArguments& arguments, const ModelRanks& ranks, const nlohm
   if (!arguments.json.empty()) replace_file(arguments.json, figures.dump(1) + "\n");
 }
 
+/// What ends a text, to be put before one.
+std::int64_t first_token(const infer::ModelFiles& files, const data::BpeTokenizer& tokenizer) {
+  if (!tokenizer.model().prefix.empty()) {
+    throw ConfigError("--end-token-first: the tokenizer puts a token of its own before a text already");
+  }
+  const auto ends = infer::end_tokens(files, tokenizer);
+  if (ends.empty()) throw ConfigError("--end-token-first: neither model nor tokenizer says which token ends a text");
+  return ends.front();
+}
+
 void perplexity(const EvalArguments& arguments, const ModelRanks& ranks, models::Llama& model,
                 const infer::ModelFiles& files) {
   const std::int64_t longest = model.config().max_seq_len;
@@ -95,9 +105,10 @@ void perplexity(const EvalArguments& arguments, const ModelRanks& ranks, models:
     bytes = text.size();
     const data::BpeTokenizer tokenizer = infer::load_tokenizer(files, arguments.tokenizer);
     const auto encoded = tokenizer.encode(text, {.add_special_tokens = true});
-    // What begins a document lets the first token be predicted, too.
-    if (const auto ends = infer::end_tokens(files, tokenizer); !ends.empty() && tokenizer.model().prefix.empty()) {
-      ids.push_back(ends.front());
+    if (arguments.end_token_first) {
+      ids.push_back(first_token(files, tokenizer));
+    } else if (tokenizer.model().prefix.empty() && !encoded.empty()) {
+      bytes -= std::min(bytes, tokenizer.bytes_of(encoded.front()).size());  // nothing predicts it
     }
     ids.insert(ids.end(), encoded.begin(), encoded.end());
     size = std::ssize(ids);
@@ -148,8 +159,14 @@ Choice make_choice(const data::BpeTokenizer& tokenizer, const std::vector<std::i
   const std::size_t text_end = prompt.find_last_not_of(" \t\r\n") + 1;  // 0: all of it is white space
   continuation.insert(0, prompt.substr(text_end));
   prompt.resize(text_end);
-  const auto before = tokenizer.encode(prompt, {.add_special_tokens = true});
-  const auto all = tokenizer.encode(prompt + continuation, {.add_special_tokens = true});
+  // What the tokenizer puts before a text belongs there; what it puts behind one would end the prompt, and count as a
+  // part of each choice.
+  const auto encode = [&](const std::string& text) {
+    std::vector<data::TokenId> ids = tokenizer.model().prefix;
+    tokenizer.encode_to(text, ids);
+    return ids;
+  };
+  const auto before = encode(prompt), all = encode(prompt + continuation);
   Choice made{.question = number, .bytes = choice.size(), .text = {.tokens = {all.begin(), all.end()}}};
   made.text.first = std::min(std::ssize(before), std::ssize(all) - 1);
   if (made.text.first == 0) {  // nothing comes before it

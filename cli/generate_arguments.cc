@@ -32,7 +32,8 @@ to standard error.
   --top-p P                draw from the likeliest tokens that make up probability P only (default 1: all)
   --repetition-penalty R   above 1: tokens that were there already become less likely (default 1)
   --greedy                 always the likeliest token
-  --seed N                 of the draws: the same seed gives the same text (default 0). Prompt i draws with seed N + i
+  --seed N                 of the draws: the same seed gives the same text (default 0). Every prompt draws with a seed
+                           of its own, a hash of N and its number
   --stop TEXT              end before this text; may be repeated
   --ignore-end             do not stop at the tokens that end a text
 

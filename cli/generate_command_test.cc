@@ -283,6 +283,67 @@ TEST_F(GenerateCommandTest, EvalGivesTheSamePerplexityInEveryLayout) {
   EXPECT_NE(out_, expected);
 }
 
+// Prompt i of seed N and prompt i - 1 of seed N + 1 are different draws.
+TEST_F(GenerateCommandTest, PromptsOfNeighbouringSeedsDoNotShareTheirDraws) {
+  std::string lines;
+  for (int i = 0; i < 4; ++i) lines += "{\"ids\": [3, 14]}\n";
+  write_file(file("same.jsonl"), lines);
+  std::vector<std::string> texts;
+  for (const char* seed : {"0", "1", "2"}) {
+    ASSERT_EQ(generate(std::string("--seed ") + seed, "same.jsonl"), 0) << error_;
+    std::istringstream results(out_);
+    for (std::string line; std::getline(results, line);) texts.push_back(nlohmann::json::parse(line)["ids"].dump());
+  }
+  EXPECT_EQ(texts.size(), 12U);
+  EXPECT_EQ(std::set<std::string>(texts.begin(), texts.end()).size(), 12U);
+}
+
+// A tokenizer whose template puts a token before a text, behind it, or neither.
+TEST_F(GenerateCommandTest, EvalScoresWhatTheTokenizerMakesOfATextAndChoicesWithoutWhatItPutsBehindThem) {
+  write_file(file("cat.txt"), "the cat sat on the mat. the cat sat on the hat. ");
+  ASSERT_EQ(call("tokenize " + file("cat.txt") + " --vocab-size 270 --tokenizer " + file("plain.json")), 0) << error_;
+  auto json = nlohmann::json::parse(read_file(file("plain.json")));
+  const nlohmann::json text = {{"Sequence", {{"id", "A"}, {"type_id", 0}}}};
+  const nlohmann::json end = {{"SpecialToken", {{"id", "<|endoftext|>"}, {"type_id", 0}}}};
+  const nlohmann::json tokens = {
+      {"<|endoftext|>", {{"id", "<|endoftext|>"}, {"ids", {0}}, {"tokens", {"<|endoftext|>"}}}}};
+  const auto with_template = [&](const std::string& name, const std::vector<nlohmann::json>& single) {
+    json["post_processor"] = {{"type", "TemplateProcessing"}, {"single", single}, {"special_tokens", tokens}};
+    write_file(file(name), json.dump());
+  };
+  with_template("suffix.json", {text, end});
+  with_template("prefix.json", {end, text});
+  write_file(file("cats.jsonl"),
+             "{\"prompt\": \"the cat\", \"choices\": [\" sat\", \" on\"], \"answer\": 0}\n"
+             "{\"prompt\": \"\", \"choices\": [\"the\", \"on\"]}\n");
+  const auto eval = [&](const std::string& tokenizer, const std::string& more) {
+    EXPECT_EQ(call("eval --checkpoint " + file("run/hf") + " --tokenizer " + file(tokenizer) + " " + more), 0)
+        << error_;
+    return out_;
+  };
+  const auto scores = [&](const std::string& tokenizer) {
+    eval(tokenizer, "--choices " + file("cats.jsonl") + " --output " + file("cats.out"));
+    return read_file(file("cats.out"));
+  };
+  EXPECT_EQ(scores("suffix.json"), scores("plain.json"));
+  EXPECT_NE(scores("prefix.json"), scores("plain.json"));
+  // As many tokens are predicted as transformers would: without one before it the first is not.
+  const auto count = [&](const std::string& tokenizer, const std::string& more = "") {
+    eval(tokenizer, "--text " + file("cat.txt") + " --json " + file("cat.out") + " " + more);
+    return nlohmann::json::parse(read_file(file("cat.out")))["tokens"].get<int>();
+  };
+  const int plain = count("plain.json");
+  EXPECT_EQ(count("suffix.json"), plain + 1);
+  EXPECT_EQ(count("prefix.json"), plain + 1);
+  const auto with_prefix = read_file(file("cat.out"));
+  EXPECT_EQ(count("plain.json", "--end-token-first"), plain + 1);
+  EXPECT_EQ(read_file(file("cat.out")), with_prefix);
+  EXPECT_EQ(call("eval --checkpoint " + file("run/hf") + " --tokenizer " + file("prefix.json") + " --text " +
+                 file("cat.txt") + " --end-token-first"),
+            2);
+  EXPECT_THAT(error_, HasSubstr("puts a token of its own before a text already"));
+}
+
 TEST_F(GenerateCommandTest, EvalAnswersQuestions) {
   std::string text;
   for (int i = 0; i < 400; ++i)

@@ -20,10 +20,12 @@
 
 #include "cli/generate_arguments.h"
 #include "cli/model_ranks.h"
+#include "phalanx/base/derived_seed.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/folder_lock.h"
 #include "phalanx/base/human.h"
+#include "phalanx/base/log.h"
 #include "phalanx/base/progress.h"
 #include "phalanx/checkpoint/block_hash.h"
 #include "phalanx/checkpoint/weights_identity.h"
@@ -83,7 +85,7 @@ struct Task {
                            .stop_tokens = {},
                            .stop_strings = arguments.stops,
                            .where = prompt.where};
-    request.sampling.seed += number;
+    request.sampling.seed = derived_seed(request.sampling.seed, number);
     if (prompt.text) {
       const auto ids = tokenizer->encode(*prompt.text, {.add_special_tokens = true});
       request.prompt.assign(ids.begin(), ids.end());
@@ -146,6 +148,7 @@ nlohmann::json description_of(const Task& task, const Inputs& inputs, const infe
       {"top_p", sampling.top_p},
       {"repetition_penalty", sampling.repetition_penalty},
       {"seed", sampling.seed},
+      {"seeds_of_prompts", "hash of seed and number"},
       {"stop", arguments.stops},
       {"ignore_end", arguments.ignore_end},
       {"dtype", arguments.dtype},
@@ -365,6 +368,10 @@ int generate_worker(const Arguments& arguments) {
     std::filesystem::path path = parsed.tokenizer.empty() ? *files.tokenizer : parsed.tokenizer;
     if (std::filesystem::is_directory(path)) path /= "tokenizer.json";
     inputs.tokenizer_hash = hash_text(read_file(path));
+  }
+  if (tokenizer && needs_tokenizer && !tokenizer->model().suffix.empty()) {
+    log::warn_once(
+        "the tokenizer's template puts a token behind each prompt, as transformers does: the model goes on after it");
   }
   const auto end_tokens = infer::end_tokens(files, tokenizer);
   const Task task{parsed, inputs.prompts, tokenizer, end_tokens};

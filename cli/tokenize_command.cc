@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cli/parse_options.h"
+#include "cli/show_tokens.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/human.h"
@@ -22,6 +23,7 @@ namespace phalanx::cli {
 
 const std::string_view kTokenizeHelp =
     R"(usage: phalanx tokenize INPUT... --tokenizer FILE [--vocab-size N] [--output PREFIX] [options]
+       phalanx tokenize --show TEXT --tokenizer FILE
 
 Trains a byte-level BPE tokenizer on text files, turns text files into token files for training, or both at once.
 INPUT is a file, a directory (all files below it but hidden ones) or a quoted shell pattern. Binary files are skipped.
@@ -36,6 +38,7 @@ Each file is one document, ended by the tokenizer's end-of-text token.
   --exclude PATTERN          leave out files and directories whose name or path matches; may be repeated
   --min-frequency N          merge only pairs seen this often (default 2)
   --no-end-of-text           no end-of-text token after documents
+  --show TEXT                print the ids and tokens of this text, and nothing else
   --quiet                    no progress
 
 Train a tokenizer on a source tree and encode it, a tenth of it for validation:
@@ -60,6 +63,7 @@ struct TokenizeArguments {
   std::vector<std::string> exclude;
   std::int64_t min_frequency = 2;
   bool no_end_of_text = false;
+  std::optional<std::string> show;
   bool quiet = false;
 };
 
@@ -76,8 +80,16 @@ TokenizeArguments parse_tokenize(const Arguments& arguments) {
   app.add_option("--exclude", parsed.exclude)->expected(1)->take_all();
   app.add_option("--min-frequency", parsed.min_frequency);
   app.add_flag("--no-end-of-text", parsed.no_end_of_text);
+  app.add_option("--show", parsed.show);
   app.add_flag("--quiet,-q", parsed.quiet);
   parse_options(app, arguments);
+  if (parsed.show) {
+    if (parsed.tokenizer.empty()) throw UsageError("--tokenizer FILE is missing: the tokenizer.json to show");
+    if (!parsed.inputs.empty() || parsed.vocab_size || !parsed.output.empty()) {
+      throw UsageError("--show TEXT takes neither inputs nor --vocab-size nor --output");
+    }
+    return parsed;
+  }
   if (parsed.inputs.empty()) throw UsageError("expected at least one input: a file, a directory or a pattern");
   if (parsed.tokenizer.empty()) {
     throw UsageError("--tokenizer FILE is missing: the tokenizer.json to write (with --vocab-size) or to read");
@@ -168,6 +180,10 @@ int tokenize_command(const Arguments& arguments) {
     }
   }
   const TokenizeArguments parsed = parse_tokenize(arguments);
+  if (parsed.show) {
+    fmt::print("{}", shown_tokens(data::BpeTokenizer::load(parsed.tokenizer), *parsed.show));
+    return 0;
+  }
   // Before the corpus is read: a tokenizer that is missing or malformed should not cost a walk over it.
   std::optional<data::BpeTokenizer> tokenizer;
   if (!parsed.vocab_size) tokenizer = data::BpeTokenizer::load(parsed.tokenizer);

@@ -1,5 +1,6 @@
 #include "cli/tokenize_command.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -40,6 +41,21 @@ class TokenizeCommandTest : public ::testing::Test {
   TempDirectory directory_{"tokenize-command"};
   std::string out_, error_;
 };
+
+TEST_F(TokenizeCommandTest, ShowsIdsAndTokens) {
+  ASSERT_EQ(run({path("*.txt"), "--vocab-size", "259", "--tokenizer", path("tokenizer.json"), "--quiet"}), 0) << error_;
+  ASSERT_EQ(run({"--show", "at\n\"é<|endoftext|>", "--tokenizer", path("tokenizer.json")}), 0) << error_;
+  const auto tokenizer = data::BpeTokenizer::load(path("tokenizer.json"));
+  const auto id = [&](const char* token) { return fmt::format("{:>8}", *tokenizer.id_of(token)); };
+  EXPECT_EQ(out_, id("at") + "  \"at\"\n" + id("\n") + "  \"\\n\"\n" + id("\"") + "  \"\\\"\"\n" + id("\xC3") +
+                      "  \"\\xC3\"\n" + id("\xA9") + "  \"\\xA9\"\n" + id("<|endoftext|>") +
+                      "  \"<|endoftext|>\"  special\n6 tokens, 18 bytes; vocabulary of 259; a document ends with 0 "
+                      "(\"<|endoftext|>\")\n");
+  EXPECT_EQ(run({"--show", "a"}), 2);
+  EXPECT_THAT(error_, HasSubstr("--tokenizer FILE is missing"));
+  EXPECT_EQ(run({"x.txt", "--show", "a", "--tokenizer", path("tokenizer.json")}), 2);
+  EXPECT_THAT(error_, HasSubstr("--show TEXT takes neither inputs nor"));
+}
 
 TEST_F(TokenizeCommandTest, TrainsEncodesAndSetsAside) {
   ASSERT_EQ(run({path("*.txt"), "--vocab-size", "270", "--tokenizer", path("new/tokenizer.json"),

@@ -40,7 +40,9 @@ void check_sample_tokenizer(const train::TrainConfig& config) {
 
 std::string training_sample(const train::TrainConfig& config, models::Llama& model) {
   const data::BpeTokenizer tokenizer = sample_tokenizer(config, model.config().vocab_size);
-  const auto prompt = tokenizer.encode(config.metrics.sample_prompt, {.add_special_tokens = true});
+  // What the tokenizer puts behind a text would end the prompt.
+  std::vector<data::TokenId> prompt = tokenizer.model().prefix;
+  tokenizer.encode_to(config.metrics.sample_prompt, prompt);
   infer::Request request{
       .prompt = {prompt.begin(), prompt.end()},
       .max_new_tokens = config.metrics.sample_tokens,

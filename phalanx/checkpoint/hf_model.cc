@@ -7,8 +7,9 @@
 #include <system_error>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/log.h"
+#include "phalanx/checkpoint/hf_files.h"
 #include "phalanx/checkpoint/mismatch.h"
-#include "phalanx/models/hf_config.h"
 #include "phalanx/models/hf_names.h"
 #include "phalanx/models/llama_json.h"
 
@@ -71,35 +72,35 @@ std::string torch_name(Dtype dtype) {
   }
 }
 
-std::string assets_path(const SavedState& saved) {
+/// Where the run's tokenizer is: beside the checkpoint, in the run's folder, or where the run was told to find it.
+std::filesystem::path assets_of_run(const SavedState& saved) {
   const auto metadata = nlohmann::json::parse(saved.manifest().metadata);
-  const auto path = metadata.find("hf_assets_path");
-  return path != metadata.end() && path->is_string() ? path->get<std::string>() : std::string();
+  const auto entry = metadata.find("hf_assets_path");
+  const std::string told = entry != metadata.end() && entry->is_string() ? entry->get<std::string>() : std::string();
+  const auto checkpoints = std::filesystem::absolute(saved.folder()).lexically_normal().parent_path();
+  std::error_code error;
+  if (!told.empty() && std::filesystem::exists(told, error)) return told;
+  for (const auto& folder : {saved.folder(), checkpoints, checkpoints.parent_path()}) {
+    if (std::filesystem::is_regular_file(folder / "tokenizer.json", error)) return folder;
+  }
+  if (!told.empty()) {
+    log::warn(
+        fmt::format("{}, where the run had its tokenizer (model.hf_assets_path), is not there: written without "
+                    "it, and without a token that ends a text; name its folder with --assets",
+                    told));
+  }
+  return {};
 }
 
 }  // namespace
 
-std::map<std::string, std::string> hf_assets(const std::filesystem::path& folder) {
-  constexpr std::uint64_t kMaxBytes = 256 << 20;
-  std::map<std::string, std::string> texts;
-  const auto place = folder.filename() == "tokenizer.json" ? folder.parent_path() : folder;
-  for (const char* name :
-       {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
-        "vocab.json", "merges.txt", "chat_template.jinja", "generation_config.json"}) {
-    std::error_code error;
-    if (std::filesystem::is_regular_file(place / name, error)) texts[name] = read_file(place / name, kMaxBytes);
-  }
-  return texts;
-}
-
 WrittenFiles consolidate_for_hf(SavedState& saved, const std::filesystem::path& folder, ConsolidateOptions options,
-                                FileSystem& fs) {
+                                const std::filesystem::path& assets, FileSystem& fs) {
   const models::LlamaConfig config = shape_of_model(saved);
   require_weights_of(config, saved);
   const Dtype dtype = options.dtype.value_or(saved.find("model.norm.weight")->dtype);
   options.place_in_file = [&](const std::string& name) { return models::hf_place(config, name); };
-  if (const std::string assets = assets_path(saved); !assets.empty()) options.beside = hf_assets(assets);
-  options.beside["config.json"] = models::llama_hf_config(config, torch_name(dtype));
+  options.beside = hf_files(config, torch_name(dtype), assets.empty() ? assets_of_run(saved) : assets);
   return consolidate(saved, folder, options, fs);
 }
 

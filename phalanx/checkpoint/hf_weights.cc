@@ -12,7 +12,11 @@ namespace phalanx {
 LoadWeightsOptions hf_weights(const models::LlamaConfig& config) {
   return {.place_in_file = [config](const std::string& name) { return models::hf_place(config, name); },
           .optional_prefix = models::hf_optional_prefix(config),
-          .ignore = [config](const std::string& name) { return models::hf_may_ignore(config, name); }};
+          .ignore = [config](const std::string& name) { return models::hf_may_ignore(config, name); },
+          .copy_in_file =
+              [config](const std::string& name) {
+                return config.tie_embeddings && name == "tok_embeddings.weight" ? "lm_head.weight" : std::string();
+              }};
 }
 
 LoadWeightsOptions hf_weights_of_part(const models::LlamaConfig& config) {
@@ -21,9 +25,7 @@ LoadWeightsOptions hf_weights_of_part(const models::LlamaConfig& config) {
     of_model->insert(models::hf_place(config, name).name);
   }
   LoadWeightsOptions options = hf_weights(config);
-  options.ignore = [of_model, rest = options.ignore](const std::string& name) {
-    return of_model->contains(name) || rest(name);
-  };
+  options.elsewhere = [of_model](const std::string& name) { return of_model->contains(name); };
   return options;
 }
 

@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
 #include <span>
 #include <string_view>
 #include <system_error>
@@ -13,6 +15,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/checkpoint/block_writer.h"
 #include "phalanx/checkpoint/checkpoint_reader.h"
+#include "phalanx/checkpoint/element_values.h"
 #include "phalanx/checkpoint/mismatch.h"
 #include "phalanx/checkpoint/place_copy.h"
 #include "phalanx/checkpoint/safetensors.h"
@@ -89,12 +92,61 @@ std::string without_prefix(const std::string& name, const std::string& prefix) {
   return !prefix.empty() && name.starts_with(prefix) ? name.substr(prefix.size()) : name;
 }
 
-LoadedWeights load_from_checkpoint(const std::filesystem::path& path, const std::vector<NamedTensor>& tensors) {
+/// Its "model." tensors that nobody asked for: not this model's.
+void refuse_others(const std::filesystem::path& path, const std::vector<NamedTensor>& tensors,
+                   const LoadWeightsOptions& options) {
+  constexpr std::string_view kPrefix = "model.";
+  std::set<std::string> wanted;
+  for (const auto& named : tensors) wanted.insert(named.name);
+  Mismatches mismatches;
+  const SavedState saved(path);
+  for (const auto& tensor : saved.tensors()) {
+    if (!tensor.name.starts_with(kPrefix)) continue;
+    const std::string name = tensor.name.substr(kPrefix.size());
+    if (wanted.contains(name) || (options.ignore && options.ignore(name))) continue;
+    if (options.elsewhere && options.elsewhere(name)) continue;
+    mismatches.unexpected({.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape});
+  }
+  mismatches.throw_if_any(fmt::format("the weights in {} do not fit this model", path.string()));
+}
+
+LoadedWeights load_from_checkpoint(const std::filesystem::path& path, const std::vector<NamedTensor>& tensors,
+                                   const LoadWeightsOptions& options) {
   const CheckpointReader reader(path);
+  refuse_others(path, tensors, options);
   LoadedWeights loaded;
   loaded.bytes = reader.read(with_prefix("model.", tensors), {.allow_unexpected = true, .convert_dtype = true}).taken;
   for (const auto& file : reader.manifest().files) loaded.files.push_back(path / file.name);
   return loaded;
+}
+
+/// Where a tensor of the model is read from, and where its values may be once more.
+struct Chosen {
+  SourceTensor source;
+  std::optional<SourceTensor> copy;
+  PlaceInFile::Form form;
+};
+
+/// `values`: a box of the tensor, as `source` has it.
+void require_same(const SourceTensor& source, const SourceTensor& copy, const PlaceInFile::Form& form,
+                  const std::vector<std::int64_t>& shape, const Box& box, std::span<const std::byte> values) {
+  const auto dtype = copy.info->dtype;
+  std::vector<std::byte> others(static_cast<std::size_t>(box.numel()) * safetensors::element_size(dtype));
+  copy_from_place(form, shape, copy.file->bytes(*copy.info), box, others, safetensors::element_size(dtype));
+  bool same = dtype == source.info->dtype && std::ranges::equal(values, others);
+  if (!same) {
+    std::vector<double> a(static_cast<std::size_t>(box.numel())), b(a.size());
+    decode_elements(source.info->dtype, values, a);
+    decode_elements(dtype, others, b);
+    same = a == b;
+  }
+  if (same) return;
+  throw CheckpointError(fmt::format(
+      "the model's {} and {} are one matrix (its embeddings are tied), but {} and {} hold different ones: if both are "
+      "trained weights, say so with \"tie_word_embeddings\": false in config.json; else take the second one out of the "
+      "file",
+      safetensors::quote_name(source.info->name), safetensors::quote_name(copy.info->name), source.file->path(),
+      copy.file->path()));
 }
 
 /// A tensor of a file that is written: one of the model's, or several that are parts of it.
@@ -142,6 +194,30 @@ class FileTensor {
 
 }  // namespace
 
+std::string brief_names(const std::vector<std::string>& names) {
+  std::vector<std::pair<std::string, int>> kinds;
+  for (const std::string& name : names) {
+    std::string kind;
+    for (const char c : name) {
+      const bool is_digit = c >= '0' && c <= '9';
+      const bool in_number = !kind.empty() && kind.back() == '*' && is_digit;
+      const bool begins_number = is_digit && !kind.empty() && kind.back() == '.';
+      if (!in_number) kind += begins_number ? '*' : c;
+    }
+    const auto found = std::ranges::find(kinds, kind, &std::pair<std::string, int>::first);
+    if (found != kinds.end()) {
+      ++found->second;
+    } else {
+      kinds.emplace_back(kind, 1);
+    }
+  }
+  std::string text;
+  for (const auto& [kind, count] : kinds) {
+    text += fmt::format("{}{}{}", text.empty() ? "" : ", ", kind, count > 1 ? fmt::format(" ({})", count) : "");
+  }
+  return text;
+}
+
 void refuse_more_parameters_than_bytes(const std::filesystem::path& path, std::int64_t parameters,
                                        const std::string& told_by) {
   const auto files = files_of(path);
@@ -161,7 +237,7 @@ void refuse_more_parameters_than_bytes(const std::filesystem::path& path, std::i
 
 LoadedWeights load_weights(const std::filesystem::path& path, const std::vector<NamedTensor>& tensors,
                            const LoadWeightsOptions& options) {
-  if (has_file(path / kManifestName)) return load_from_checkpoint(path, tensors);
+  if (has_file(path / kManifestName)) return load_from_checkpoint(path, tensors, options);
 
   const WeightFiles found_files = weight_files(path);
   LoadedWeights loaded{.files = found_files.paths};
@@ -185,15 +261,18 @@ LoadedWeights load_weights(const std::filesystem::path& path, const std::vector<
                                         file.filename().string()));
   }
 
+  const auto find = [&](const std::string& name) {
+    const auto found = sources.find(name);
+    return found != sources.end() ? found : sources.find(without_prefix(name, options.optional_prefix));
+  };
   Mismatches mismatches;
-  std::vector<std::pair<SourceTensor, PlaceInFile::Form>> chosen;
+  std::vector<Chosen> chosen;
   for (const auto& named : tensors) {
     auto wanted = describe_tensor(named);
     const PlaceInFile place = placed(options.place_in_file, named.name);
     wanted.name = place.name;
     wanted.shape = shape_in_file(place.form, wanted.shape);
-    auto found = sources.find(place.name);
-    if (found == sources.end()) found = sources.find(without_prefix(place.name, options.optional_prefix));
+    const auto found = find(place.name);
     if (found == sources.end()) {
       mismatches.missing(wanted);
       continue;
@@ -203,20 +282,27 @@ LoadedWeights load_weights(const std::filesystem::path& path, const std::vector<
         at::isFloatingType(scalar_type_of(there.dtype)) == at::isFloatingType(scalar_type_of(wanted.dtype));
     if (there.shape != wanted.shape || !same_kind) mismatches.differs(wanted, there);
     found->second.used = true;
-    chosen.emplace_back(found->second, place.form);
+    chosen.push_back({found->second, std::nullopt, place.form});
+    const std::string other = options.copy_in_file ? options.copy_in_file(named.name) : std::string();
+    const auto copy = other.empty() ? sources.end() : find(other);
+    if (copy == sources.end()) continue;
+    chosen.back().copy = copy->second;
+    if (copy->second.info->shape != wanted.shape) mismatches.differs(wanted, *copy->second.info);
   }
   for (const auto& file : files) {
     for (const auto& info : file.tensors()) {
-      const auto may_stay = [&](const std::string& name) { return options.ignore && options.ignore(name); };
-      if (sources.at(info.name).used || may_stay(info.name) || may_stay(options.optional_prefix + info.name)) continue;
-      mismatches.unexpected(info);
+      const auto is_one = [&](const std::function<bool(const std::string&)>& known) {
+        return known && (known(info.name) || known(options.optional_prefix + info.name));
+      };
+      if (sources.at(info.name).used || is_one(options.elsewhere)) continue;
+      is_one(options.ignore) ? loaded.ignored.push_back(info.name) : mismatches.unexpected(info);
     }
   }
   mismatches.throw_if_any(fmt::format("the weights in {} do not fit this model", path.string()));
 
   const auto ask_for = [&](std::size_t i) {  // while the one before it is copied
     if (i == tensors.size()) return;
-    const auto& [source, form] = chosen[i];
+    const auto& [source, copy, form] = chosen[i];
     const auto& info = *source.info;
     if (form.transposed || form.parts > 1) return;
     const auto ranges = flat_ranges(held_box(tensors[i]), info.shape);
@@ -228,56 +314,135 @@ LoadedWeights load_weights(const std::filesystem::path& path, const std::vector<
   ask_for(0);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     ask_for(i + 1);
-    const auto& [source, form] = chosen[i];
+    const auto& [source, copy, form] = chosen[i];
     const auto& info = *source.info;
     const std::span<const std::byte> bytes = source.file->bytes(info);
     const auto shape = tensors[i].global_shape();
     loaded.bytes += fill_tensor(tensors[i], info.dtype, [&](const Box& box, std::span<std::byte> target) {
-      return copy_from_place(form, shape, bytes, box, target, safetensors::element_size(info.dtype));
+      const auto taken = copy_from_place(form, shape, bytes, box, target, safetensors::element_size(info.dtype));
+      if (copy) require_same(source, *copy, form, shape, box, target);
+      return taken;
     });
   }
   return loaded;
 }
 
-void export_weights(const std::filesystem::path& path, const std::vector<NamedTensor>& tensors,
-                    const ExportWeightsOptions& options, FileSystem& fs) {
-  std::map<std::string, FileTensor> of_file;
+namespace {
+
+using FileTensors = std::map<std::string, FileTensor>;
+
+/// By their names in the file, `where` in messages.
+FileTensors file_tensors(const std::vector<NamedTensor>& tensors, const ExportWeightsOptions& options,
+                         const std::filesystem::path& where) {
+  FileTensors of_file;
   for (const auto& named : tensors) {
     const auto info = describe_tensor(named);
     if (held_box(named).shape != info.shape)
-      throw CheckpointError(
-          fmt::format("cannot write tensor {} to {}: this rank has only {} of {}; save a checkpoint and run `phalanx "
-                      "checkpoint consolidate` on it",
-                      safetensors::quote_name(named.name), path.string(), held_box(named).text(), describe_type(info)));
+      throw CheckpointError(fmt::format(
+          "cannot write tensor {} to {}: this rank has only {} of {}; save a checkpoint and run `phalanx "
+          "checkpoint consolidate` on it",
+          safetensors::quote_name(named.name), where.string(), held_box(named).text(), describe_type(info)));
     const PlaceInFile place = placed(options.place_in_file, named.name);
     of_file[place.name].add(place, named.tensor);
   }
-  std::vector<safetensors::TensorInfo> infos;
-  for (const auto& [name, tensor] : of_file) infos.push_back(tensor.info(name, options.dtype));
+  return of_file;
+}
+
+/// Whole and on the disk under `path`; nothing of it is left after an error.
+void write_weights(const std::filesystem::path& path, const FileTensors& of_file,
+                   std::vector<safetensors::TensorInfo> infos, const ExportWeightsOptions& options, FileSystem& fs) {
   auto metadata = options.metadata;
   metadata.insert_or_assign("format", "pt");
   const auto header = safetensors::make_header(std::move(infos), std::move(metadata));
+  BlockWriter writer(fs, path);
+  writer.append_header(safetensors::format_header(header));
+  for (const auto& info : header.tensors) {
+    const auto tensor = of_file.at(info.name).whole(options.dtype);  // one that is put together alive at a time
+    read_tensor_rows(tensor, 0, tensor.dim() == 0 ? 1 : tensor.size(0),
+                     [&](std::span<const std::byte> bytes) { writer.append(bytes); });
+  }
+  writer.finish();
+}
 
-  auto temporary = path;
-  temporary += ".tmp";
+std::filesystem::path temporary_of(const std::filesystem::path& path) { return std::filesystem::path(path) += ".tmp"; }
+
+void remove_quietly(FileSystem& fs, const std::filesystem::path& path) {
   try {
-    BlockWriter writer(fs, temporary);
-    writer.append_header(safetensors::format_header(header));
-    for (const auto& info : header.tensors) {
-      const auto tensor = of_file.at(info.name).whole(options.dtype);  // one that is put together alive at a time
-      read_tensor_rows(tensor, 0, tensor.dim() == 0 ? 1 : tensor.size(0),
-                       [&](std::span<const std::byte> bytes) { writer.append(bytes); });
-    }
-    writer.finish();
-    fs.rename(temporary, path);
+    fs.remove_all(path);
+  } catch (const std::exception&) {  // the first error is the one to report
+  }
+}
+
+/// Whether a folder's file is of weights under a name that this program or transformers gives them.
+bool is_exported_weights(const std::string& name) {
+  return name == kSingleName || (name.starts_with("model-") && name.ends_with(".safetensors"));
+}
+
+}  // namespace
+
+void export_weights(const std::filesystem::path& path, const std::vector<NamedTensor>& tensors,
+                    const ExportWeightsOptions& options, FileSystem& fs) {
+  const FileTensors of_file = file_tensors(tensors, options, path);
+  std::vector<safetensors::TensorInfo> infos;
+  for (const auto& [name, tensor] : of_file) infos.push_back(tensor.info(name, options.dtype));
+  try {
+    write_weights(temporary_of(path), of_file, std::move(infos), options, fs);
+    fs.rename(temporary_of(path), path);
   } catch (const Error&) {
-    try {
-      fs.remove_all(temporary);
-    } catch (const std::exception&) {  // the first error is the one to report
-    }
+    remove_quietly(fs, temporary_of(path));
     throw;
   }
   fs.sync_directory(path.parent_path().empty() ? std::filesystem::path(".") : path.parent_path());
+}
+
+std::vector<std::filesystem::path> export_weights_to_folder(const std::filesystem::path& folder,
+                                                            const std::vector<NamedTensor>& tensors,
+                                                            const ExportWeightsOptions& options, FileSystem& fs) {
+  const FileTensors of_file = file_tensors(tensors, options, folder);
+  std::vector<std::vector<safetensors::TensorInfo>> files(1);
+  std::uint64_t total = 0, bytes = 0;
+  for (const auto& [name, tensor] : of_file) {
+    auto info = tensor.info(name, options.dtype);
+    const std::uint64_t size = *safetensors::byte_size(info.dtype, info.shape);
+    if (options.max_file_bytes > 0 && !files.back().empty() && bytes + size > options.max_file_bytes) {
+      files.emplace_back();
+      bytes = 0;
+    }
+    bytes += size, total += size;
+    files.back().push_back(std::move(info));
+  }
+  std::vector<std::filesystem::path> paths;
+  nlohmann::ordered_json index{{"metadata", {{"total_size", total}}}, {"weight_map", nlohmann::ordered_json::object()}};
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    const std::string name = files.size() == 1 ? std::string(kSingleName)
+                                               : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, files.size());
+    paths.push_back(folder / name);
+    for (const auto& info : files[i]) index["weight_map"][info.name] = name;
+  }
+  fs.make_directory(folder);
+  try {
+    for (std::size_t i = 0; i < files.size(); ++i)
+      write_weights(temporary_of(paths[i]), of_file, std::move(files[i]), options, fs);
+    // The old index first: it must never name new files. Without one, parts of two exports are not taken for a model.
+    fs.remove_all(folder / kIndexName);
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+      if (is_exported_weights(entry.path().filename().string())) fs.remove_all(entry.path());
+    }
+    for (const auto& path : paths) fs.rename(temporary_of(path), path);
+    if (paths.size() > 1) {
+      auto file = fs.create(folder / kIndexName);
+      file->write(index.dump(2) + "\n");
+      file->sync();
+      file->close();
+      paths.push_back(folder / kIndexName);
+    }
+  } catch (const Error&) {
+    for (const auto& path : paths) remove_quietly(fs, temporary_of(path));
+    throw;
+  }
+  fs.sync_directory(folder);
+  return paths;
 }
 
 }  // namespace phalanx

@@ -173,7 +173,8 @@ TEST(Weights, OfAPhalanxCheckpointAreItsModelTensors) {
   const auto saved = checkpoint_testing::make_state(4);
   const auto folder = CheckpointManager(scratch.path()).save(saved, 1).path;
   const auto norm = at::zeros({5});  // saved as bf16
-  load_weights(folder, {{"norm.weight", norm}});
+  load_weights(folder, {{"norm.weight", norm}},
+               {.elsewhere = [](const std::string& name) { return name != "norm.weight"; }});
   EXPECT_TRUE(norm.equal(saved.tensors[1].tensor.to(at::kFloat)));
 }
 
@@ -189,6 +190,99 @@ TEST(Weights, AFailedExportLeavesNothingAndKeepsTheOld) {
     EXPECT_THROW(export_weights(path, two_layers(), {}, fs), Error);
     EXPECT_EQ(slurp(path), before) << n;
     EXPECT_FALSE(std::filesystem::exists(scratch.path() / "w.safetensors.tmp")) << n;
+  }
+}
+
+// A matrix that a file has twice is one in the model, if it is the same there.
+TEST(Weights, ACopyInTheFileMustBeOne) {
+  const TempDirectory scratch("weights");
+  const auto path = scratch.path() / "w.safetensors";
+  auto theirs = two_layers();
+  const at::Tensor embed = theirs[0].tensor;
+  theirs.push_back({"head", embed.clone()});
+  const LoadWeightsOptions tied{.ignore = [](const std::string& name) { return name == "head"; },
+                                .copy_in_file = [](const std::string& name) { return name == "embed" ? "head" : ""; }};
+  const auto loaded = zeros_like_all(two_layers());
+  export_to(path, theirs);
+  EXPECT_THAT(load_weights(path, loaded, tied).ignored, testing::ElementsAre("head"));
+  EXPECT_TRUE(loaded[0].tensor.equal(embed));
+  // In another type the same values are the same.
+  theirs[0].tensor = embed.to(at::kBFloat16);
+  theirs[2].tensor = theirs[0].tensor.to(at::kDouble);
+  export_to(path, theirs);
+  load_weights(path, loaded, tied);
+
+  theirs[0].tensor = embed;
+  theirs[2].tensor = embed.clone();
+  theirs[2].tensor[3][1].add_(1);
+  export_to(path, theirs);
+  const auto message = message_of<CheckpointError>([&] { load_weights(path, loaded, tied); });
+  EXPECT_THAT(message, HasSubstr("\"embed\" and \"head\" are one matrix (its embeddings are tied)"));
+  EXPECT_THAT(message, HasSubstr("\"tie_word_embeddings\": false"));
+  // Of a part of the rows only those count.
+  theirs[2].tensor = embed.narrow(0, 0, 3).clone();
+  export_to(path, theirs);
+  EXPECT_THAT(message_of<CheckpointError>([&] { load_weights(path, loaded, tied); }),
+              HasSubstr("\"embed\": expected F32 [4, 3], found F32 [3, 3]"));
+}
+
+TEST(Weights, OfACheckpointThatHasMoreAreRefused) {
+  const TempDirectory scratch("weights");
+  const auto w = at::zeros({2}), v = at::zeros({3});
+  const auto folder =
+      CheckpointManager(scratch.path()).save({.tensors = {{"model.w", w}, {"model.v", v}, {"optimizer.w", w}}}, 1).path;
+  EXPECT_THAT(message_of<CheckpointError>([&] {
+                load_weights(folder, {{"w", w}});
+              }),
+              HasSubstr("\"model.v\" is unexpected"));
+  load_weights(folder, {{"w", w}}, {.elsewhere = [](const std::string& name) { return name == "v"; }});
+}
+
+TEST(Weights, NamesThatDifferInNumbersAreOneInALine) {
+  EXPECT_EQ(brief_names({"a.0.x", "a.1.x", "head", "a.11.x", "b2.w"}), "a.*.x (3), head, b2.w");
+}
+
+TEST(Weights, GoIntoSeveralFilesAndAnIndexWhereOneWouldBeTooLarge) {
+  const TempDirectory scratch("weights");
+  const auto folder = scratch.path() / "hf";
+  const std::vector<NamedTensor> ours{{"a", at::randn({4, 3})}, {"b", at::randn({3})}, {"c", at::randn({20})}};
+  const auto names = [&] {
+    std::vector<std::string> found;
+    for (const auto& entry : std::filesystem::directory_iterator(folder))
+      found.push_back(entry.path().filename().string());
+    std::ranges::sort(found);
+    return found;
+  };
+  const auto loads = [&] {
+    const auto loaded = zeros_like_all(ours);
+    load_weights(folder, loaded);
+    return equal(loaded, ours);
+  };
+  EXPECT_EQ(export_weights_to_folder(folder, ours, {}, posix_file_system()).size(), 1U);
+  EXPECT_THAT(names(), testing::ElementsAre("model.safetensors"));
+  EXPECT_TRUE(loads());
+  // Each export takes the place of the last, whatever its files are called.
+  export_weights_to_folder(folder, ours, {.max_file_bytes = 64}, posix_file_system());
+  EXPECT_THAT(names(), testing::ElementsAre("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
+                                            "model.safetensors.index.json"));
+  EXPECT_TRUE(loads());
+  FaultyFileSystem counter(posix_file_system());
+  export_weights_to_folder(folder, ours, {.max_file_bytes = 20}, counter);
+  EXPECT_EQ(names().size(), 4U);
+  EXPECT_TRUE(loads());
+  // A failure leaves the old weights, the new ones, or what is refused.
+  const auto other = zeros_like_all(ours);
+  for (std::int64_t n = 0; n < counter.operations(); ++n) {
+    export_weights_to_folder(folder, ours, {.max_file_bytes = 64}, posix_file_system());
+    FaultyFileSystem fs(posix_file_system(), {.fail_at = n});
+    EXPECT_THROW(export_weights_to_folder(folder, other, {.max_file_bytes = 64}, fs), Error) << n;
+    const auto loaded = zeros_like_all(ours);
+    try {
+      load_weights(folder, loaded);
+      EXPECT_TRUE(equal(loaded, ours) || equal(loaded, other)) << n;
+    } catch (const CheckpointError&) {
+    }
+    for (const auto& name : names()) EXPECT_FALSE(name.ends_with(".tmp")) << n;
   }
 }
 

@@ -8,11 +8,13 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/json_reader.h"
+#include "phalanx/base/log.h"
 #include "phalanx/checkpoint/checkpoint_list.h"
 #include "phalanx/checkpoint/checkpoint_reader.h"
 #include "phalanx/checkpoint/hf_weights.h"
 #include "phalanx/checkpoint/manifest.h"
 #include "phalanx/models/hf_config.h"
+#include "phalanx/models/hf_not_honoured.h"
 #include "phalanx/models/llama.h"
 #include "phalanx/models/llama_json.h"
 #include "phalanx/models/llama_parallel.h"
@@ -35,17 +37,23 @@ void look_for_tokenizer(ModelFiles& files, const std::vector<std::filesystem::pa
   }
 }
 
+/// A model that was taught to converse ends its turn by another token than its texts: generation_config.json comes first.
+void take_end_tokens(ModelFiles& files, const std::filesystem::path& folder) {
+  for (const char* name : {"generation_config.json", "config.json"}) {
+    const auto file = folder / name;
+    if (!files.end_tokens.empty() || !is_file(file)) continue;
+    files.end_tokens = models::hf_end_tokens(read_file(file, models::kMaxHfConfigBytes), file.string());
+  }
+}
+
 ModelFiles find_hugging_face_model(const std::filesystem::path& path) {
   ModelFiles files{.weights = path, .hugging_face = true};
-  const auto config = path / "config.json", generation = path / "generation_config.json";
+  const auto config = path / "config.json";
   const std::string text = read_file(config, models::kMaxHfConfigBytes);
   files.config = models::llama_config_from_hf(text, config.string());
+  files.not_honoured = models::hf_not_honoured(text, config.string());
   look_for_tokenizer(files, {path});
-  // A model that was taught to converse ends its turn by another token than its texts.
-  if (is_file(generation)) {
-    files.end_tokens = models::hf_end_tokens(read_file(generation, models::kMaxHfConfigBytes), generation.string());
-  }
-  if (files.end_tokens.empty()) files.end_tokens = models::hf_end_tokens(text, config.string());
+  take_end_tokens(files, path);
   return files;
 }
 
@@ -72,6 +80,7 @@ ModelFiles find_model(const std::filesystem::path& path) {
   const JsonReader<CheckpointError> read(metadata, where + ": metadata");
   if (const auto assets = read.get_or<std::string>("hf_assets_path", ""); !assets.empty()) folders.emplace_back(assets);
   look_for_tokenizer(files, folders);
+  if (files.tokenizer) take_end_tokens(files, std::filesystem::path(*files.tokenizer).parent_path());
   return files;
 }
 
@@ -108,11 +117,15 @@ void load_into(models::Llama& model, const ModelFiles& files) {
     options = whole ? hf_weights(files.config) : hf_weights_of_part(files.config);
   } else if (!whole) {
     // A part leaves to the others what is theirs.
-    options.ignore = [shapes = models::llama_parameter_shapes(files.config)](const std::string& name) {
+    options.elsewhere = [shapes = models::llama_parameter_shapes(files.config)](const std::string& name) {
       return shapes.contains(name);
     };
   }
-  load_weights(files.weights, nn::named_parameters(model), options);
+  const LoadedWeights loaded = load_weights(files.weights, nn::named_parameters(model), options);
+  if (!loaded.ignored.empty()) {
+    log::info(fmt::format("{}: not read: {}", files.weights.string(), brief_names(loaded.ignored)));
+  }
+  if (!files.not_honoured.empty()) log::info(files.not_honoured);
   model.eval();
 }
 

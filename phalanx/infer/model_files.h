@@ -36,6 +36,7 @@ struct ModelFiles {
   bool hugging_face = false;
   models::LlamaConfig config;
   std::optional<std::string> tokenizer;       // a tokenizer.json that exists
+  std::string not_honoured;                   // what config.json says and is not done, in one line; logged on loading
   std::vector<std::string> tokenizer_places;  // where one was looked for, for messages
   std::vector<std::int64_t> end_tokens;       // those that end a text, as generation_config.json or config.json says
 };

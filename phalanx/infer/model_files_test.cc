@@ -93,6 +93,10 @@ TEST(ModelFiles, ARunsFolderGivesShapeWeightsAndTokenizer) {
   write_file(scratch.path() / "run" / "tokenizer.json", "{}");
   EXPECT_EQ(find_model(scratch.path() / "run" / "checkpoint").tokenizer,
             (scratch.path() / "run" / "tokenizer.json").string());
+  write_file(scratch.path() / "run" / "config.json", R"({"eos_token_id": 4})");
+  EXPECT_THAT(find_model(scratch.path() / "run" / "checkpoint").end_tokens, ElementsAre(4));
+  write_file(scratch.path() / "run" / "generation_config.json", R"({"eos_token_id": [3, 5]})");
+  EXPECT_THAT(find_model(scratch.path() / "run" / "checkpoint").end_tokens, ElementsAre(3, 5));
 }
 
 TEST(ModelFiles, TiedEmbeddingsStayTied) {
@@ -207,6 +211,39 @@ TEST(ModelFiles, AHuggingFaceFileMayHoldWhatFollowsFromTheRest) {
   const auto files = find_model(scratch.path());
   EXPECT_TRUE(files.config.tie_embeddings);
   EXPECT_TRUE(same_weights(*load_model(files, at::kCPU), model));
+}
+
+// A file whose output matrix is another than its embeddings is not of a model that ties them.
+TEST(ModelFiles, AnOutputMatrixOfItsOwnIsNotDropped) {
+  const TempDirectory scratch("model");
+  auto description = tiny_hf_config();
+  description["tie_word_embeddings"] = true;
+  write_file(scratch.path() / "config.json", description.dump());
+  auto config = kTiny;
+  config.tie_embeddings = true;
+  models::Llama model(config);
+  nn::initialise(model, 5);
+  auto tensors = nn::named_parameters(model);
+  tensors.push_back({"output.weight", model.tok_embeddings->weight.detach().clone()});
+  tensors.back().tensor[30][0].add_(1);
+  export_weights(scratch.path() / "model.safetensors", tensors, {.place_in_file = models::llama_hf_name},
+                 posix_file_system());
+  const auto files = find_model(scratch.path());
+  const auto refused = [](const std::function<void()>& load) {
+    try {
+      load();
+    } catch (const CheckpointError& error) {
+      EXPECT_THAT(error.what(), AllOf(HasSubstr("\"model.embed_tokens.weight\" and \"lm_head.weight\" are one matrix"),
+                                      HasSubstr("\"tie_word_embeddings\": false")));
+      return 1;
+    }
+    return 0;
+  };
+  EXPECT_EQ(refused([&] { load_model(files, at::kCPU); }), 1);
+  // As that says, it is a model like any other.
+  description["tie_word_embeddings"] = false;
+  write_file(scratch.path() / "config.json", description.dump());
+  EXPECT_TRUE(load_model(find_model(scratch.path()), at::kCPU)->output->weight.equal(tensors.back().tensor));
 }
 
 models::LlamaConfig small_gpt2(std::int64_t vocab) {
@@ -475,6 +512,24 @@ TEST(ModelFiles, RotarySettingsMayStandInEitherPlace) {
   EXPECT_EQ(config.max_seq_len, 12);
   older["rope_scaling"]["type"] = "dynamic";
   EXPECT_EQ(models::llama_config_from_hf(older.dump(), "config.json").max_seq_len, 24);
+}
+
+TEST(ModelFiles, TwoKeysThatSayTheSameThingMustAgree) {
+  auto description = tiny_hf_config();
+  const nlohmann::json linear = {{"rope_type", "linear"}, {"factor", 2.0}};
+  description["rope_scaling"] = linear;
+  description["rope_parameters"] = linear;
+  EXPECT_EQ(config_error(description), "");
+  description["rope_parameters"]["factor"] = 3.0;
+  EXPECT_THAT(config_error(description), HasSubstr("\"rope_scaling\" and \"rope_parameters\" say different things"));
+  description.erase("rope_scaling");
+  description["rope_parameters"]["rope_theta"] = 5e5;
+  EXPECT_THAT(config_error(description), HasSubstr("\"rope_theta\" is 20000, but 500000 in rope_parameters"));
+  description["rope_parameters"] = {{"type", "linear"}, {"rope_type", "default"}, {"factor", 2.0}};
+  EXPECT_THAT(config_error(description), HasSubstr("\"type\" is \"linear\", but \"rope_type\" is \"default\""));
+  // Another turning for each kind of layer.
+  description["rope_parameters"] = {{"full_attention", linear}, {"sliding_attention", {{"rope_type", "default"}}}};
+  EXPECT_THAT(config_error(description), HasSubstr("rope_parameters of its own for \"full_attention\" layers"));
 }
 
 TEST(ModelFiles, AFamilysDefaultsAreTransformers) {

@@ -12,6 +12,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/models/hf_names.h"
+#include "phalanx/models/hf_not_honoured.h"
 #include "phalanx/models/llama.h"
 #include "phalanx/models/llama_json.h"
 #include "phalanx/nn/init.h"
@@ -194,6 +195,23 @@ TEST(ModelCosts, AreThoseOfAFamilysMatrices) {
   const auto gpt2 = llama_costs(small_gpt2(), seq), mixtral = llama_costs(small_mixtral(), seq);
   EXPECT_EQ(gpt2[1], 2.0 * 24 * 40);
   EXPECT_EQ(mixtral[1], 2 * 3.0 * 32 * 40 + 6 * 32);
+}
+
+TEST(HfNotHonoured, IsOneLineOfWhatHasAnEffectElsewhere) {
+  const auto line = [](const char* text) { return hf_not_honoured(text, "config.json"); };
+  EXPECT_EQ(line(R"({"model_type": "llama", "hidden_size": 8, "attention_dropout": 0.0, "use_cache": true,
+                     "initializer_range": 0.02, "rope_scaling": {"type": "linear"}, "eos_token_id": 2,
+                     "architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16", "unknown": null})"),
+            "");
+  EXPECT_EQ(line(R"({"model_type": "qwen2", "attention_dropout": 0.1, "initializer_range": 0.5, "sliding_window": 4,
+                     "my_key": {"a": 1}, "other_dropout": 0.2, "logit_scale": 2})"),
+            "config.json: not honoured: attention_dropout 0.1, other_dropout 0.2 (there is no dropout), "
+            "initializer_range 0.5 (initial weights are drawn with 0.02); not read: logit_scale 2, my_key {\"a\":1}");
+  EXPECT_EQ(line(R"({"model_type": "llama", "sliding_window": 16})"), "config.json: not read: sliding_window 16");
+  // GPT-2 has dropout unless it is told otherwise.
+  EXPECT_EQ(line(R"({"model_type": "gpt2", "n_embd": 8, "embd_pdrop": 0.0, "resid_pdrop": 0, "summary_type": "x"})"),
+            "config.json: not honoured: attn_pdrop 0.1 (there is no dropout)");
+  EXPECT_THROW(line("["), CheckpointError);
 }
 
 }  // namespace

@@ -86,7 +86,7 @@ class ConfigFile {
     }
     for (const char* key : {"quantization_config", "num_experts", "num_local_experts", "attn_logit_softcapping",
                             "final_logit_softcapping", "embedding_multiplier", "residual_multiplier", "logits_scaling",
-                            "attention_multiplier", "clip_qkv", "no_rope_layers"}) {
+                            "attention_multiplier", "clip_qkv", "no_rope_layers", "swiglu_limit", "attention_sinks"}) {
       if (family == LlamaFamily::mixtral && key == std::string_view("num_local_experts")) continue;
       if (json_.contains(key) && !json_.at(key).is_null()) refuse(fmt::format("\"{}\"", key), "a model without it");
     }
@@ -138,15 +138,39 @@ class ConfigFile {
 
   void take_rope(LlamaConfig& config) const {
     config.rope_theta = read_.get_or<double>("rope_theta", config.has_experts() ? kMixtralTheta : 10000.0);
+    const nlohmann::json* before = nullptr;
     for (const char* key : {"rope_scaling", "rope_parameters"}) {
       if (!json_.contains(key) || json_.at(key).is_null()) continue;
-      if (!json_.at(key).is_object()) fail(fmt::format("\"{}\" is not an object", key));
+      const nlohmann::json& object = json_.at(key);
+      if (!object.is_object()) fail(fmt::format("\"{}\" is not an object", key));
+      if (before && *before != object) {
+        fail(fmt::format(
+            "\"rope_scaling\" and \"rope_parameters\" say different things: {} and {}: expected one of them",
+            before->dump(-1, ' ', true).substr(0, 120), object.dump(-1, ' ', true).substr(0, 120)));
+      }
+      before = &object;
       take_rope(config, key);
     }
   }
 
   void take_rope(LlamaConfig& config, const char* key) const {
     const JsonReader rope(json_.at(key), fmt::format("{}: {}", file_, key));
+    for (const auto& [name, value] : json_.at(key).items()) {
+      if (value.is_object())
+        refuse(fmt::format("{} of its own for \"{}\" layers", key, name), "the same for all layers");
+    }
+    for (const char* same : {"rope_theta", "partial_rotary_factor"}) {
+      if (!json_.contains(same) || json_.at(same).is_null()) continue;
+      const double outside = read_.get<double>(same), inside = rope.get_or<double>(same, outside);
+      if (inside != outside) {
+        fail(fmt::format("\"{}\" is {}, but {} in {}: expected it once, or the same", same, outside, inside, key));
+      }
+    }
+    if (rope.get_or<std::string>("rope_type", "") != rope.get_or<std::string>("type", "") &&
+        !rope.get_or<std::string>("rope_type", "").empty() && !rope.get_or<std::string>("type", "").empty()) {
+      fail(fmt::format("{}: \"type\" is \"{}\", but \"rope_type\" is \"{}\": expected one of them, or the same", key,
+                       rope.get<std::string>("type"), rope.get<std::string>("rope_type")));
+    }
     const auto name = rope.get_or<std::string>("rope_type", rope.get_or<std::string>("type", "default"));
     const auto type = rope_scaling_from_name(name);
     if (!type) refuse(fmt::format("{} of type \"{}\"", key, name), "default, linear, dynamic or llama3");

@@ -111,6 +111,8 @@ struct TrainConfig {
     bool initial_random_weights = false;
     bool allow_model_mismatch = false;
     bool last_save_in_hf = false;
+    std::string export_dtype = "float32";
+    double export_file_gb = 5.0;
   } checkpoint;
 
   struct Metrics {

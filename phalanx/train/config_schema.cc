@@ -280,8 +280,19 @@ const std::vector<Key>& known_keys() {
        "Load weights although the description of the model that comes with them (a checkpoint's metadata, config.json) "
        "is not that of [model]: heads, rotary settings, norm_eps, ... Each difference is said."},
       {"checkpoint", "last_save_in_hf", at<&C::checkpoint, &C::Checkpoint::last_save_in_hf>,
-       "At the end also write the model to hf/ in job.dump_folder as transformers reads it: config.json, "
-       "model.safetensors and, from model.hf_assets_path, the tokenizer's files."},
+       "At the end also write the model to hf/ in job.dump_folder as transformers reads it: model.safetensors, "
+       "config.json, generation_config.json and, from model.hf_assets_path, the tokenizer's files."},
+      {"checkpoint",
+       "export_dtype",
+       at<&C::checkpoint, &C::Checkpoint::export_dtype>,
+       "Type of the weights in hf/. Checkpoints keep them in float32 whatever it is.",
+       -kAny,
+       kAny,
+       {"float32", "bfloat16", "float16"}},
+      {"checkpoint", "export_file_gb", at<&C::checkpoint, &C::Checkpoint::export_file_gb>,
+       "Most gigabytes of one file of weights in hf/: more are several files and model.safetensors.index.json. 0: one "
+       "file of any size.",
+       0, 1e6},
 
       {"metrics", "log_freq", at<&C::metrics, &C::Metrics::log_freq>,
        "Steps between log lines; the first step is always logged. metrics.jsonl has every step.", 1, kAny},
@@ -390,7 +401,6 @@ const std::vector<RefusedKey>& refused_keys() {
       {"parallelism", "expert_parallel_degree", "1", "every rank has all experts in this version"},
       {"parallelism", "expert_tensor_parallel_degree", "1", "every rank has all experts in this version"},
       {"parallelism", "enable_compiled_autograd", "false", "there is no compiler for C++ modules"},
-      {"checkpoint", "export_dtype", "\"float32\"", "weights are saved in float32"},
       {"checkpoint", "model_weights_only", "false", "checkpoint.last_save_in_hf writes the bare weights"},
       {"checkpoint", "last_save_model_only", "false",
        "the last checkpoint is whole, so that a run can be prolonged; checkpoint.last_save_in_hf adds the bare "

@@ -1,24 +1,33 @@
 #include "phalanx/train/hf_export.h"
 
 #include "phalanx/base/file.h"
-#include "phalanx/checkpoint/hf_model.h"
+#include "phalanx/checkpoint/hf_files.h"
 #include "phalanx/checkpoint/weights.h"
-#include "phalanx/models/hf_config.h"
 #include "phalanx/models/hf_names.h"
 
 namespace phalanx::train {
+namespace {
 
-std::filesystem::path export_in_hf(const std::filesystem::path& folder, const models::LlamaConfig& model,
-                                   const std::vector<NamedTensor>& weights, const std::filesystem::path& assets) {
+at::ScalarType type_of_export(const std::string& name) {
+  if (name == "bfloat16") return at::kBFloat16;
+  return name == "float16" ? at::kHalf : at::kFloat;
+}
+
+}  // namespace
+
+std::vector<std::filesystem::path> export_in_hf(const std::filesystem::path& folder, const models::LlamaConfig& model,
+                                                const std::vector<NamedTensor>& weights,
+                                                const HfExportOptions& options) {
   // Read first: the folder may be the one that they are in.
-  const auto texts = assets.empty() ? std::map<std::string, std::string>() : hf_assets(assets);
-  std::filesystem::create_directories(folder);
-  export_weights(folder / "model.safetensors", weights,
-                 {.place_in_file = [&](const std::string& name) { return models::hf_place(model, name); }},
-                 posix_file_system());
+  const auto texts = hf_files(model, options.dtype, options.assets);
+  const auto paths =
+      export_weights_to_folder(folder, weights,
+                               {.place_in_file = [&](const std::string& name) { return models::hf_place(model, name); },
+                                .dtype = type_of_export(options.dtype),
+                                .max_file_bytes = options.max_file_bytes},
+                               posix_file_system());
   for (const auto& [name, text] : texts) replace_file(folder / name, text);
-  replace_file(folder / "config.json", models::llama_hf_config(model, "float32"));
-  return folder / "model.safetensors";
+  return paths;
 }
 
 }  // namespace phalanx::train

@@ -1,7 +1,9 @@
 // A trained model as a directory that transformers reads.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <string>
 #include <vector>
 
 #include "phalanx/models/llama_config.h"
@@ -9,9 +11,16 @@
 
 namespace phalanx::train {
 
-/// Writes model.safetensors, config.json and the tokenizer's files of `assets` (empty: none) to the folder, which is
-/// made; the path of the weights. Whole tensors, by the model's names.
-std::filesystem::path export_in_hf(const std::filesystem::path& folder, const models::LlamaConfig& model,
-                                   const std::vector<NamedTensor>& weights, const std::filesystem::path& assets);
+struct HfExportOptions {
+  std::filesystem::path assets;                  // of the tokenizer's files; empty: none
+  std::string dtype = "float32";                 // of the weights: float32, bfloat16, float16
+  std::uint64_t max_file_bytes = 5'000'000'000;  // more than that: several files and their index
+};
+
+/// Writes the weights and what stands beside them (checkpoint/hf_files.h) to the folder, which is made; the paths of
+/// the weights. Whole tensors, by the model's names.
+std::vector<std::filesystem::path> export_in_hf(const std::filesystem::path& folder, const models::LlamaConfig& model,
+                                                const std::vector<NamedTensor>& weights,
+                                                const HfExportOptions& options = {});
 
 }  // namespace phalanx::train

@@ -115,12 +115,13 @@ void load_initial_weights(const TrainConfig& config, const std::vector<NamedTens
   if (in_hf) {
     options = hf_weights_of_part(model);
   } else {
-    options.ignore = [shapes = models::llama_parameter_shapes(model)](const std::string& name) {
+    options.elsewhere = [shapes = models::llama_parameter_shapes(model)](const std::string& name) {
       return shapes.contains(name);
     };
   }
   const LoadedWeights loaded = load_weights(path, weights, options);
   say(fmt::format("initial weights: {} ({})", path.string(), human_bytes(loaded.bytes)));
+  if (!loaded.ignored.empty()) say(fmt::format("not read from there: {}", brief_names(loaded.ignored)));
 }
 
 RunCheckpoints::RunCheckpoints(const TrainConfig& config, std::shared_ptr<Communicator> world, Say say, RunJob job)

@@ -4,9 +4,13 @@
 #include <fmt/format.h>
 #include <torch/version.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "phalanx/base/file.h"
 #include "phalanx/base/human.h"
+#include "phalanx/models/hf_config.h"
+#include "phalanx/models/hf_not_honoured.h"
 #include "phalanx/models/llama_json.h"
 #include "phalanx/train/model_config.h"
 #include "phalanx/train/precision.h"
@@ -28,6 +32,11 @@ DescriptionLines describe_run(const RunParts& run) {
                      fmt::format("llama {}: {} parameters, dim {}, {} layers, {}/{} heads, ffn {}, vocabulary {}",
                                  run.config.model.flavor, with_commas(run.model.model().parameter_count()), model.dim,
                                  model.n_layers, model.n_heads, model.n_kv_heads, model.ffn_hidden, model.vocab_size));
+  if (run.config.model.flavor == kFlavorOfDirectory) {
+    const std::string file = (std::filesystem::path(run.config.model.hf_assets_path) / "config.json").string();
+    const std::string line = models::hf_not_honoured(read_file(file, models::kMaxHfConfigBytes), file);
+    if (!line.empty()) lines.emplace_back("note", line);
+  }
   if (plan.world_size > 1) lines.emplace_back("layout", run.model.layout());
   lines.emplace_back("memory", run.model.memory_text());
   lines.emplace_back("precision", precision_text(run.config, plan));

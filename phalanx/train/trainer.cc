@@ -287,7 +287,14 @@ void Trainer::save_in_hf() {
   const std::vector<NamedTensor> whole = model_->whole_on_first_rank();
   if (!is_first_rank()) return;
   const auto folder = std::filesystem::path(config_.job.dump_folder) / "hf";
-  say(fmt::format("wrote {}", export_in_hf(folder, model().config(), whole, config_.model.hf_assets_path).string()));
+  const auto written = export_in_hf(
+      folder, model().config(), whole,
+      {.assets = config_.model.hf_assets_path,
+       .dtype = config_.checkpoint.export_dtype,
+       .max_file_bytes = static_cast<std::uint64_t>(std::llround(config_.checkpoint.export_file_gb * 1e9))});
+  say(fmt::format("wrote {}{} in {}", written.back().string(),
+                  written.size() == 1 ? "" : fmt::format(" and the {} files it names", written.size() - 1),
+                  config_.checkpoint.export_dtype));
 }
 
 std::shared_ptr<models::Llama> Trainer::whole_model() const {

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <set>
 #include <thread>
 
 #include "phalanx/base/error.h"
@@ -16,11 +17,13 @@
 #include "phalanx/checkpoint/checkpoint_list.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/checkpoint/hf_model.h"
+#include "phalanx/checkpoint/safetensors.h"
 #include "phalanx/checkpoint/saved_state.h"
 #include "phalanx/checkpoint/weights.h"
 #include "phalanx/models/hf_config.h"
 #include "phalanx/models/hf_names.h"
 #include "phalanx/models/llama.h"
+#include "phalanx/train/model_config.h"
 #include "phalanx/train/trainer_test_support.h"
 
 namespace phalanx::train {
@@ -312,6 +315,29 @@ TEST_F(TrainerCheckpointTest, WritesWeightsWithHuggingFaceNamesThatStartAnotherR
                               "--checkpoint.initial_load_in_hf", "--training.steps=1", "--optimizer.lr=0"}),
             1);
   EXPECT_EQ(before, after);
+}
+
+TEST_F(TrainerCheckpointTest, AnExportIsOfTheTypeAndInFilesOfTheSizeAskedFor) {
+  train(config("run", {"--checkpoint.last_save_in_hf", "--checkpoint.export_dtype=bfloat16",
+                       "--checkpoint.export_file_gb=0.0001", "--training.steps=1"}),
+        1);
+  const std::string hf = path("run") + "/hf";
+  const auto description = nlohmann::json::parse(std::ifstream(hf + "/config.json"));
+  EXPECT_EQ(description["torch_dtype"], "bfloat16");
+  EXPECT_TRUE(description.at("eos_token_id").is_null());
+  const auto index = nlohmann::json::parse(std::ifstream(hf + "/model.safetensors.index.json"));
+  EXPECT_EQ(index["metadata"]["total_size"], 2 * model_config(config("run")).parameter_count());
+  std::set<std::string> files;
+  for (const auto& [name, file] : index["weight_map"].items()) {
+    files.insert(file.get<std::string>());
+    const safetensors::File weights(hf + "/" + file.get<std::string>());
+    EXPECT_EQ(weights.find(name)->dtype, safetensors::Dtype::bf16) << name;
+  }
+  EXPECT_GE(files.size(), 2U);
+  // A run that goes on writes over it.
+  train(config("run", {"--checkpoint.last_save_in_hf", "--training.steps=2"}), 1);
+  EXPECT_FALSE(std::filesystem::exists(hf + "/model.safetensors.index.json"));
+  EXPECT_TRUE(std::filesystem::exists(hf + "/model.safetensors"));
 }
 
 class TrainerFamilyTest : public TrainerCheckpointTest, public ::testing::WithParamInterface<models::LlamaFamily> {};
