@@ -39,12 +39,6 @@ VerifyArguments parse_verify_arguments(Arguments arguments) {
 
 std::vector<train::NamedLayout> layouts_to_verify(const VerifyArguments& arguments, std::int64_t ranks) {
   const train::TrainConfig config = train::read_config(arguments.config, arguments.overrides);
-  if (config.training.mixed_precision_param == "float16") {
-    throw ConfigError(
-        "[training] mixed_precision_param is \"float16\": steps whose scaled gradients overflow are skipped then, "
-        "which "
-        "the run on one rank in float32 does not do; verify in \"float32\" or \"bfloat16\"");
-  }
   if (arguments.all) return train::all_layouts(config, ranks);
   std::vector<train::NamedLayout> layouts;
   for (const std::string& name : arguments.layouts) layouts.push_back(train::with_layout(config, name, ranks));

@@ -58,14 +58,17 @@ class VerifyCommandTest : public ::testing::Test {
 
 TEST_F(VerifyCommandTest, EveryLayoutOfTwoRanksIsRight) {
   ASSERT_EQ(run("-n 2 --all --steps 2 --json " + file("figures.json")), 0) << error_;
-  for (const char* layout : {"one rank", "dp_replicate=2", "dp_shard=2,zero=1", "dp_shard=2,zero=3", "tp=2", "pp=2"}) {
+  for (const char* layout :
+       {"one rank", "dp_replicate=2", "dp_shard=2,zero=1", "dp_shard=2,zero=3", "tp=2", "pp=2", "ac=full",
+        "precision=bfloat16,ac=full", "precision=float16,ac=op", "dp_replicate=2,precision=float16,ac=op",
+        "dp_shard=2,zero=3,precision=bfloat16,ac=full", "tp=2,precision=bfloat16,ac=full"}) {
     EXPECT_THAT(out_, ContainsRegex(std::string("ok +") + layout + " +loss [0-9]"));
   }
-  EXPECT_THAT(out_, HasSubstr("7 of 7 layouts right over 2 steps"));
+  EXPECT_THAT(out_, HasSubstr("30 of 30 layouts right over 2 steps"));
   EXPECT_THAT(out_,
               HasSubstr("expected: loss within 2e-05 of its value, gradients within 1e-05 of their norm at step"));
   const auto figures = nlohmann::json::parse(text("figures.json"));
-  ASSERT_EQ(figures.size(), 7U);
+  ASSERT_EQ(figures.size(), 30U);
   EXPECT_EQ(figures[0]["steps"].size(), 2U);
   EXPECT_EQ(figures[0]["steps"][0]["gradients"].size(), 21U);
 }
@@ -77,15 +80,23 @@ TEST_F(VerifyCommandTest, LayoutsAreRightOverSocketsToo) {
 }
 
 TEST_F(VerifyCommandTest, SaysWhatIsExpectedIn16Bits) {
-  ASSERT_EQ(run("-n 2 --steps 2 --layout dp_replicate=2 --layout dp_shard=2 --layout tp=2 "
+  ASSERT_EQ(run("-n 2 --steps 2 --layout ac=full --layout dp_replicate=2 --layout dp_shard=2 --layout tp=2 "
                 "--training.mixed_precision_param bfloat16"),
             0)
       << error_ << out_;
-  EXPECT_THAT(out_, HasSubstr("expected: loss within 0.01 of its value, gradients within 0.02 of their norm at step 1 "
-                              "and 0.02 more with each further one, weights within 0.02 with each step; that much "
-                              "because the layouts compute in bfloat16, where rounding is 2^-8, and average in "
-                              "float32, and one rank does both in float32"));
-  EXPECT_THAT(out_, HasSubstr("3 of 3 layouts right over 2 steps"));
+  EXPECT_THAT(out_, HasSubstr("expected of one rank: the same bits\n"));
+  EXPECT_THAT(out_, HasSubstr("expected in bfloat16, of replicas and stages: loss within "));
+  EXPECT_THAT(out_, HasSubstr("expected in bfloat16, averaged in float32, of weights that are cut: loss within 0.01 of "
+                              "its value, gradients within 0.02 of their norm at step 1 and 0.02 more with each "
+                              "further one, weights within 0.02 with each step; that much because sums of products are "
+                              "rounded where the weights are cut"));
+  EXPECT_THAT(out_, HasSubstr("4 of 4 layouts right over 2 steps"));
+}
+
+TEST_F(VerifyCommandTest, AStepThatFloat16SkipsIsNoReference) {
+  EXPECT_EQ(run("-n 2 --layout dp_replicate=2,precision=float16 --training.initial_loss_scale 1e30"), 1);
+  EXPECT_THAT(error_, HasSubstr("is not finite in float16, so the step is skipped and there is nothing to compare a "
+                                "layout with: try a lower [training] initial_loss_scale"));
 }
 
 TEST_F(VerifyCommandTest, OneLayoutIsShownParameterByParameter) {
@@ -119,8 +130,6 @@ TEST_F(VerifyCommandTest, WhatCannotBeIsRefusedBeforeARankStarts) {
   EXPECT_THAT(error_, HasSubstr("--all checks every layout"));
   EXPECT_EQ(run("--steps none"), 2);
   EXPECT_THAT(error_, HasSubstr("--steps is 'none': expected a number of training steps, 1 or more"));
-  EXPECT_EQ(run("--training.mixed_precision_param float16"), 2);
-  EXPECT_THAT(error_, HasSubstr("verify in \"float32\" or \"bfloat16\""));
   EXPECT_EQ(run("--tolerance 0"), 2);
   EXPECT_THAT(error_, HasSubstr("--tolerance is '0': expected a number above 0, such as 1e-5"));
   EXPECT_EQ(run("-n 3 --parallelism.tensor_parallel_degree 3"), 2);

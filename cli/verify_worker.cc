@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -24,6 +25,19 @@ std::optional<train::LayoutTolerance> tolerance_of(const VerifyArguments& argume
   if (!arguments.tolerance) return std::nullopt;
   return train::LayoutTolerance{
       .loss = 2 * *arguments.tolerance, .gradient = *arguments.tolerance, .weight = 2 * *arguments.tolerance};
+}
+
+/// What layouts may be off by: a line for each kind.
+void print_expected(const std::vector<train::NamedLayout>& layouts, const VerifyArguments& arguments,
+                    at::Device device) {
+  std::vector<std::string> lines;
+  for (const auto& [name, config, ranks] : layouts) {
+    const auto tolerance = tolerance_of(arguments).value_or(train::tolerance_for(config, ranks, device));
+    const std::string line = train::tolerance_text(config, ranks, tolerance);
+    if (std::ranges::find(lines, line) == lines.end()) lines.push_back(line);
+  }
+  for (const std::string& line : lines) fmt::print("{}\n", line);
+  std::fflush(stdout);
 }
 
 /// Collective over the world; ranks that the layout does not need pass. Prints on rank 0.
@@ -62,11 +76,7 @@ int verify_worker(const Arguments& arguments) {
     const auto layouts = layouts_to_verify(parsed, process.world->size());
     const bool in_detail = parsed.table || layouts.size() == 1;
     nlohmann::json record = nlohmann::json::array();
-    if (process.world->rank() == 0) {
-      const auto tolerance = tolerance_of(parsed).value_or(train::tolerance_for(config));
-      fmt::print("{}\n", train::tolerance_text(config, tolerance));
-      std::fflush(stdout);
-    }
+    if (process.world->rank() == 0) print_expected(layouts, parsed, process.device);
     for (const auto& layout : layouts) verify(layout, parsed, in_detail, process, verdict, record);
     if (process.world->rank() == 0) {
       fmt::print("{} of {} layout{} right over {} step{}\n", std::ssize(layouts) - verdict.wrong, layouts.size(),

@@ -1,7 +1,11 @@
 #include "phalanx/kernels/causal_attention.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/SDPBackend.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/_fused_sdp_choice.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -12,6 +16,7 @@
 #include <cmath>
 #include <vector>
 
+#include "phalanx/kernels/autocast.h"
 #include "phalanx/kernels/fusible.h"
 #include "phalanx/kernels/kept_outputs.h"
 #include "phalanx/kernels/row_kernels.h"
@@ -146,6 +151,41 @@ struct CausalAttentionFunction : torch::autograd::Function<CausalAttentionFuncti
   }
 };
 
+// libtorch's own for 16 bits on the CPU: what at::scaled_dot_product_attention() computes there, but that a layer that
+// is computed again may keep what it gives.
+struct FlashAttentionFunction : torch::autograd::Function<FlashAttentionFunction> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
+                            const at::Tensor& v) {
+    const auto outputs = computed_once(KeptOp::attention, [&] {
+      auto [y, log_sums] = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, /*dropout_p=*/0.0,
+                                                                           /*is_causal=*/true);
+      return std::vector{std::move(y), std::move(log_sums)};
+    });
+    ctx->save_for_backward({q, k, v, outputs[1]});
+    ctx->saved_data["y"] = outputs[0].detach();  // values for the backward pass, outside the graph
+    return outputs[0];
+  }
+
+  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
+                                               const torch::autograd::tensor_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+        grads[0], saved[0], saved[1], saved[2], ctx->saved_data["y"].toTensor(), saved[3], /*dropout_p=*/0.0,
+        /*is_causal=*/true);
+    return {std::move(dq), std::move(dk), std::move(dv)};
+  }
+};
+
+bool takes_flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  const auto is_narrow = [](const at::Tensor& t) {
+    return t.device().is_cpu() && (t.scalar_type() == at::kBFloat16 || t.scalar_type() == at::kHalf);
+  };
+  return is_narrow(q) && is_narrow(k) && is_narrow(v) &&
+         at::_fused_sdp_choice(q, k, v, /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true,
+                               /*scale=*/std::nullopt, /*enable_gqa=*/q.size(1) != k.size(1)) ==
+             static_cast<std::int64_t>(at::SDPBackend::flash_attention);
+}
+
 at::Tensor windowed_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, std::int64_t window) {
   const std::int64_t seq = q.size(2), block = std::max(window, kQueryBlock);
   const auto integers = at::TensorOptions(at::kLong).device(q.device());
@@ -173,8 +213,12 @@ at::Tensor causal_attention_reference(const at::Tensor& q, const at::Tensor& k, 
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, std::int64_t window) {
   if (window > 0 && window < q.size(2)) return windowed_attention(q, k, v, window);
   const bool whole = q.dim() == 4 && q.numel() > 0 && q.size(2) == k.size(2) && q.size(1) % k.size(1) == 0;
-  if (sgemm_ == nullptr || !whole || !fusible(q, k, v)) return causal_attention_reference(q, k, v);
-  return CausalAttentionFunction::apply(q, k, v);
+  if (whole && sgemm_ != nullptr && fusible(q, k, v)) return CausalAttentionFunction::apply(q, k, v);
+  if (whole && q.device().is_cpu()) {
+    const at::Tensor q16 = in_autocast_type(q), k16 = in_autocast_type(k), v16 = in_autocast_type(v);
+    if (takes_flash_attention(q16, k16, v16)) return FlashAttentionFunction::apply(q16, k16, v16);
+  }
+  return causal_attention_reference(q, k, v);
 }
 
 }  // namespace phalanx::kernels

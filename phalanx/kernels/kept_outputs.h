@@ -9,8 +9,9 @@
 //   { const KeptOutputs::Scope scope(&kept, KeptOutputs::Run::second); layer(x); }  // the same, in this order
 //
 // Contract: both runs are on one input, each by one thread; nobody writes to a kept output in place. Which thread is in
-// which run is known to that thread alone, for as long as the scope lives. Not where autocast is on, and attention only
-// where it is our own (fp32 on the CPU): all else is computed again.
+// which run is known to that thread alone, for as long as the scope lives. Linear layers of any type, under autocast
+// too, attention on the CPU where it is causal over whole sequences (by our own kernel in fp32, by libtorch's in 16
+// bits): all else is computed again.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,6 +1,5 @@
 #include "phalanx/kernels/linear.h"
 
-#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
@@ -9,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "phalanx/kernels/autocast.h"
 #include "phalanx/kernels/deferred_weights.h"
 #include "phalanx/kernels/few_rows.h"
 #include "phalanx/kernels/kept_outputs.h"
@@ -63,7 +63,14 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
 }  // namespace
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  const bool plain = x.scalar_type() == weight.scalar_type() && !at::autocast::is_autocast_enabled(x.device().type());
+  const bool is_autocast =
+      at::autocast::is_autocast_enabled(x.device().type()) && x.is_floating_point() && x.scalar_type() != at::kDouble;
+  if (is_autocast && ((at::GradMode::is_enabled() && weight.requires_grad()) || KeptOutputs::current() != nullptr)) {
+    // What autocast would do in at::linear(), by our own function, whose output may be kept.
+    return LinearFunction::apply(in_autocast_type(x), in_autocast_type(weight),
+                                 bias.defined() ? std::optional(in_autocast_type(bias)) : std::nullopt);
+  }
+  const bool plain = x.scalar_type() == weight.scalar_type() && !is_autocast;
   const bool is_trained = at::GradMode::is_enabled() && weight.requires_grad() && plain;
   const bool brings_gradient = is_trained && (grad_buffer(weight).defined() || WeightGradientQueue::current().queue);
   const bool may_be_kept = plain && KeptOutputs::current() != nullptr;

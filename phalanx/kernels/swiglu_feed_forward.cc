@@ -14,6 +14,7 @@
 #include "phalanx/kernels/deferred_weights.h"
 #include "phalanx/kernels/few_rows.h"
 #include "phalanx/kernels/fusible.h"
+#include "phalanx/kernels/kept_outputs.h"
 #include "phalanx/kernels/linear.h"
 #include "phalanx/kernels/row_kernels.h"
 #include "phalanx/tensor/weight_gradient.h"
@@ -142,6 +143,8 @@ void swiglu_backward_into(const at::Tensor& gate, const at::Tensor& up, const at
 
 at::Tensor swiglu_feed_forward(const at::Tensor& x, const at::Tensor& w1, const at::Tensor& w2, const at::Tensor& w3) {
   if (!fusible(x, w1, w2, w3) || x.numel() == 0) {
+    // Its activations are most of a block's, so none of them is kept, as by the fused function.
+    const KeptOutputs::Scope nothing(nullptr, KeptOutputs::Run::first);
     return kernels::linear(swiglu_reference(kernels::linear(x, w1), kernels::linear(x, w3)), w2);
   }
   if (takes_few_rows(x, w1) && takes_few_rows(x, w3) && w2.is_contiguous()) {

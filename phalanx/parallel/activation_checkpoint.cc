@@ -1,6 +1,5 @@
 #include "phalanx/parallel/activation_checkpoint.h"
 
-#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -11,6 +10,7 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
+#include "phalanx/kernels/autocast.h"
 #include "phalanx/tensor/weight_gradient_queue.h"
 
 namespace phalanx {
@@ -19,35 +19,25 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
-class Autocast {
- public:
-  explicit Autocast(at::DeviceType device)
-      : device_(device),
-        enabled_(at::autocast::is_autocast_enabled(device)),
-        dtype_(at::autocast::get_autocast_dtype(device)) {}
-  void apply() const {
-    at::autocast::set_autocast_enabled(device_, enabled_);
-    at::autocast::set_autocast_dtype(device_, dtype_);
-  }
-
- private:
-  at::DeviceType device_;
-  bool enabled_;
-  at::ScalarType dtype_;
-};
-
 struct Recipe : torch::CustomClassHolder {
   Recipe(std::function<at::Tensor(const at::Tensor&)> fn, const at::Tensor& input, kernels::KeepPolicy keep)
-      : fn(std::move(fn)), autocast(input.device().type()), place(WeightGradientQueue::current()) {
+      : fn(std::move(fn)),
+        device(input.device().type()),
+        autocast(kernels::autocast_state(device)),
+        place(WeightGradientQueue::current()) {
     if (keep) kept = std::make_unique<kernels::KeptOutputs>(std::move(keep));
   }
   at::Tensor run(const at::Tensor& input, kernels::KeptOutputs::Run which) const {
+    // As it was around the layer, but that neither run leaves, or takes, a cast copy of a weight: the second one's
+    // would be there when the weight is updated, the first one's has no gradient.
+    const kernels::AutocastScope as_it_was(device, autocast);
     const kernels::KeptOutputs::Scope scope(kept.get(), which);
     const WeightGradientQueue::Scope weights(place);
     return fn(input);
   }
   std::function<at::Tensor(const at::Tensor&)> fn;
-  Autocast autocast;
+  at::DeviceType device;
+  kernels::AutocastState autocast;
   std::unique_ptr<kernels::KeptOutputs> kept;
   WeightGradientQueue::Place place;  // the layer's weight gradients may wait, whenever it runs
 };
@@ -80,16 +70,8 @@ struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
         ctx->get_saved_variables()[0].detach().set_requires_grad(ctx->saved_data["input_needs_grad"].toBool());
     at::Tensor output;
     {
-      const Autocast now(input.device().type());
       const at::AutoGradMode record(true);
-      recipe.autocast.apply();
-      try {
-        output = recipe.run(input, kernels::KeptOutputs::Run::second);
-      } catch (...) {
-        now.apply();
-        throw;
-      }
-      now.apply();
+      output = recipe.run(input, kernels::KeptOutputs::Run::second);
     }
     if (output.requires_grad()) torch::autograd::backward({output}, {grads[0]});
     return {input.grad(), at::Tensor(), at::Tensor()};

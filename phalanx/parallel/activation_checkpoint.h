@@ -6,7 +6,8 @@
 //   at::Tensor y = checkpoint([&](const at::Tensor& x) { return net->forward(x); }, x);
 //
 // Contract
-// - The bits are those without it: the same operations run on the same input, under the autocast that was on.
+// - The bits are those without it: the same operations run on the same input, under the autocast that was on,
+//   whose cache of weights neither run uses (kernels/autocast.h).
 // - The function must be pure: run twice, it gives the same. Our layers draw no random numbers from a generator.
 // - Only the output's gradient leads back into it, and only the input's and parameters' gradients out: tensors that the
 //   function captures and that need a gradient, other than parameters (leaves), get none.

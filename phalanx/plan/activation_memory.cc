@@ -144,7 +144,9 @@ ActivationBytes by_operators(const TrainingShape& shape) {
   bytes.feed_forward = norm + narrow * (hidden * n.ffn + n.sent) + kFloatBytes * n.statistics;
   bytes.attention_left = narrow * (2 * n.dim + 2 * n.queries + 2 * n.keys);
   bytes.feed_forward_left = narrow * (n.left + 3 * n.ffn);
-  if (!shape.autocast) bytes.kept = narrow * (n.queries + n.keys);
+  // Queries and values before they are turned; GELU's own input; on the host the result and log-sums of attention.
+  bytes.kept = narrow * (n.queries + n.keys + (shape.model.is_gpt2() ? n.ffn : 0));
+  if (!shape.on_device && n.masks == 0) bytes.kept += narrow * n.queries + kFloatBytes * n.heads;
   bytes.forward = wide * (n.dim + n.between) + narrow * n.ffn;
   bytes.backward = wide * 3 * n.dim + narrow * 3 * n.ffn;
   bytes.input_backward = bytes.backward;
@@ -154,8 +156,11 @@ ActivationBytes by_operators(const TrainingShape& shape) {
   if (shape.autocast) {
     const bool tied = shape.model.tie_embeddings;
     const std::int64_t outside = (tied ? 0 : n.model.table()) + n.model.positions;
-    // 16-bit copies of the weights.
-    bytes.always = 2 * (n.model.parameters(models::whole_llama(shape.model), tied) - outside);
+    // 16-bit copies of the weights, which the backward pass needs; of blocks that are computed again, one's at a time.
+    std::int64_t recomputed = 0;
+    for (std::int64_t i = 0; i < shape.model.n_layers; ++i) recomputed += is_recomputed(shape, i) ? 1 : 0;
+    const std::int64_t absent = std::max<std::int64_t>(recomputed - 1, 0) * n.model.parameters({.end = 2}, tied);
+    bytes.always = 2 * (n.model.parameters(models::whole_llama(shape.model), tied) - outside - absent);
   }
   return bytes;
 }

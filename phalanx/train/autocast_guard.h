@@ -1,9 +1,10 @@
 // Matrix products in a 16-bit type for as long as the object lives: libtorch's autocast on one device type, per thread.
+// No 16-bit copy of a weight outlives its use (kernels/autocast.h).
 //
 //   {
 //     const AutocastGuard autocast(device.type(), autocast_dtype(config, plan));
 //     loss = model->loss(tokens, labels);
-//   }                                        // the cast copies of the weights are dropped here
+//   }
 //   loss.backward();
 #pragma once
 
@@ -12,19 +13,19 @@
 
 #include <optional>
 
+#include "phalanx/kernels/autocast.h"
+
 namespace phalanx::train {
 
 class AutocastGuard {
  public:
   /// Without a type it does nothing.
-  AutocastGuard(c10::DeviceType device, std::optional<c10::ScalarType> dtype);
-  ~AutocastGuard();
-  AutocastGuard(const AutocastGuard&) = delete;
-  AutocastGuard& operator=(const AutocastGuard&) = delete;
+  AutocastGuard(c10::DeviceType device, std::optional<c10::ScalarType> dtype) {
+    if (dtype) scope_.emplace(device, kernels::AutocastState{.enabled = true, .dtype = *dtype});
+  }
 
  private:
-  c10::DeviceType device_;
-  bool enabled_;
+  std::optional<kernels::AutocastScope> scope_;
 };
 
 }  // namespace phalanx::train

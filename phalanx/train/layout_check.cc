@@ -14,9 +14,11 @@
 #include <nlohmann/json.hpp>
 
 #include "phalanx/base/error.h"
+#include "phalanx/comm/backend.h"
 #include "phalanx/train/layout_cause.h"
 #include "phalanx/train/layout_origin.h"
 #include "phalanx/train/layout_side.h"
+#include "phalanx/train/precision.h"
 
 namespace phalanx::train {
 namespace {
@@ -28,6 +30,13 @@ constexpr const char* kNoSimpleCause =
 constexpr const char* kRightWhenRunAgain =
     "all is right when the step is run again: what is wrong differs from run to run, such as memory that is read "
     "before it is written, or after it was let go";
+
+constexpr const char* kOnlyRecomputed =
+    "; all that differs from the run that it is held against is recomputation: what is computed again is not what was "
+    "computed, or leaves something behind that the next step uses";
+constexpr const char* kUnlikePlain =
+    "recomputation: the same layout without it has other bits. What is computed again is not what was computed, or "
+    "leaves something behind that the next step uses, such as a copy of a weight";
 
 using ValueOf = std::function<at::Tensor(const NamedTensor&)>;
 
@@ -47,13 +56,25 @@ class Comparison {
       reference_ = std::make_unique<LayoutSide>(reference_config(config), alone, context.device);
     }
     result_.layout = laid_out_.model.layout();
-    result_.tolerance = options.tolerance.value_or(tolerance_for(config));
+    result_.tolerance = options.tolerance.value_or(tolerance_for(config, world_->size(), context.device));
+    scaled_ = scales_loss(config);
+    if (context.prepare) context.prepare(laid_out_);
     share_names();
+    is_recomputed_ = config.activation_checkpoint.mode != "none";
+    if (!is_recomputed_ || world_->size() == 1 || !device_.is_cpu() ||
+        !world_->backend()->traits().rank_order_reduction)
+      return;
+    TrainConfig plain = config;
+    plain.activation_checkpoint = {.mode = "none"};
+    plain_ = std::make_unique<LayoutSide>(plain, world_, context.device);
   }
 
   LayoutCheck run() {
     check_initial_values();
     for (std::int64_t step = 1; step <= options_.steps && !result_.finding; ++step) one_step(step);
+    if (result_.finding && is_recomputed_ && world_->size() == 1 && result_.finding->step > 0) {
+      result_.finding->cause += kOnlyRecomputed;
+    }
     return std::move(result_);
   }
 
@@ -101,7 +122,7 @@ class Comparison {
     for (std::size_t i = 0; i < names_.size(); ++i) {
       const at::Tensor expected = send_expected(i, value);
       const double norm = expected.defined() ? expected.to(at::kDouble).norm().item<double>() : 0;
-      if (!std::isfinite(norm)) fail_diverged(fmt::format("'{}' is not finite", names_[i]));
+      if (!std::isfinite(norm)) fail_not_finite(names_[i]);
       mine.push_back(nullptr);
       const auto here = mine_.find(names_[i]);
       if (here == mine_.end()) continue;
@@ -142,6 +163,38 @@ class Comparison {
       if (!seen[i]) throw Error(fmt::format("verify: no rank of the layout has the parameter '{}'", names_[i]));
     }
     return worst;
+  }
+
+  /// The first difference from the same layout without recomputation: there must be none.
+  void find_unlike_plain(std::int64_t step, const std::string& what, const ValueOf& value) {
+    if (result_.finding) return;
+    std::map<std::string, at::Tensor> plain;
+    for (const NamedTensor& p : plain_->model.parameters()) plain[p.name] = value(p);
+    json mine = json::array();
+    for (const std::string& name : names_) {
+      mine.push_back(nullptr);
+      const auto here = mine_.find(name);
+      if (here == mine_.end()) continue;
+      const NamedTensor& part = here->second;
+      const auto whole = [&](const at::Tensor& x) {
+        return x.defined() ? x : at::zeros(part.tensor.sizes(), at::TensorOptions(at::kFloat));
+      };
+      const at::Tensor expected = whole(plain.at(name)).to(at::kCPU, at::kDouble);
+      const auto offset = part.shard ? part.shard->box().offsets : std::vector<std::int64_t>();
+      mine.back() = to_text(difference_of(whole(value(part)), expected, expected.norm().item<double>(), offset));
+    }
+    const std::vector<ParameterCheck> checks = worst_of_ranks(mine);
+    const auto relative = [](const ParameterCheck& check) { return check.difference.relative; };
+    const auto worst = std::ranges::max_element(checks, {}, relative);
+    if (worst->difference.relative == 0) return;
+    const auto wrong = std::ranges::count_if(checks, [&](const ParameterCheck& check) { return relative(check) > 0; });
+    result_.finding = LayoutFinding{.step = step,
+                                    .what = what,
+                                    .parameter = worst->name,
+                                    .rank = worst->rank,
+                                    .difference = worst->difference,
+                                    .others = wrong - 1,
+                                    .cause = kUnlikePlain};
   }
 
   /// Of the parameters that are further off than `tolerance` the first one, or, where `order` is known, the one that
@@ -278,6 +331,14 @@ class Comparison {
                     what));
   }
 
+  [[noreturn]] void fail_not_finite(const std::string& name) const {
+    if (!scaled_) fail_diverged(fmt::format("'{}' is not finite", name));
+    throw Error(
+        fmt::format("verify: on one rank the scaled gradient of '{}' is not finite in float16, so the step is skipped "
+                    "and there is nothing to compare a layout with: try a lower [training] initial_loss_scale",
+                    name));
+  }
+
   double from_first(double value) {
     const at::Tensor number = at::zeros({1}, at::TensorOptions(at::kDouble));
     if (world_->rank() == 0) number.fill_(value);
@@ -319,6 +380,12 @@ class Comparison {
     }
     find_wrong_number(step, "loss", check.expected_loss, check.loss, allowed.loss,
                       "the gradients are right: the losses of the ranks are not put together as they should be");
+    if (plain_) {
+      const double plain_loss = mean_over_ranks(plain_->find_gradients(step - 1));
+      const at::NoGradGuard no_grad;
+      find_unlike_plain(step, "gradient", gradient_of);
+      find_wrong_number(step, "loss", plain_loss, check.loss, 0, kUnlikePlain);
+    }
     if (result_.finding) {
       result_.steps.push_back(std::move(check));
       return;
@@ -326,12 +393,14 @@ class Comparison {
     if (reference_) check.expected_norm = reference_->update->apply(step - 1).grad_norm;
     check.expected_norm = from_first(check.expected_norm);
     check.norm = laid_out_.update->apply(step - 1).grad_norm;
+    if (plain_) plain_->update->apply(step - 1);
     {
       const at::NoGradGuard no_grad;
       check.weights = compare(weight_of);
       find_wrong_number(step, "gradient norm", check.expected_norm, check.norm, allowed.gradient * grown,
                         "the gradients are right: the norm counts some of them twice, or not at all");
       find_wrong(step, "weight", check.weights, allowed.weight * static_cast<double>(step), weight_of);
+      if (plain_) find_unlike_plain(step, "weight", weight_of);
       weights_older_ = weights_before_;
       if (reference_) keep(weights_before_, weight_of);
     }
@@ -344,6 +413,8 @@ class Comparison {
   std::function<void(std::int64_t, const std::vector<NamedTensor>&)> observer_;
   LayoutSide laid_out_;
   std::unique_ptr<LayoutSide> reference_;  // on rank 0
+  std::unique_ptr<LayoutSide> plain_;      // the layout without recomputation, where it has some and bits are the same
+  bool is_recomputed_ = false, scaled_ = false;
   std::vector<std::string> names_;
   std::vector<std::vector<std::int64_t>> shapes_;
   std::map<std::string, NamedTensor> mine_;
@@ -377,12 +448,14 @@ std::string LayoutFinding::text() const {
 }
 
 TrainConfig reference_config(TrainConfig config) {
-  // What batches a step has is the layout's business; the reference goes through them with the same rows at a time.
+  // The rows that the layout has in one product, so that sums over rows are rounded to 16 bits alike.
+  if (config.parallelism.pipeline_parallel_degree > 1) {
+    config.training.local_batch_size = config.parallelism.pipeline_parallel_microbatch_size;
+  }
   config.parallelism = {};
-  config.activation_checkpoint = {};
+  config.activation_checkpoint = {.mode = "none"};
   config.training.enable_cpu_offload = false;
   config.training.mixed_precision_reduce = "float32";
-  config.training.mixed_precision_param = "float32";
   config.validation.enable = false;
   return config;
 }

@@ -1,17 +1,21 @@
 // Proves a layout: trains the same model on the same data once on one rank and once as the configuration lays it out,
 // side by side, and compares the losses, every gradient and every weight after every step. `phalanx verify`.
 //
-// Rank 0 has the reference: the whole model, no recomputation, gradients accumulated over the whole global batch. What
-// it finds goes to all ranks, and each compares the part that it has, copies included: a wrong value is found wherever
-// it is. Both start from the same values, which must be equal to the bit, and are then left alone. Once gradients are
-// wrong the step is run again to see where it begins (layout_origin.h).
+// Rank 0 has the reference: the whole model in the same precision, no recomputation, gradients accumulated over the
+// whole global batch. What it finds goes to all ranks, and each compares the part that it has, copies included: a wrong
+// value is found wherever it is. Both start from the same values, which must be equal to the bit, and are then left
+// alone. Once gradients are wrong the step is run again to see where it begins (layout_origin.h).
 //
-// Tolerances (float32). Sums are rounded in another order, so gradients at equal weights may differ by 1e-5 of their
+// Tolerances. In float32 sums are rounded in another order, so gradients at equal weights may differ by 1e-5 of their
 // 2-norm, losses by 2e-5 relatively, weights by 2e-5 of their norm. From the second step on the weights are not quite
 // equal; what is allowed for gradients grows with each step by `drift` times the tolerance (AdamW moves a weight by the
-// learning rate whatever its gradient's size, so that gradients near zero take different signs). In 16 bits (under
-// mixed precision) rounding is 2^-8: two layouts agree to about 2 % of a gradient's norm, which is what is allowed
-// then.
+// learning rate whatever its gradient's size, so that gradients near zero take different signs). tolerance_for() says
+// what 16 bits allow.
+//
+// Recomputation computes the same on the same ranks, so there the tolerance is none: a layout that recomputes is held
+// against the same layout that does not, too, and must have the same bits (one rank: against that rank). This is what
+// finds a copy of a weight that outlives the optimizer's step, however small the step. On the host only, over backends
+// that sum in the order of ranks: elsewhere two runs of one layout differ by rounding.
 //
 //   const LayoutCheck check = check_layout(config, {.world = world}, {.steps = 3});     // collective
 //   if (check.finding) log::error(check.finding->text());
@@ -31,6 +35,8 @@
 
 namespace phalanx::train {
 
+struct LayoutSide;
+
 struct LayoutTolerance {
   double loss = 2e-5;
   double gradient = 1e-5;
@@ -38,10 +44,10 @@ struct LayoutTolerance {
   double drift = 2;
 };
 
-/// What a run of this precision may differ by from one rank in float32.
-LayoutTolerance tolerance_for(const TrainConfig& config);
-/// The same for people: one line.
-std::string tolerance_text(const TrainConfig& config, const LayoutTolerance& tolerance);
+/// What this layout may differ by from one rank in the same precision: by nothing where it is one rank on the host.
+LayoutTolerance tolerance_for(const TrainConfig& config, std::int64_t ranks, at::Device device);
+/// The same for people: one line. Layouts that are allowed the same for the same reason have the same one.
+std::string tolerance_text(const TrainConfig& config, std::int64_t ranks, const LayoutTolerance& tolerance);
 
 struct LayoutCheckOptions {
   std::int64_t steps = 3;
@@ -89,13 +95,15 @@ struct LayoutCheckContext {
   at::Device device = at::kCPU;
   /// Shown what the layout trains on this rank: once it has its values (step 0), and whenever a step has its gradients.
   std::function<void(std::int64_t step, const std::vector<NamedTensor>& parameters)> observer = nullptr;
+  /// Given the layout's side on this rank before the first step, so that a test can spoil it.
+  std::function<void(LayoutSide& side)> prepare = nullptr;
 };
 
 /// The layout is the configuration's, over all ranks of the world. Throws what a run of it would.
 LayoutCheck check_layout(const TrainConfig& config, const LayoutCheckContext& context,
                          const LayoutCheckOptions& options = {});
 
-/// The same run on one rank.
+/// The same run on one rank, without recomputation.
 TrainConfig reference_config(TrainConfig config);
 
 }  // namespace phalanx::train

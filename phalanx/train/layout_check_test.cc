@@ -7,6 +7,9 @@
 #include <limits>
 #include <mutex>
 
+#include "phalanx/nn/linear.h"
+#include "phalanx/parallel/end_of_backward.h"
+#include "phalanx/train/layout_side.h"
 #include "phalanx/train/trainer_test_support.h"
 
 namespace phalanx::train {
@@ -115,6 +118,74 @@ TEST_F(LayoutCheckTest, RaisesNoAlarmWhereAllIsRight) {
       EXPECT_EQ(step.gradients.size(), step.weights.size());
       EXPECT_GT(step.gradients.size(), 10U);
     }
+  }
+}
+
+class RecomputedLayoutTest : public LayoutCheckTest {
+ protected:
+  /// The weight of layers.0's way out of attention goes through `use` in the layout alone, which is told the step.
+  using Use = std::function<at::Tensor(const at::Tensor& weight, std::int64_t step)>;
+  LayoutCheck check_spoilt(const Layout& layout, const Use& use) const {
+    LayoutCheck result;
+    run_local_ranks(layout.ranks, [&](const std::shared_ptr<Communicator>& world) {
+      const auto step = std::make_shared<std::int64_t>(1);
+      LayoutCheckContext context{.world = world};
+      context.observer = [step](std::int64_t done, const auto&) { *step = done + 1; };
+      context.prepare = [&use, step](LayoutSide& side) {
+        for (nn::Module* model : side.model.modules()) {
+          auto* const wo = dynamic_cast<nn::Module*>(model->named_modules()["layers.0.attention.wo"].get());
+          wo->set_parameter_use("weight", [&use, step](const at::Tensor& weight) { return use(weight, *step); });
+        }
+      };
+      LayoutCheck mine = check_layout(config_of(layout), context, {.steps = 3});
+      if (world->rank() == 0) result = std::move(mine);
+    });
+    return result;
+  }
+  static std::vector<std::string> in(const std::string& type, std::vector<std::string> more = {}) {
+    more.push_back("--training.mixed_precision_param=" + type);
+    more.emplace_back("--activation_checkpoint.mode=full");
+    return more;
+  }
+};
+
+TEST_F(RecomputedLayoutTest, AStaleCopyOfAWeightIsNamedInEveryPrecision) {
+  for (const std::string type : {"bfloat16", "float16", "float32"}) {
+    at::Tensor before;
+    const LayoutCheck found = check_spoilt({"one", 1, in(type, {"--training.global_batch_size=1"})},
+                                           [&](const at::Tensor& weight, std::int64_t step) {
+                                             if (step == 1) before = weight.detach().clone();
+                                             return step == 1 ? weight : weight + (before - weight).detach();
+                                           });
+    ASSERT_TRUE(found.finding) << type;
+    EXPECT_EQ(found.finding->step, 2) << type;
+    EXPECT_EQ(found.finding->what, "output") << found.finding->text();
+    EXPECT_EQ(found.finding->parameter, "layers.0.attention.wo.weight") << found.finding->text();
+    EXPECT_THAT(found.finding->cause, ::testing::HasSubstr("stale: computed with the weight of the step before"));
+  }
+}
+
+// Far less than what two layouts may differ by in 16 bits.
+TEST_F(RecomputedLayoutTest, WhatRecomputationAloneChangesIsFoundHoweverSmall) {
+  for (const Layout& layout : {Layout{"ddp", 2, in("bfloat16")}, Layout{"tp", 2, tensor(2, in("bfloat16"))},
+                               Layout{"zero3", 2, degrees(1, 2)}, Layout{"zero3", 2, in("float16", degrees(1, 2))}}) {
+    const bool is_recomputed = layout.keys.size() > 3 || layout.name != "zero3";
+    const LayoutCheck found = check_spoilt(
+        layout, [](const at::Tensor& weight, std::int64_t) { return inside_backward() ? weight * 1.0005 : weight; });
+    EXPECT_EQ(found.finding.has_value(), is_recomputed) << layout.name;
+    if (!found.finding) continue;
+    EXPECT_EQ(found.finding->step, 1);
+    EXPECT_EQ(found.finding->tolerance, 0);
+    EXPECT_THAT(found.finding->cause, ::testing::HasSubstr("recomputation: the same layout without it has other bits"));
+  }
+}
+
+TEST_F(RecomputedLayoutTest, OneRankHasTheSameBits) {
+  for (const std::string type : {"bfloat16", "float16", "float32"}) {
+    const LayoutCheck found = check({"one", 1, in(type)}, 3);
+    EXPECT_FALSE(found.finding) << found.finding->text();
+    EXPECT_EQ(found.tolerance.gradient, 0);
+    for (const StepCheck& step : found.steps) EXPECT_EQ(step.loss, step.expected_loss);
   }
 }
 

@@ -63,7 +63,11 @@ struct Verdict {
 class Search {
  public:
   Search(LayoutSide& laid_out, LayoutSide* reference, Communicator& world, const LayoutPathOptions& options)
-      : laid_out_(laid_out), world_(world), options_(options), mine_(laid_out, options.step) {
+      : laid_out_(laid_out),
+        reference_side_(reference),
+        world_(world),
+        options_(options),
+        mine_(laid_out, options.step) {
     if (reference != nullptr) reference_ = std::make_unique<Path>(*reference, options.step);
   }
 
@@ -86,7 +90,11 @@ class Search {
       const auto module = step["module"].get<std::string>();
       next_ = i + 1 < steps.size() ? steps[i + 1]["module"].get<std::string>() : "";
       const bool hands_on = !before.empty() && before != last;
-      path.origin = input_of(module, hands_on ? module : last, hands_on ? "input" : "output");
+      path.origin =
+          input_of(module, hands_on ? module : last, hands_on ? "input" : "output", options_.activation_tolerance);
+      if (path.origin && path.origin->cause.empty()) {
+        path.origin->cause = stale_copy(path.parameters, module, last, path.origin->difference.relative / 10);
+      }
       before = module;
       if (!step["weight"]) continue;
       last = module;
@@ -174,7 +182,8 @@ class Search {
     return std::pair(part, offset);
   }
 
-  std::optional<LayoutOrigin> input_of(const std::string& module, const std::string& from, const std::string& what) {
+  std::optional<LayoutOrigin> input_of(const std::string& module, const std::string& from, const std::string& what,
+                                       double tolerance) {
     const at::Tensor whole = shared(reference_ ? reference_->find(module)->input() : at::Tensor());
     if (!whole.defined() || from.empty()) return std::nullopt;
     // A stage may have the end of a layer alone: what it is given then is not what the whole layer is given.
@@ -188,7 +197,46 @@ class Search {
         value = {.found = found, .expected = part->first, .part = fmt::format("{}", json(offset).dump())};
       }
     }
-    return judge(value, offset, whole.norm().item<double>(), options_.activation_tolerance, what, from + ".weight");
+    return judge(value, offset, whole.norm().item<double>(), tolerance, what, from + ".weight");
+  }
+
+  /// Where what `module` is given is wrong, though the weights up to `last` are right: whether the reference gives it,
+  /// too, or something much closer to it, with weights of the step before. Then a copy of them is out of date.
+  std::string stale_copy(const std::vector<std::string>& parameters, const std::string& module, const std::string& last,
+                         double tolerance) {
+    if (last.empty()) return "";
+    if (!shared(options_.weights_before.empty() ? at::Tensor() : at::Tensor(mine_.tokens)).defined()) return "";
+    const auto may_be_stale = [&](const NamedTensor& p, bool alone) {
+      if (p.name == last + ".weight") return true;
+      // Of an embedding rows are read: nothing of it is copied.
+      const bool is_matrix = p.tensor.dim() == 2 && p.name.find("embeddings") == std::string::npos;
+      return !alone && is_matrix &&
+             std::ranges::find(parameters, p.name) < std::ranges::find(parameters, last + ".weight");
+    };
+    for (const bool alone : {true, false}) {
+      if (reference_side_ != nullptr) {
+        const at::NoGradGuard no_grad;
+        std::vector<std::pair<at::Tensor, at::Tensor>> now;
+        for (const NamedTensor& p : reference_side_->model.parameters()) {
+          if (!may_be_stale(p, alone)) continue;
+          now.emplace_back(p.tensor, p.tensor.clone());
+          p.tensor.copy_(options_.weights_before.at(p.name));
+        }
+        spent_.push_back(std::move(reference_));  // its hooks stay where they are
+        {
+          const at::AutoGradMode with_gradients(true);
+          reference_ = std::make_unique<Path>(*reference_side_, options_.step);
+        }
+        for (const auto& [parameter, value] : now) parameter.copy_(value);
+      }
+      if (!input_of(module, last, "output", tolerance)) {
+        return alone ? "stale: computed with the weight of the step before, though the weight itself is right: a copy "
+                       "of it is out of date"
+                     : "stale: computed with the weights of the step before, this one's and those used before it, "
+                       "though the weights themselves are right: copies of them are out of date";
+      }
+    }
+    return "";
   }
 
   std::optional<LayoutOrigin> weight_of_module(const std::string& module, at::Tensor ForwardTrace::Seen::*which) {
@@ -211,10 +259,12 @@ class Search {
   }
 
   LayoutSide& laid_out_;
+  LayoutSide* reference_side_;  // with the reference
   Communicator& world_;
   const LayoutPathOptions& options_;
   Path mine_;
   std::unique_ptr<Path> reference_;
+  std::vector<std::unique_ptr<Path>> spent_;
   std::string next_;  // what the reference uses after the module that is looked at
 };
 

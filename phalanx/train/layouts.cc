@@ -17,8 +17,8 @@ namespace {
 using Parts = std::map<std::string, std::string>;
 
 Parts split_layout(const std::string& name) {
-  static const std::vector<std::string> kKnown = {"pp",   "schedule", "dp_replicate", "dp_shard", "tp",
-                                                  "zero", "sp",       "ac",           "reshard",  "batch"};
+  static const std::vector<std::string> kKnown = {"pp", "schedule", "dp_replicate", "dp_shard", "tp",       "zero",
+                                                  "sp", "ac",       "reshard",      "batch",    "precision"};
   Parts parts;
   std::string_view rest = name;
   while (!rest.empty()) {
@@ -60,6 +60,28 @@ std::string choice_of(const Parts& parts, const std::string& key, const std::vec
   return found->second;
 }
 
+/// none, full, op, or of how many blocks one is computed again.
+TrainConfig::ActivationCheckpoint recomputation_of(const Parts& parts, const std::string& name) {
+  TrainConfig::ActivationCheckpoint result;
+  const auto found = parts.find("ac");
+  const std::string how = found == parts.end() ? "none" : found->second;
+  const bool is_number = !how.empty() && how.find_first_not_of("0123456789") == std::string::npos;
+  if (is_number) {
+    result.mode = "selective";
+    result.selective_ac_option = std::to_string(number_of(parts, "ac", 1, name));
+  } else if (how == "op") {
+    result.mode = "selective";
+    result.selective_ac_option = "op";
+  } else if (how == "none" || how == "full") {
+    result.mode = how;
+  } else {
+    throw ConfigError(fmt::format(
+        "layout '{}': ac is '{}': expected one of none, full, op, or a number: of so many blocks one is computed again",
+        name, how));
+  }
+  return result;
+}
+
 /// The batch as all layouts have it, in forward passes that this one can do.
 void share_out_batch(TrainConfig& config, std::int64_t data_ranks, std::int64_t ranks) {
   auto& training = config.training;
@@ -91,11 +113,11 @@ NamedLayout with_layout(const TrainConfig& config, const std::string& name, std:
   }
   parallelism.enable_sequence_parallel = choice_of(parts, "sp", {"on", "off"}, name) == "on";
   parallelism.fsdp_reshard_after_forward = choice_of(parts, "reshard", {"default", "always", "never"}, name);
-  auto& recompute = layout.config.activation_checkpoint;
-  const std::string mode = choice_of(parts, "ac", {"none", "full", "op"}, name);
-  recompute = {};
-  recompute.mode = mode == "op" ? "selective" : mode;
-  if (mode == "op") recompute.selective_ac_option = "op";
+  layout.config.activation_checkpoint = recomputation_of(parts, name);
+  if (parts.contains("precision")) {
+    layout.config.training.mixed_precision_param =
+        choice_of(parts, "precision", {"float32", "bfloat16", "float16"}, name);
+  }
   const std::int64_t data_ranks = parallelism.data_parallel_replicate_degree * parallelism.data_parallel_shard_degree;
   layout.ranks = data_ranks * parallelism.tensor_parallel_degree * parallelism.pipeline_parallel_degree;
   if (layout.ranks > ranks) {
@@ -133,13 +155,34 @@ std::vector<NamedLayout> all_layouts(const TrainConfig& config, std::int64_t ran
       // What does not divide the model or the batch is no layout of it.
     }
   };
+  // Recomputation and 16 bits: each of each on one rank, and some with every mix of degrees of 1 and 2.
+  const auto add_with_variants = [&](std::int64_t pp, std::int64_t replicas, std::int64_t shards, std::int64_t tp,
+                                     const std::string& more) {
+    add(pp, replicas, shards, tp, more);
+    if (std::max({pp, replicas, shards, tp}) > 2) return;
+    const bool is_alone = pp * replicas * shards * tp == 1;
+    const std::vector<std::string> variants =
+        is_alone ? std::vector<std::string>{"ac=full",
+                                            "ac=2",
+                                            "ac=op",
+                                            "precision=bfloat16",
+                                            "precision=bfloat16,ac=full",
+                                            "precision=bfloat16,ac=2",
+                                            "precision=bfloat16,ac=op",
+                                            "precision=float16",
+                                            "precision=float16,ac=full",
+                                            "precision=float16,ac=2",
+                                            "precision=float16,ac=op"}
+                 : std::vector<std::string>{"precision=bfloat16,ac=full", "precision=float16,ac=op"};
+    for (const std::string& one : variants) add(pp, replicas, shards, tp, more.empty() ? one : more + "," + one);
+  };
   for (std::int64_t tp = 1; tp <= ranks; tp *= 2) {
     for (std::int64_t shards = 1; shards * tp <= ranks; shards *= 2) {
       for (std::int64_t replicas = 1; replicas * shards * tp <= ranks; replicas *= 2) {
         for (std::int64_t pp = 1; pp * replicas * shards * tp <= ranks; pp *= 2) {
-          if (shards == 1) add(pp, replicas, shards, tp, "");
+          if (shards == 1) add_with_variants(pp, replicas, shards, tp, "");
           for (int stage = 1; shards > 1 && stage <= 3; ++stage) {
-            add(pp, replicas, shards, tp, fmt::format("zero={}", stage));
+            add_with_variants(pp, replicas, shards, tp, fmt::format("zero={}", stage));
           }
           if (shards > 1 && pp > 1) add(pp, replicas, shards, tp, "zero=3,reshard=always");
         }

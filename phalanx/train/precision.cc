@@ -61,13 +61,4 @@ void warn_of_slow_precision(const TrainConfig& config, c10::Device device) {
       type));
 }
 
-std::string recompute_warning(const TrainConfig& config, const RunPlan& plan) {
-  if (!keeps_costly(config) || !autocast_dtype(config, plan)) return "";
-  return fmt::format(
-      "selective_ac_option = \"op\" keeps nothing where mixed_precision_param = \"{}\" goes by autocast, as it does "
-      "for "
-      "weights that are not sharded: blocks are computed again whole, as by mode = \"full\"",
-      config.training.mixed_precision_param);
-}
-
 }  // namespace phalanx::train

@@ -31,7 +31,4 @@ std::string precision_text(const TrainConfig& config, const RunPlan& plan);
 /// Where the processor has no instructions for the type, so that it is slower than float32.
 void warn_of_slow_precision(const TrainConfig& config, c10::Device device);
 
-/// That costly operations are asked to keep their outputs, which they do not do under autocast; "" where none are.
-std::string recompute_warning(const TrainConfig& config, const RunPlan& plan);
-
 }  // namespace phalanx::train

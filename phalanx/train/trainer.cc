@@ -56,7 +56,6 @@ Trainer::Trainer(TrainConfig config, TrainerContext context)
           config_, context_.world, [this](const std::string& line) { say(line); }, context_.job) {
   if (config_.debug.deterministic) at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
   warn_of_slow_precision(config_, context_.device);
-  if (const std::string text = recompute_warning(config_, plan_); !text.empty()) log::warn_once(text);
   if (config_.lr_scheduler.warmup_steps > config_.training.steps) {
     log::warn_once(
         fmt::format("[lr_scheduler] warmup_steps {} is more than [training] steps {}: warming up over all steps",

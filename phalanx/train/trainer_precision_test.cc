@@ -38,22 +38,6 @@ TEST_F(TrainerPrecisionTest, TrainsInSixteenBits) {
   EXPECT_TRUE(lines_with("bfloat16", "loss_scale").empty());
 }
 
-TEST_F(TrainerPrecisionTest, WhatIsNotKeptUnderAutocastIsSaid) {
-  const std::vector<std::string> by_op{"--activation_checkpoint.mode=selective",
-                                       "--activation_checkpoint.selective_ac_option=op"};
-  const auto warning_of = [&](std::vector<std::string> more, int ranks) {
-    more.insert(more.end(), by_op.begin(), by_op.end());
-    const TrainConfig one = config("unused", more);
-    return recompute_warning(one, plan_run(one, ranks));
-  };
-  EXPECT_EQ(warning_of({}, 2), "");
-  EXPECT_THAT(warning_of({"--training.mixed_precision_param=bfloat16"}, 2),
-              AllOf(HasSubstr("\"op\" keeps nothing"), HasSubstr("mixed_precision_param = \"bfloat16\"")));
-  EXPECT_EQ(warning_of({"--training.mixed_precision_param=bfloat16", "--parallelism.data_parallel_shard_degree=2"}, 2),
-            "")
-      << "sharded weights are gathered in 16 bits, without autocast";
-}
-
 TEST_F(TrainerPrecisionTest, AnOverflowSkipsTheStepOnAllRanksAndHalvesTheScale) {
   const std::string huge = "--training.initial_loss_scale=268435456";  // 2^28: no gradient fits into float16
   const Weights untouched = train(config("start", {"--training.steps=1", "--optimizer.lr=0"}), 2);
