@@ -45,6 +45,10 @@ struct Transfer {
   int tag = 0;
 };
 
+/// Messages between hosts have tags from here on. On a stream-ordered backend without a CUDA device (tests), which
+/// takes all memory for a device's, these alone are of the host's.
+inline constexpr int kHostMemoryTag = 1'000'000;
+
 struct Signature;
 
 /// What one rank asks for. Counts are in elements; all ranges are contiguous.
@@ -141,9 +145,11 @@ struct BackendTraits {
   bool rank_order_reduction = false;  // reductions sum in rank order: the same bits on every run and such backend
   bool host_only = true;              // only host memory can be moved
   bool crowded = false;               // more ranks than cores on this machine: a waiter gives its core away at once
-  bool stream_ordered = false;        // see above; host memory is moved, too, but not in any stream's order
-  int cuda_device = -1;               // the only one whose memory a stream-ordered backend moves. -1 (tests): there is
-                                      // none, and the tensors' host memory plays its part
+  bool has_tags = true;         // of the memory it is for. False: messages between two ranks match in the order of
+                                // issue, and a rank's run one after the other, each until it meets its other end
+  bool stream_ordered = false;  // see above; host memory is moved, too, but not in any stream's order
+  int cuda_device = -1;         // the only one whose memory a stream-ordered backend moves. -1 (tests): there is
+                                // none, and the tensors' host memory plays its part
 };
 
 /// The members of one new group, asked for by all ranks of the old one at the same time.

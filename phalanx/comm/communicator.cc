@@ -164,9 +164,11 @@ class Communicator::Impl {
 
   // --- issue --------------------------------------------------------------------------------------------------------
 
-  // Whether the tensors are where streams are; without a CUDA device all tensors count as being there.
-  bool is_on_device(const std::vector<at::Tensor>& tensors, Verb verb) const {
+  // Whether the tensors are where streams are; without a CUDA device all tensors count as being there, but for those of
+  // messages between hosts.
+  bool is_on_device(const std::vector<at::Tensor>& tensors, Verb verb, const std::vector<Transfer>& transfers) const {
     if (!traits_.stream_ordered) return false;
+    if (traits_.cuda_device < 0 && !transfers.empty() && transfers.front().tag >= kHostMemoryTag) return false;
     int on_host = 0, on_device = 0;
     for (const at::Tensor& tensor : tensors)
       if (tensor.defined()) ++(traits_.cuda_device < 0 || tensor.is_cuda() ? on_device : on_host);
@@ -178,7 +180,7 @@ class Communicator::Impl {
 
   Work issue(OperationDescription description, bool async, std::vector<at::Tensor> tensors = {}) {
     WorkState::Issued issued;
-    const bool launches_now = description.on_device = is_on_device(tensors, description.verb);
+    const bool launches_now = description.on_device = is_on_device(tensors, description.verb, description.transfers);
     const bool is_peer = !description.transfers.empty();
     description.sequence = is_peer ? peer_sequence_++ : sequence_++;
     issued.flight = flight_;

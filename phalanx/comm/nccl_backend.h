@@ -53,6 +53,7 @@ class NcclBackend final : public Backend {
     return {.name = "nccl",
             .host_only = setup_.cuda_device < 0,
             .crowded = setup_.control->traits().crowded,
+            .has_tags = false,
             .stream_ordered = true,
             .cuda_device = setup_.cuda_device};
   }

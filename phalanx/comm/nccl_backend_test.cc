@@ -28,6 +28,7 @@
 #include "phalanx/comm/testing/fake_streams.h"
 #include "phalanx/comm/testing/fault_calls.h"
 #include "phalanx/comm/testing/forked_ranks.h"
+#include "phalanx/comm/testing/nccl_ranks.h"
 
 namespace phalanx {
 namespace {
@@ -36,47 +37,6 @@ using namespace std::chrono_literals;
 using ::testing::AnyOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-/// One rank: its device, its library, its communicator. They end in the opposite order.
-struct NcclRank {
-  std::shared_ptr<FakeStreams> streams = std::make_shared<FakeStreams>();
-  std::shared_ptr<FakeNccl> nccl;
-  std::shared_ptr<Communicator> comm;
-};
-
-using NcclBody = std::function<void(NcclRank&)>;
-
-// body(rank) on a thread for each rank. Returns one line for each rank that threw.
-std::string run_nccl_threads(int world, const NcclBody& body, const NcclOptions& options = {}) {
-  const auto control = make_local_backends(world);
-  const auto transport = make_local_backends(world);
-  std::mutex mutex;
-  std::string failures;
-  std::vector<std::thread> threads;
-  for (std::size_t r = 0; r < control.size(); ++r) {
-    threads.emplace_back([&, r] {
-      try {
-        NcclRank rank;
-        rank.nccl = std::make_shared<FakeNccl>(transport[r]);
-        rank.comm = make_nccl_communicator(control[r], -1, rank.nccl->table(), rank.streams, options);
-        rank.comm->barrier();  // a rank that gives up at once must not find the others half made
-        try {
-          body(rank);
-        } catch (const std::exception& error) {
-          rank.comm->abort(error.what());
-          throw;
-        }
-        rank.comm.reset();
-        if (rank.nccl->misuses() != 0) throw std::runtime_error("NCCL was called in a way that it does not allow");
-      } catch (const std::exception& error) {
-        const std::lock_guard lock(mutex);
-        failures += fmt::format("rank {}: {}\n", r, error.what());
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return failures;
-}
 
 // A rank that is a process.
 std::shared_ptr<NcclRank> make_nccl_rank(const HostPort& server, int rank, int world, const NcclOptions& options = {},
@@ -269,6 +229,27 @@ TEST(NcclBackend, TheHostWaitsForNothingAndTheStreamsForEachOther) {
                                EXPECT_EQ(x.const_data_ptr<float>()[999], 3.0F);
                                EXPECT_EQ(y.const_data_ptr<float>()[999], 12.0F);
                                EXPECT_TRUE(work.is_done());
+                             }),
+            "");
+}
+
+TEST(NcclBackend, MessagesBetweenHostsGoPastTheDevice) {
+  EXPECT_EQ(run_nccl_threads(2,
+                             [](NcclRank& rank) {
+                               EXPECT_FALSE(rank.comm->backend()->traits().has_tags);
+                               const int me = rank.comm->rank(), peer = 1 - me;
+                               // The second is asked for first: the control backend has tags.
+                               std::vector<Work> sent;
+                               for (const int number : {0, 1})
+                                 sent.push_back(rank.comm->send(at::full({2}, 10.0F * number + me), peer,
+                                                                {.tag = kHostMemoryTag + number, .async = true}));
+                               for (const int number : {1, 0}) {
+                                 const at::Tensor x = at::empty({2});
+                                 rank.comm->recv(x, peer, {.tag = kHostMemoryTag + number});
+                                 EXPECT_EQ(x[1].item<float>(), 10.0F * number + peer);
+                               }
+                               for (const Work& work : sent) work.wait();
+                               EXPECT_THAT(rank.nccl->calls(), ElementsAre("init"));
                              }),
             "");
 }

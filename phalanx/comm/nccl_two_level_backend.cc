@@ -196,6 +196,7 @@ BackendTraits NcclTwoLevelBackend::traits() const noexcept {
   return {.name = name_,
           .host_only = setup_.cuda_device < 0,
           .crowded = setup_.flat->traits().crowded,
+          .has_tags = false,  // inside of a machine there are none
           .stream_ordered = true,
           .cuda_device = setup_.cuda_device};
 }

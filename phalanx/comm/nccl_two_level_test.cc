@@ -68,6 +68,8 @@ TEST_P(NcclLevelsSuite, Passes) {
                        [](LevelsRank& rank) {
                          const std::string expected = GetParam().backend;
                          require_that(rank.comm->backend_name() == expected, std::string(rank.comm->backend_name()));
+                         // Inside of a machine messages have none.
+                         require_that(rank.comm->backend()->traits().has_tags == !expected.starts_with("nccl"), "tags");
                          const int ranks = rank.comm->size();
                          run_backend_suite(*rank.comm, [&](const SuiteCase& test) {
                            const std::string name = test.name;

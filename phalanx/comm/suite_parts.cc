@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "phalanx/comm/backend.h"
+
 namespace phalanx::suite {
 
 void require(bool condition, const std::string& what) {
@@ -73,7 +75,7 @@ std::string label(const char* verb, ScalarType type, ReduceOp op, std::int64_t c
 bool is_slow(const Communicator& comm) {
   return comm.backend_name().ends_with("gloo") || comm.backend_name() == "nccl";
 }
-bool matches_in_order(const Communicator& comm) { return comm.backend_name().starts_with("nccl"); }
+bool matches_in_order(const Communicator& comm) { return !comm.backend()->traits().has_tags; }
 
 bool is_small_world(const Communicator& comm) { return comm.size() <= (is_slow(comm) ? 2 : 4); }
 

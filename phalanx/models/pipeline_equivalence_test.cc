@@ -1,4 +1,5 @@
 // Llama in pipeline stages: the losses and gradients of one rank, in every schedule, however it is cut.
+#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
@@ -7,6 +8,7 @@
 #include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -14,6 +16,7 @@
 #include <vector>
 
 #include "phalanx/comm/local.h"
+#include "phalanx/comm/testing/nccl_ranks.h"
 #include "phalanx/models/llama.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/parallel/activation_checkpoint.h"
@@ -96,7 +99,19 @@ struct PipelinedLlama {
   std::vector<double> layers;  // of each stage; empty: balanced
   bool checkpointed = false;
   LlamaFamily family = LlamaFamily::llama;
+  bool over_nccl = false;
 };
+
+void run_pipeline_ranks(const PipelinedLlama& what,
+                        const std::function<void(const std::shared_ptr<Communicator>&)>& body) {
+  if (!what.over_nccl) return run_local_ranks(what.ranks, body);
+  EXPECT_EQ(run_nccl_threads(what.ranks,
+                             [&](const NcclRank& rank) {
+                               at::set_num_threads(1);
+                               body(rank.comm);
+                             }),
+            "");
+}
 
 Trained on_a_pipeline(const PipelinedLlama& what) {
   const auto plan =
@@ -106,7 +121,7 @@ Trained on_a_pipeline(const PipelinedLlama& what) {
                                          : models::divide_llama(config, what.layers);
   Trained result;
   std::mutex mutex;
-  run_local_ranks(what.ranks, [&](const std::shared_ptr<Communicator>& comm) {
+  run_pipeline_ranks(what, [&](const std::shared_ptr<Communicator>& comm) {
     std::vector<PipelineStage> stages;
     for (const int s : plan.stages_of(comm->rank())) {
       const auto part = std::make_shared<models::Llama>(config, parts[static_cast<std::size_t>(s)]);
@@ -161,6 +176,16 @@ TEST(PipelinedLlama, EveryScheduleIsOneRank) {
       }
     }
   }
+}
+
+// Messages without tags, each waiting for its receive, those of a rank one after the other.
+TEST(PipelinedLlama, OverNcclIsOneRankToo) {
+  const Trained one = on_one_rank(true);
+  for (const char* name : {"1F1B", "Interleaved1F1B", "ZBV"}) {
+    SCOPED_TRACE(name);
+    expect_close_to(on_a_pipeline({.schedule = name, .tied = true, .over_nccl = true}), one, 1e-5);
+  }
+  expect_close_to(on_a_pipeline({.schedule = "ZB1P", .ranks = 4, .tied = true, .over_nccl = true}), one, 1e-5);
 }
 
 TEST(PipelinedLlama, UnevenAndHalfLayers) {

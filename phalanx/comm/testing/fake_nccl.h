@@ -8,7 +8,9 @@
 // - Ranks are connected when they are needed: the first collective of a communicator stays in_progress until all ranks
 //   have called one, the first message between two ranks until both have called it (NCCL_RUNTIME_CONNECT).
 // - A split writes down the new communicator when it is through, or has failed.
-// - Sends and receives of one group run together; those of different groups one after the other.
+// - Sends and receives of one group run together; those of different groups one after the other. There are no tags, and
+// a
+//   send waits for its receive.
 #pragma once
 
 #include <atomic>

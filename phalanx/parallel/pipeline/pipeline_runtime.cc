@@ -13,9 +13,12 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
+#include "phalanx/comm/backend.h"
 #include "phalanx/parallel/pipeline/stage_gradients.h"
 #include "phalanx/parallel/pipeline/stage_messages.h"
 #include "phalanx/schedule/actions.h"
+#include "phalanx/schedule/delivery.h"
+#include "phalanx/schedule/posting.h"
 #include "phalanx/schedule/schedule_text.h"
 #include "phalanx/schedule/transfers.h"
 #include "phalanx/schedule/validate.h"
@@ -29,6 +32,24 @@ using schedule::Schedule;
 using Clock = std::chrono::steady_clock;
 
 enum class Mode { train, evaluate, forward };
+
+// What all ranks post, and that it comes to its end on this backend.
+std::vector<schedule::Program> checked_programs(const Schedule& schedule, const Communicator& comm,
+                                                const PipelineOptions& options) {
+  const bool has_tags = comm.backend()->traits().has_tags;
+  schedule::PostingOptions posting = schedule::posting_for(has_tags);
+  posting.receives_ahead = options.receives_ahead.value_or(posting.receives_ahead);
+  auto programs = schedule::post(schedule, posting);
+  const auto faults = schedule::check_delivery(schedule, programs, {.in_order = !has_tags});
+  if (faults.empty()) return programs;
+  const bool asked_for = options.receives_ahead.value_or(0) > 0;
+  throw ConfigError(fmt::format(
+      "pipeline: schedule '{}' cannot be run over {}{}{}: {}. {}", schedule.name, comm.backend_name(),
+      has_tags ? "" : ", whose messages have no tags and run one after the other",
+      asked_for ? fmt::format(", with receives_ahead = {}", *options.receives_ahead) : "", faults.front().text(),
+      asked_for ? "Leave receives_ahead unset"
+                : "Leave its SEND and RECV actions out: add_transfers() places them where they go well"));
+}
 
 Schedule with_transfers(Schedule given, const Communicator& comm) {
   if (given.ranks() != comm.size()) {
@@ -79,14 +100,6 @@ const std::vector<PipelineStage>& checked(const std::vector<PipelineStage>& stag
   throw ConfigError(wrong);
 }
 
-std::vector<Action> receives_of(const std::vector<Action>& actions) {
-  std::vector<Action> result;
-  for (const auto& action : actions) {
-    if (schedule::is_receive(action.kind)) result.push_back(action);
-  }
-  return result;
-}
-
 std::vector<at::Tensor> cut(const at::Tensor& batch, int count, const char* what) {
   if (!batch.defined()) return {};
   if (batch.dim() == 0 || batch.size(0) % count != 0) {
@@ -115,11 +128,12 @@ struct PipelineRuntime::Impl {
     targets = cut(batch_targets, schedule.micro_batches, "targets");
   }
   void run_all();
+  void run_step(const schedule::Step& step);
   void run_action(const Action& action);
   void forward_pass(const Action& action);
   void backward_pass(const Action& action);
   void weight_pass(const Action& action);
-  void send(const Action& action);
+  at::Tensor made_for(const Action& send);
   void shard(const Action& action);
   void ran(const Action& action, Clock::time_point start);
   void share_losses(PipelineResult& result);
@@ -129,7 +143,6 @@ struct PipelineRuntime::Impl {
   int last_stage() const { return schedule.stages() - 1; }
   bool is_here(int stage) const { return runs.contains(stage); }
   bool is_last_of_stage(const Action& action) const;
-  std::vector<Action> parts_of(const std::vector<Action>& row, bool forward_only) const;
 
   std::shared_ptr<Communicator> comm;
   Schedule schedule;
@@ -138,8 +151,8 @@ struct PipelineRuntime::Impl {
   std::map<int, StageRun> runs;
   std::vector<StageSharding*> shardings;  // of the runs' stages, where they are sharded
   StageGradients gradients;
-  std::vector<Action> actions, forward_actions;  // this rank's, overlaps taken apart
-  std::map<int, Action> last_weights;            // of each stage: the last B or W
+  schedule::Program program, forward_program;  // this rank's
+  std::map<int, Action> last_weights;          // of each stage: the last B or W
   StageMessages messages, forward_messages;
 
   double gradient_scale = 1.0;
@@ -162,31 +175,21 @@ PipelineRuntime::Impl::Impl(std::shared_ptr<Communicator> communicator, Schedule
       options(std::move(given_options)),
       device(device_of(given_stages)),
       gradients(checked(given_stages, schedule, options.weight_split, *comm), comm),
-      actions(parts_of(schedule.actions[static_cast<std::size_t>(comm->rank())], /*forward_only=*/false)),
-      forward_actions(parts_of(schedule.actions[static_cast<std::size_t>(comm->rank())], /*forward_only=*/true)),
-      messages(comm, schedule, device, receives_of(actions), options.receives_ahead),
-      forward_messages(comm, schedule, device, receives_of(forward_actions), options.receives_ahead) {
-  for (const auto& action : actions) {
-    if (schedule::ends_micro_batch(action.kind)) last_weights[action.stage] = action;
+      messages(comm, schedule, device),
+      forward_messages(comm, schedule, device) {
+  const auto rank = static_cast<std::size_t>(comm->rank());
+  program = checked_programs(schedule, *comm, options)[rank];
+  forward_program = checked_programs(schedule::forward_only(schedule), *comm, options)[rank];
+  for (const auto& step : program) {
+    if (step.transfers.empty() && schedule::ends_micro_batch(step.action.kind)) {
+      last_weights[step.action.stage] = step.action;
+    }
   }
   for (auto& stage : given_stages) {
     const int index = stage.index;
     if (stage.sharding) shardings.push_back(stage.sharding.get());
     runs.emplace(index, StageRun(std::move(stage), options.weight_split));
   }
-}
-
-std::vector<Action> PipelineRuntime::Impl::parts_of(const std::vector<Action>& row, bool forward_only) const {
-  std::vector<Action> result;
-  for (const auto& action : row) {
-    schedule::for_each_part(action, [&](const Action& part) {
-      const bool goes_forward = part.kind == ActionKind::forward || part.kind == ActionKind::send_forward ||
-                                part.kind == ActionKind::receive_forward || part.kind == ActionKind::unshard ||
-                                part.kind == ActionKind::reshard;
-      if (goes_forward || !forward_only) result.push_back(part);
-    });
-  }
-  return result;
 }
 
 bool PipelineRuntime::Impl::is_last_of_stage(const Action& action) const {
@@ -257,16 +260,7 @@ void PipelineRuntime::Impl::run_all() {
     for (StageSharding* sharding : shardings) sharding->begin_step();
     gradients.begin_step();
   }
-  for (const auto& action : trains ? actions : forward_actions) {
-    try {
-      run_action(action);
-    } catch (const CommError&) {
-      throw;  // it says who failed, and at what
-    } catch (const std::exception& error) {
-      throw Error(fmt::format("pipeline stage {}, rank {}, {}: {}", action.stage, comm->rank(),
-                              schedule::to_text(action), error.what()));
-    }
-  }
+  for (const auto& step : trains ? program : forward_program) run_step(step);
   if (trains) {
     for (StageSharding* sharding : shardings) sharding->show_gradients();
     gradients.add_up_copies();
@@ -276,8 +270,24 @@ void PipelineRuntime::Impl::run_all() {
   channel.finish_sends();
 }
 
+void PipelineRuntime::Impl::run_step(const schedule::Step& step) {
+  Action now = step.transfers.empty() ? step.action : step.transfers.front();
+  try {
+    if (step.transfers.empty()) return run_action(now);
+    StageMessages& channel = mode == Mode::train ? messages : forward_messages;
+    channel.post(step, [&](const Action& send) {
+      now = send;
+      return made_for(send);
+    });
+  } catch (const CommError&) {
+    throw;  // it says who failed, and at what
+  } catch (const std::exception& error) {
+    throw Error(fmt::format("pipeline stage {}, rank {}, {}: {}", now.stage, comm->rank(), schedule::to_text(now),
+                            error.what()));
+  }
+}
+
 void PipelineRuntime::Impl::run_action(const Action& action) {
-  StageMessages& channel = mode == Mode::train ? messages : forward_messages;
   switch (action.kind) {
     case ActionKind::forward:
       return forward_pass(action);
@@ -286,12 +296,6 @@ void PipelineRuntime::Impl::run_action(const Action& action) {
       return backward_pass(action);
     case ActionKind::weight_backward:
       return weight_pass(action);
-    case ActionKind::send_forward:
-    case ActionKind::send_backward:
-      return send(action);
-    case ActionKind::receive_forward:
-    case ActionKind::receive_backward:
-      return channel.post(action);
     default:
       return shard(action);
   }
@@ -372,10 +376,10 @@ void PipelineRuntime::Impl::weight_pass(const Action& action) {
   if (const auto& sharding = runs.at(action.stage).stage().sharding) sharding->collect_gradients();
 }
 
-void PipelineRuntime::Impl::send(const Action& action) {
-  auto& from = action.kind == ActionKind::send_forward ? outputs : dinputs;
-  StageMessages& channel = mode == Mode::train ? messages : forward_messages;
-  channel.send(action, from.extract({action.stage, action.micro_batch}).mapped());
+// The next stage's input, or the gradient for the one before.
+at::Tensor PipelineRuntime::Impl::made_for(const Action& send) {
+  auto& from = send.kind == ActionKind::send_forward ? outputs : dinputs;
+  return from.extract({send.stage, send.micro_batch}).mapped();
 }
 
 void PipelineRuntime::Impl::shard(const Action& action) {

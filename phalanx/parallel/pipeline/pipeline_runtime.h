@@ -25,8 +25,9 @@
 //   needed.
 // - Every stage's output has one shape and dtype, that of its first micro-batch, in all steps; evaluate() and forward()
 //   may use others. Another one is an Error on every rank: stage, micro-batch, expected, found.
-// - Sends and receives go on while passes run. Sends are buffered, receives posted where the schedule says, and
-//   `receives_ahead` more.
+// - Sends and receives go on while passes run. What is posted, and when, is schedule::post() of the schedule: where
+//   messages have tags, receives where the schedule says and one more ahead; over nccl, groups in an order in which no
+//   rank waits for ever. Constructing it checks that (schedule::check_delivery()): a ConfigError names the cycle.
 // - A stage sharded by FullyShardedDataParallel says so (PipelineStage::sharding): its gradients are then averaged once
 // a
 //   step, unit by unit as they become complete. Units stay gathered for the step, or come and go with every pass, as
@@ -43,6 +44,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -59,7 +61,7 @@ enum class PipelineLoss { mean, sum };  // of the micro-batches' losses: what is
 struct PipelineOptions {
   PipelineLoss loss = PipelineLoss::mean;
   WeightSplit weight_split = WeightSplit::automatic;
-  int receives_ahead = 1;
+  std::optional<int> receives_ahead;  // of its turn; nothing: 1 where messages have tags, else 0
   // Called by UNSHARD, RESHARD and REDUCE_GRAD of a stage, where set.
   std::function<void(int stage)> unshard, reshard, reduce_gradients;
 };

@@ -33,9 +33,11 @@ using pipeline_testing::errors_of;
 using pipeline_testing::Layers;
 using pipeline_testing::one_rank;
 using pipeline_testing::OneRank;
+using pipeline_testing::Over;
 using pipeline_testing::parameters_of;
 using pipeline_testing::random_rows;
 using pipeline_testing::relative_difference;
+using pipeline_testing::run_ranks;
 using pipeline_testing::squared_error;
 using pipeline_testing::stages_of;
 using schedule::make_schedule;
@@ -92,6 +94,17 @@ TEST(Pipeline, EverySchedule) {
   }
 }
 
+TEST(PipelineOverNccl, EverySchedule) {
+  for (const int ranks : {2, 4}) {
+    run_ranks(Over::nccl, ranks, [&](const std::shared_ptr<Communicator>& comm) {
+      for (const auto& name : schedules_for(ranks)) {
+        expect_one_rank(comm, make_schedule({.name = name, .ranks = ranks, .micro_batches = kMicroBatches}),
+                        Layers::own);
+      }
+    });
+  }
+}
+
 TEST(Pipeline, OnProcessesOverSharedMemory) {
   TcpStoreServer server;
   EXPECT_EQ(run_forked_ranks(2,
@@ -129,8 +142,8 @@ TEST(Pipeline, TheSumOfTheLosses) {
   });
 }
 
-TEST(Pipeline, ForwardOnly) {
-  run_local_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
+void expect_forward_only(Over over) {
+  run_ranks(over, 2, [&](const std::shared_ptr<Communicator>& comm) {
     for (const char* name : {"1F1B", "ZBV"}) {
       const auto plan = make_schedule({.name = name, .ranks = 2, .micro_batches = 4});
       const auto stages = stages_of(plan, comm->rank(), Layers::own);
@@ -154,6 +167,9 @@ TEST(Pipeline, ForwardOnly) {
   });
 }
 
+TEST(Pipeline, ForwardOnly) { expect_forward_only(Over::local); }
+TEST(PipelineOverNccl, ForwardOnly) { expect_forward_only(Over::nccl); }
+
 // The stages of a rank as one module.
 struct RankModule : torch::nn::Module {
   explicit RankModule(const std::vector<PipelineStage>& stages) {
@@ -161,12 +177,13 @@ struct RankModule : torch::nn::Module {
   }
 };
 
-TEST(Pipeline, DataParallelOnTop) {
-  run_local_ranks(4, [&](const std::shared_ptr<Communicator>& world) {
+void expect_data_parallel_on_top(Over over, const std::vector<std::string>& schedules,
+                                 const std::vector<Layers>& layers) {
+  run_ranks(over, 4, [&](const std::shared_ptr<Communicator>& world) {
     DeviceMesh mesh(world, {{"pp", 2}, {"dp", 2}});
     const at::Tensor x = random_rows(16, "x"), y = random_rows(16, "y");
-    for (const auto& name : schedules_for(2)) {
-      for (const Layers whose : {Layers::own, Layers::foreign}) {
+    for (const auto& name : schedules) {
+      for (const Layers whose : layers) {
         SCOPED_TRACE(name);
         const auto plan = make_schedule({.name = name, .ranks = 2, .micro_batches = 4});
         const auto stages = stages_of(plan, mesh.coordinate("pp"), whose);
@@ -191,6 +208,13 @@ TEST(Pipeline, DataParallelOnTop) {
   });
 }
 
+TEST(Pipeline, DataParallelOnTop) {
+  expect_data_parallel_on_top(Over::local, schedules_for(2), {Layers::own, Layers::foreign});
+}
+TEST(PipelineOverNccl, DataParallelOnTop) {
+  expect_data_parallel_on_top(Over::nccl, {"1F1B", "ZBVZeroBubble"}, {Layers::own});
+}
+
 TEST(Pipeline, ShardingActionsCallTheirHooks) {
   run_local_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
     auto with = schedule::add_transfers(make_schedule({.name = "GPipe", .ranks = 2, .micro_batches = 2}));
@@ -210,8 +234,8 @@ TEST(Pipeline, ShardingActionsCallTheirHooks) {
   });
 }
 
-TEST(PipelineErrors, AFailingStageIsNamedOnEveryRank) {
-  const auto errors = errors_of(4, [](const std::shared_ptr<Communicator>& comm) {
+void expect_a_failing_stage_to_be_named(Over over) {
+  const auto body = [](const std::shared_ptr<Communicator>& comm) {
     const auto plan = make_schedule({.name = "1F1B", .ranks = 4, .micro_batches = 4});
     auto stages = stages_of(plan, comm->rank(), Layers::own);
     if (comm->rank() == 2) {
@@ -222,9 +246,14 @@ TEST(PipelineErrors, AFailingStageIsNamedOnEveryRank) {
     }
     PipelineRuntime pipeline(comm, plan, stages);
     pipeline.step(random_rows(8, "x"), random_rows(8, "y"));
-  });
-  for (const auto& error : errors) EXPECT_THAT(error, HasSubstr("pipeline stage 2, rank 2, 2F1: out of luck"));
+  };
+  for (const auto& error : errors_of(4, body, over)) {
+    EXPECT_THAT(error, HasSubstr("pipeline stage 2, rank 2, 2F1: out of luck"));
+  }
 }
+
+TEST(PipelineErrors, AFailingStageIsNamedOnEveryRank) { expect_a_failing_stage_to_be_named(Over::local); }
+TEST(PipelineErrors, AFailingStageIsNamedOnEveryRankOverNccl) { expect_a_failing_stage_to_be_named(Over::nccl); }
 
 TEST(PipelineErrors, AnotherShapeIsNamedOnEveryRank) {
   const auto errors = errors_of(2, [](const std::shared_ptr<Communicator>& comm) {

@@ -1,6 +1,7 @@
 // Models in stages and what one rank makes of them, for the tests of pipelines.
 #pragma once
 
+#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mse_loss.h>
@@ -21,6 +22,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/comm/local.h"
+#include "phalanx/comm/testing/nccl_ranks.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/nn/linear.h"
 #include "phalanx/parallel/pipeline/pipeline_runtime.h"
@@ -194,11 +196,24 @@ inline double relative_difference(const at::Tensor& found, const at::Tensor& exp
   return (found - expected).norm().item<double>() / std::max(expected.norm().item<double>(), 1e-30);
 }
 
+/// What the ranks talk through: messages with tags, or without them as over NCCL (comm/testing/nccl_ranks.h).
+enum class Over { local, nccl };
+
+inline void run_ranks(Over over, int ranks, const std::function<void(const std::shared_ptr<Communicator>&)>& body) {
+  if (over == Over::local) return run_local_ranks(ranks, body);
+  const auto on_one_thread = [&](const NcclRank& rank) {
+    at::set_num_threads(1);
+    body(rank.comm);
+  };
+  EXPECT_EQ(run_nccl_threads(ranks, on_one_thread), "");
+}
+
 /// What each rank throws; empty where it does not.
 inline std::vector<std::string> errors_of(int ranks,
-                                          const std::function<void(const std::shared_ptr<Communicator>&)>& body) {
+                                          const std::function<void(const std::shared_ptr<Communicator>&)>& body,
+                                          Over over = Over::local) {
   std::vector<std::string> errors(static_cast<std::size_t>(ranks));
-  run_local_ranks(ranks, [&](const std::shared_ptr<Communicator>& comm) {
+  run_ranks(over, ranks, [&](const std::shared_ptr<Communicator>& comm) {
     try {
       body(comm);
     } catch (const Error& error) {

@@ -72,14 +72,15 @@ std::vector<FullyShardOptions> ways_to_shard(const std::string& schedule, Layers
   return ways;
 }
 
-TEST(ShardedPipeline, EqualsOneRankAndDataParallelToTheBit) {
-  run_local_ranks(4, [&](const std::shared_ptr<Communicator>& world) {
+void expect_one_rank_and_data_parallel_to_the_bit(Over over, const std::vector<std::string>& schedules,
+                                                  const std::vector<Layers>& layers) {
+  run_ranks(over, 4, [&](const std::shared_ptr<Communicator>& world) {
     DeviceMesh mesh(world, {{"pp", 2}, {"dp_shard", 2}});
     const auto pp = mesh.communicator("pp");
     const at::Tensor x = random_rows(16, "x"), y = random_rows(16, "y");
     const auto half = static_cast<std::size_t>(mesh.coordinate("dp_shard"));
-    for (const auto& name : schedule::schedule_names()) {
-      for (const Layers whose : {Layers::own, Layers::nested, Layers::foreign}) {
+    for (const auto& name : schedules) {
+      for (const Layers whose : layers) {
         const auto plan = make_schedule({.name = name, .ranks = 2, .micro_batches = 4});
         for (const auto& options : ways_to_shard(name, whose)) {
           SCOPED_TRACE(name + ", " + text_of(options));
@@ -122,6 +123,14 @@ TEST(ShardedPipeline, EqualsOneRankAndDataParallelToTheBit) {
       }
     }
   });
+}
+
+TEST(ShardedPipeline, EqualsOneRankAndDataParallelToTheBit) {
+  expect_one_rank_and_data_parallel_to_the_bit(Over::local, schedule::schedule_names(),
+                                               {Layers::own, Layers::nested, Layers::foreign});
+}
+TEST(ShardedPipeline, OverNcclToTheBit) {
+  expect_one_rank_and_data_parallel_to_the_bit(Over::nccl, {"1F1B", "ZBVZeroBubble"}, {Layers::own});
 }
 
 TEST(ShardedPipeline, GathersOnceAStepOrInEveryPass) {

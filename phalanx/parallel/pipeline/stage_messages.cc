@@ -7,6 +7,8 @@
 #include <algorithm>
 
 #include "phalanx/base/error.h"
+#include "phalanx/comm/backend.h"
+#include "phalanx/schedule/actions.h"
 #include "phalanx/schedule/schedule_text.h"
 
 namespace phalanx {
@@ -26,41 +28,25 @@ bool is_gradient(const Action& action) {
 
 std::string TensorShape::text() const { return fmt::format("{} [{}]", c10::toString(dtype), fmt::join(sizes, ", ")); }
 
-StageMessages::StageMessages(std::shared_ptr<Communicator> comm, const schedule::Schedule& schedule, at::Device device,
-                             std::vector<Action> receives, int ahead)
-    : comm_(std::move(comm)),
-      schedule_(schedule),
-      device_(device),
-      has_tags_(comm_->backend_name() != "nccl"),
-      ahead_(std::max(ahead, 0)),
-      receives_(std::move(receives)) {}
+StageMessages::StageMessages(std::shared_ptr<Communicator> comm, const schedule::Schedule& schedule, at::Device device)
+    : comm_(std::move(comm)), schedule_(schedule), device_(device), has_tags_(comm_->backend()->traits().has_tags) {}
 
-StageMessages::Boundary StageMessages::boundary_of(const Action& action) {
-  switch (action.kind) {
-    case ActionKind::receive_forward:
-      return {action.stage - 1, false};
-    case ActionKind::send_backward:
-      return {action.stage - 1, true};
-    default:
-      return {action.stage, is_gradient(action)};
-  }
+int StageMessages::maker_of(const Action& action) {
+  const bool is_before = action.kind == ActionKind::receive_forward || action.kind == ActionKind::send_backward;
+  return action.stage - (is_before ? 1 : 0);
 }
 
 int StageMessages::peer_of(const Action& action) const {
-  const bool to_next = action.kind == ActionKind::send_forward || action.kind == ActionKind::receive_backward;
-  return schedule_.rank_of_stage.at(static_cast<std::size_t>(action.stage + (to_next ? 1 : -1)));
+  return schedule_.rank_of_stage.at(static_cast<std::size_t>(schedule::other_end(action).stage));
 }
 
-// Even numbers are tensors, odd ones their shapes.
 int StageMessages::tag_of(const Action& action) const {
   if (!has_tags_) return 0;
-  const auto [stage, gradient] = boundary_of(action);
-  return 2 * ((2 * stage + (gradient ? 1 : 0)) * schedule_.micro_batches + action.micro_batch);
+  return (2 * maker_of(action) + (is_gradient(action) ? 1 : 0)) * schedule_.micro_batches + action.micro_batch;
 }
 
 void StageMessages::begin(bool forgets_shapes) {
   if (forgets_shapes) shapes_.clear();
-  reached_ = posted_count_ = 0;
 }
 
 void StageMessages::send_shape(const Action& action, const TensorShape& shape) {
@@ -74,68 +60,72 @@ void StageMessages::send_shape(const Action& action, const TensorShape& shape) {
   word[0] = static_cast<std::int64_t>(shape.dtype);
   word[1] = dimensions;
   std::ranges::copy(shape.sizes, word + 2);
-  const at::Tensor message = words.to(device_);
-  sends_.emplace_back(
-      comm_->send(message, peer_of(action), {.tag = tag_of(action) + (has_tags_ ? 1 : 0), .async = true}), message);
+  sends_.push_back(comm_->send(words, peer_of(action), {.tag = kHostMemoryTag + maker_of(action), .async = true}));
 }
 
 TensorShape StageMessages::receive_shape(const Action& action) {
-  const at::Tensor message = at::empty({kShapeWords}, at::TensorOptions(at::kLong).device(device_));
-  comm_->recv(message, peer_of(action), {.tag = tag_of(action) + (has_tags_ ? 1 : 0), .async = true}).wait();
-  const at::Tensor words = message.to(at::kCPU);
+  const at::Tensor words = at::empty({kShapeWords}, at::kLong);
+  comm_->recv(words, peer_of(action), {.tag = kHostMemoryTag + maker_of(action)});
   const auto* word = words.const_data_ptr<std::int64_t>();
   return {static_cast<at::ScalarType>(word[0]), std::vector<std::int64_t>(word + 2, word + 2 + word[1])};
 }
 
-void StageMessages::send(const Action& action, const at::Tensor& tensor) {
-  const Boundary boundary = boundary_of(action);
+void StageMessages::check_shape(const Action& send, const at::Tensor& tensor) {
   const TensorShape found = TensorShape::of(tensor);
-  if (const auto known = shapes_.find(boundary); known == shapes_.end()) {
-    shapes_[boundary] = found;
-    send_shape(action, found);
-  } else if (known->second != found) {
-    throw Error(fmt::format(
-        "micro-batch {}: the {} of stage {} is {}, expected {} as in the first micro-batch: all micro-batches of all "
-        "steps must be of one shape (pad sequences, drop a last incomplete batch)",
-        action.micro_batch, is_gradient(action) ? "gradient of the input" : "output", action.stage, found.text(),
-        known->second.text()));
-  }
-  while (!sends_.empty() && sends_.front().first.is_done()) sends_.pop_front();
-  const at::Tensor message = tensor.contiguous();
-  sent_bytes_ += static_cast<std::int64_t>(message.nbytes());
-  sends_.emplace_back(comm_->send(message, peer_of(action), {.tag = tag_of(action), .async = true}), message);
+  const auto [known, is_first] = shapes_.try_emplace(maker_of(send), found);
+  if (is_first) return send_shape(send, found);
+  if (known->second == found) return;
+  throw Error(fmt::format(
+      "micro-batch {}: the {} of stage {} is {}, expected {} as in the first micro-batch: all micro-batches of all "
+      "steps must be of one shape (pad sequences, drop a last incomplete batch)",
+      send.micro_batch, is_gradient(send) ? "gradient of the input" : "output", send.stage, found.text(),
+      known->second.text()));
 }
 
-void StageMessages::post(const Action& receive) {
-  if (reached_ >= receives_.size() || receives_[reached_] != receive) {
-    throw Error(fmt::format("{} is not the receive whose turn it is", schedule::to_text(receive)));
-  }
-  ++reached_;
-  const std::size_t until = std::min(reached_ + static_cast<std::size_t>(ahead_), receives_.size());
-  for (; posted_count_ < until; ++posted_count_) {
-    const Action& action = receives_[posted_count_];
-    const Boundary boundary = boundary_of(action);
-    if (!shapes_.contains(boundary)) {
-      if (posted_count_ >= reached_) return;  // nothing is waited for before its turn
-      shapes_[boundary] = receive_shape(action);
+void StageMessages::post(const schedule::Step& group, const std::function<at::Tensor(const Action& send)>& made_for) {
+  std::vector<Communicator::PeerOp> operations;
+  for (const Action& action : group.transfers) {
+    at::Tensor tensor;
+    if (schedule::is_send(action.kind)) {
+      tensor = made_for(action).contiguous();
+      check_shape(action, tensor);
+      sent_bytes_ += static_cast<std::int64_t>(tensor.nbytes());
+    } else {
+      const int maker = maker_of(action);
+      if (group.waits_for_shape && !shapes_.contains(maker)) shapes_[maker] = receive_shape(action);
+      const TensorShape& shape = shapes_.at(maker);
+      tensor = at::empty(shape.sizes, at::TensorOptions(shape.dtype).device(device_));
     }
-    const TensorShape& shape = shapes_.at(boundary);
-    const at::Tensor tensor = at::empty(shape.sizes, at::TensorOptions(shape.dtype).device(device_));
-    posted_[{boundary.first, boundary.second, action.micro_batch}] = {
-        tensor, comm_->recv(tensor, peer_of(action), {.tag = tag_of(action), .async = true})};
+    operations.push_back(
+        {.is_send = schedule::is_send(action.kind), .tensor = tensor, .peer = peer_of(action), .tag = tag_of(action)});
   }
+  while (!sends_.empty() && sends_.front().is_done()) sends_.pop_front();
+  const auto start = [&]() -> Work {
+    if (operations.size() > 1) return comm_->batch_peer_to_peer(operations, {.async = true});
+    const auto& [is_send, tensor, peer, tag] = operations.front();
+    const PeerOptions options{.tag = tag, .async = true};
+    return is_send ? comm_->send(tensor, peer, options) : comm_->recv(tensor, peer, options);
+  };
+  const Work work = start();
+  bool has_receives = false;
+  for (std::size_t i = 0; i < operations.size(); ++i) {
+    const Action& action = group.transfers[i];
+    if (!schedule::is_receive(action.kind)) continue;
+    has_receives = true;
+    posted_[{maker_of(action), is_gradient(action), action.micro_batch}] = {operations[i].tensor, work};
+  }
+  if (!has_receives) sends_.push_back(work);
 }
 
 at::Tensor StageMessages::take(const Action& receive) {
-  const auto [stage, gradient] = boundary_of(receive);
-  auto found = posted_.extract({stage, gradient, receive.micro_batch});
+  auto found = posted_.extract({maker_of(receive), is_gradient(receive), receive.micro_batch});
   if (found.empty()) throw Error(fmt::format("{} has not come before it is needed", schedule::to_text(receive)));
   found.mapped().work.wait();
   return found.mapped().tensor;
 }
 
 void StageMessages::finish_sends() {
-  for (; !sends_.empty(); sends_.pop_front()) sends_.front().first.wait();
+  for (; !sends_.empty(); sends_.pop_front()) sends_.front().wait();
 }
 
 void StageMessages::forget() {

@@ -1,23 +1,23 @@
-// StageMessages: what goes from stage to stage between ranks, asynchronously, with receives posted ahead.
+// StageMessages: what goes from stage to stage between ranks: posts the groups of a program (schedule/posting.h) as
+// they are, and nothing else, so that what check_delivery() says of the program holds.
 //
-// Before the first tensor of each kind its dtype and shape go over, in a message of their own; all others must be like
-// it. Messages are told apart by tags, so that neither side depends on the other's order; on a backend without tags
-// both orders must be the same.
+// Before the first output of a stage its dtype and shape go over, in host memory: neither end waits for a device. All
+// others must be like it, and the gradients of a stage's output are.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
-#include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 #include "phalanx/comm/communicator.h"
+#include "phalanx/schedule/posting.h"
 #include "phalanx/schedule/schedule.h"
 
 namespace phalanx {
@@ -34,16 +34,13 @@ struct TensorShape {
 
 class StageMessages {
  public:
-  /// `receives`: this rank's, in the order of its list.
-  StageMessages(std::shared_ptr<Communicator> comm, const schedule::Schedule& schedule, at::Device device,
-                std::vector<schedule::Action> receives, int ahead);
+  StageMessages(std::shared_ptr<Communicator> comm, const schedule::Schedule& schedule, at::Device device);
 
-  /// A new run over the list. With `forgets_shapes` they are sent again.
+  /// A new run over a program. With `forgets_shapes` they are sent again.
   void begin(bool forgets_shapes);
-  /// Throws where the tensor is not like the first of its boundary.
-  void send(const schedule::Action& action, const at::Tensor& tensor);
-  /// The receive of the list whose turn it is: posts it, if it is not yet, and so many of those after it.
-  void post(const schedule::Action& receive);
+  /// One group; made_for(send) gives up what is sent. Throws where that is not like the first of its stage. Waits on
+  /// the host for nothing but the shape of a stage's first input.
+  void post(const schedule::Step& group, const std::function<at::Tensor(const schedule::Action& send)>& made_for);
   /// Waits for what a receive that was posted brings.
   at::Tensor take(const schedule::Action& receive);
   /// Waits for what has not been taken yet.
@@ -58,10 +55,11 @@ class StageMessages {
     at::Tensor tensor;
     Work work;
   };
-  using Boundary = std::pair<int, bool>;  // of the output of a stage, and whether it is the gradient that goes over
-  static Boundary boundary_of(const schedule::Action& action);
+  /// Of an output or its gradient: the stage that makes the output.
+  static int maker_of(const schedule::Action& action);
   int peer_of(const schedule::Action& action) const;
   int tag_of(const schedule::Action& action) const;
+  void check_shape(const schedule::Action& send, const at::Tensor& tensor);
   TensorShape receive_shape(const schedule::Action& action);
   void send_shape(const schedule::Action& action, const TensorShape& shape);
 
@@ -69,13 +67,9 @@ class StageMessages {
   const schedule::Schedule& schedule_;
   at::Device device_;
   bool has_tags_;
-  int ahead_;
-  std::vector<schedule::Action> receives_;
-  std::map<Boundary, TensorShape> shapes_;
-  std::size_t reached_ = 0;                              // receives whose turn has come
-  std::size_t posted_count_ = 0;                         // and those posted
-  std::map<std::tuple<int, bool, int>, Posted> posted_;  // boundary and micro-batch
-  std::deque<std::pair<Work, at::Tensor>> sends_;
+  std::map<int, TensorShape> shapes_;                    // of the stages' outputs
+  std::map<std::tuple<int, bool, int>, Posted> posted_;  // maker, whether it is the gradient, and micro-batch
+  std::deque<Work> sends_;
   std::int64_t sent_bytes_ = 0;
 };
 
