@@ -21,6 +21,7 @@ Says how well a model predicts a text (perplexity), or which of several continua
   --choices FILE.jsonl     questions: {"prompt": "2 + 2 =", "choices": [" 4", " 5"], "answer": 0} a line. Accuracy goes by
                            the likeliest continuation, and by the likeliest per byte
   --tokenizer FILE         tokenizer.json; where not given, looked for beside the checkpoint and in the run's folder
+  --allow-model-mismatch   take config.json's word where weights that Phalanx wrote say that they are of another model
 
   --seq-len N              tokens of a window over the text (default: the model's max_seq_len)
   --stride N               tokens by which windows move on; below --seq-len each token is predicted from more of what is
@@ -50,6 +51,7 @@ EvalArguments parse_eval_arguments(const Arguments& arguments) {
   EvalArguments parsed;
   CLI::App app;
   app.add_option("--checkpoint", parsed.checkpoint);
+  app.add_flag("--allow-model-mismatch", parsed.allow_model_mismatch);
   app.add_option("--tokenizer", parsed.tokenizer);
   app.add_option("--text", parsed.text);
   app.add_option("--tokens", parsed.tokens);

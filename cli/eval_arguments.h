@@ -25,6 +25,7 @@ struct EvalArguments {
   bool allow_skipped = false;  // malformed questions are no failure
   bool end_token_first = false;  // of a text whose tokenizer puts nothing there
   bool quiet = false;
+  bool allow_model_mismatch = false;
 };
 
 /// Without -n, which is the launcher's. Throws UsageError.

@@ -25,6 +25,7 @@ to standard error.
   --prompts-file FILE      prompts: one a line; or, if FILE ends in .jsonl, one JSON object a line with "prompt" (text) or
                            "ids" (token ids) and, if wanted, "id"
   --tokenizer FILE         tokenizer.json; where not given, looked for beside the checkpoint and in the run's folder
+  --allow-model-mismatch   take config.json's word where weights that Phalanx wrote say that they are of another model
 
   --max-new-tokens N       at most this many tokens a prompt (default 128)
   --temperature T          below 1 more predictable, above 1 more varied; 0 is --greedy (default 1)
@@ -69,6 +70,7 @@ GenerateArguments parse_generate_arguments(const Arguments& arguments) {
   std::string cache_memory;
   CLI::App app;
   app.add_option("--checkpoint", parsed.checkpoint);
+  app.add_flag("--allow-model-mismatch", parsed.allow_model_mismatch);
   app.add_option("--prompt", parsed.prompts)->expected(1)->take_all()->allow_extra_args(false);
   app.add_option("--prompts-file", parsed.prompts_file);
   app.add_option("--tokenizer", parsed.tokenizer);

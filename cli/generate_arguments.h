@@ -34,6 +34,7 @@ struct GenerateArguments {
   std::int64_t tp = 1, pp = 1;
   std::string device, dtype = "float32", backend = "auto";
   bool quiet = false;
+  bool allow_model_mismatch = false;
 
   bool streams() const { return prompts.size() == 1 && prompts_file.empty() && output.empty(); }
 };

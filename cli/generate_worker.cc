@@ -355,9 +355,10 @@ void print_speeds(const ModelRanks& ranks, const infer::GenerationStats& mine, b
 int generate_worker(const Arguments& arguments) {
   const GenerateArguments parsed = parse_generate_arguments(arguments);
   Inputs inputs = read_prompts(parsed);
-  const infer::ModelFiles files = infer::find_model(parsed.checkpoint);
-  const ModelRanks ranks =
-      start_model_ranks({.tp = parsed.tp, .pp = parsed.pp, .device = parsed.device, .backend = parsed.backend});
+  infer::ModelFiles files = infer::find_model(parsed.checkpoint);
+  files.allow_model_mismatch = parsed.allow_model_mismatch;
+  const ModelRanks ranks = start_model_ranks(
+      {.tp = parsed.tp, .pp = parsed.pp, .device = parsed.device, .backend = parsed.backend, .arguments = arguments});
   // Prompts given as ids need no tokenizer, but the text of the answers is welcome where there is one.
   const bool needs_tokenizer =
       !parsed.stops.empty() ||

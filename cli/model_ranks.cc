@@ -4,14 +4,19 @@
 #include <fmt/format.h>
 
 #include <chrono>
+#include <nlohmann/json.hpp>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/version.h"
 #include "phalanx/comm/local_store.h"
 #include "phalanx/launch/worker_environment.h"
 #include "phalanx/models/llama.h"
+#include "phalanx/models/model_identity.h"
+#include "phalanx/train/libtorch_version.h"
+#include "phalanx/train/rank_agreement.h"
 
 namespace phalanx::cli {
 namespace {
@@ -33,6 +38,13 @@ at::Device choose_device(const std::string& name) {
     throw UsageError(fmt::format("--device is '{}': this machine has {} CUDA devices", name, at::getNumGPUs()));
   }
   return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(std::stoi(number)));
+}
+
+void require_same_command(Communicator& world, const std::vector<std::string>& arguments) {
+  nlohmann::json mine = {{"versions", {{"phalanx", version()}, {"libtorch", train::libtorch_version()}}}};
+  for (std::size_t i = 0; i < arguments.size(); ++i) mine[fmt::format("argument {:02}", i + 1)] = arguments[i];
+  train::require_same_on_ranks(world, "command", mine,
+                               "start every rank with the same arguments and the same build of the program");
 }
 
 }  // namespace
@@ -70,6 +82,7 @@ ModelRanks start_model_ranks(const ModelRanksOptions& options) {
     ranks.process = init_from_environment({.backend = options.backend,
                                            .device = options.device.empty() ? "auto" : options.device,
                                            .communicator = {.timeout = kPatience}});
+    require_same_command(*ranks.process.world, options.arguments);
     ranks.process.world->mark_started();
   }
   ranks.plan.dp_replicate = ranks.process.world_size / (options.tp * options.pp);
@@ -88,6 +101,8 @@ std::shared_ptr<models::Llama> load_model(const infer::ModelFiles& files, const 
                                           const std::string& dtype) {
   const at::ScalarType type = dtype == "bfloat16" ? at::kBFloat16 : dtype == "float16" ? at::kHalf : at::kFloat;
   if (!ranks.mesh) return infer::load_model(files, ranks.process.device, type);
+  train::require_same_on_ranks(*ranks.process.world, "model", {{"model", models::model_identity(files.config)}},
+                               "give every rank the same files");
   return infer::load_part(files, ranks.plan, *ranks.mesh, ranks.process.device, type);
 }
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "phalanx/infer/model_files.h"
 #include "phalanx/launch/process_context.h"
@@ -17,6 +18,7 @@ struct ModelRanksOptions {
   std::int64_t tp = 1, pp = 1;
   std::string device;  // cpu, cuda, cuda:N; empty: cuda where there is one
   std::string backend = "auto";
+  std::vector<std::string> arguments;  // of the command: the same on all ranks, or an error on all
 };
 
 struct ModelRanks {
@@ -44,6 +46,7 @@ struct ModelRanks {
 /// this process is alone, and nothing is logged.
 ModelRanks start_model_ranks(const ModelRanksOptions& options);
 
+/// Collective: all ranks must have found the same model.
 std::shared_ptr<models::Llama> load_model(const infer::ModelFiles& files, const ModelRanks& ranks,
                                           const std::string& dtype);
 

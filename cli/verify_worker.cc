@@ -12,6 +12,8 @@
 #include "phalanx/base/human.h"
 #include "phalanx/launch/process_context.h"
 #include "phalanx/train/layout_report.h"
+#include "phalanx/train/rank_agreement.h"
+#include "phalanx/train/run_identity.h"
 
 namespace phalanx::cli {
 namespace {
@@ -73,6 +75,8 @@ int verify_worker(const Arguments& arguments) {
   const ProcessContext process = init_from_environment({.backend = config.comm.backend});
   Verdict verdict;
   try {
+    train::require_same_on_ranks(*process.world, "configuration", train::settings_of_all_ranks(config),
+                                 "start every rank with the same configuration");
     const auto layouts = layouts_to_verify(parsed, process.world->size());
     const bool in_detail = parsed.table || layouts.size() == 1;
     nlohmann::json record = nlohmann::json::array();

@@ -85,6 +85,7 @@ steps = 3
 warmup_steps = 1
 [checkpoint]
 enable = false
+initial_random_weights = true
 [metrics]
 enable_tensorboard = false
 enable_report = false

@@ -13,11 +13,13 @@
 #include "phalanx/checkpoint/checkpoint_reader.h"
 #include "phalanx/checkpoint/hf_weights.h"
 #include "phalanx/checkpoint/manifest.h"
+#include "phalanx/checkpoint/weights_description.h"
 #include "phalanx/models/hf_config.h"
 #include "phalanx/models/hf_not_honoured.h"
 #include "phalanx/models/llama.h"
 #include "phalanx/models/llama_json.h"
 #include "phalanx/models/llama_parallel.h"
+#include "phalanx/models/model_identity.h"
 #include "phalanx/models/model_numbers.h"
 #include "phalanx/nn/init.h"
 
@@ -100,6 +102,22 @@ std::vector<std::int64_t> end_tokens(const ModelFiles& files, const std::optiona
 
 namespace {
 
+/// What Phalanx wrote into the header of weights goes before a config.json that was changed since.
+void compare_with_headers(const ModelFiles& files) {
+  for (const WeightsDescription& told : describe_weights(files.weights)) {
+    const auto differences = models::model_differences(told.model, files.config);
+    if (differences.empty()) continue;
+    const std::string text =
+        fmt::format("{} describes another model than the one whose weights are in {}:{}",
+                    (files.weights / "config.json").string(), told.source, models::model_differences_text(differences));
+    if (!files.allow_model_mismatch) {
+      throw CheckpointError(
+          text + "\nput the weights' own config.json there; --allow-model-mismatch takes this one all the same");
+    }
+    log::warn_once(text);
+  }
+}
+
 void check_config(const ModelFiles& files) {
   try {
     files.config.validate();
@@ -126,6 +144,7 @@ void load_into(models::Llama& model, const ModelFiles& files) {
     log::info(fmt::format("{}: not read: {}", files.weights.string(), brief_names(loaded.ignored)));
   }
   if (!files.not_honoured.empty()) log::info(files.not_honoured);
+  if (files.hugging_face) compare_with_headers(files);  // after what is wrong with single tensors, which tells more
   model.eval();
 }
 

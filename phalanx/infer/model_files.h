@@ -39,6 +39,9 @@ struct ModelFiles {
   std::string not_honoured;                   // what config.json says and is not done, in one line; logged on loading
   std::vector<std::string> tokenizer_places;  // where one was looked for, for messages
   std::vector<std::int64_t> end_tokens;       // those that end a text, as generation_config.json or config.json says
+  // Set by who asks for it: load config.json's model although Phalanx wrote these weights and says in their header that
+  // they are of another. Else that is a CheckpointError of whatever loads them.
+  bool allow_model_mismatch = false;
 };
 
 /// CheckpointError says what is missing or malformed.

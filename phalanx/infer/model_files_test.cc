@@ -11,6 +11,8 @@
 #include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
+#include "phalanx/checkpoint/hf_model.h"
+#include "phalanx/checkpoint/saved_state.h"
 #include "phalanx/checkpoint/weights.h"
 #include "phalanx/comm/local.h"
 #include "phalanx/data/bpe_model.h"
@@ -151,6 +153,31 @@ TEST(ModelFiles, WhatIsMissingIsSaid) {
   metadata["model"]["n_heads"] = "two";
   save_run(scratch.path() / "mistyped", metadata);
   EXPECT_THAT(error_of(scratch.path() / "mistyped"), HasSubstr("\"n_heads\" is \"two\""));
+}
+
+// All shapes fit, but the results would be others.
+TEST(ModelFiles, AConfigJsonThatWasChangedAfterTheExportIsAnErrorUnlessAskedFor) {
+  const TempDirectory scratch("model");
+  auto metadata = tiny_metadata();
+  save_run(scratch.path() / "checkpoint", metadata);
+  SavedState saved(scratch.path() / "checkpoint" / "step-3");
+  const auto folder = scratch.path() / "hf";
+  consolidate_for_hf(saved, folder);
+  EXPECT_TRUE(same_weights(*load_model(find_model(folder), at::kCPU), *tiny_model()));
+  auto config = nlohmann::json::parse(read_file(folder / "config.json"));
+  config["rope_theta"] = 54321.0;
+  write_file(folder / "config.json", config.dump());
+  ModelFiles files = find_model(folder);
+  try {
+    load_model(files, at::kCPU);
+    FAIL() << "loaded";
+  } catch (const CheckpointError& error) {
+    EXPECT_THAT(error.what(),
+                testing::AllOf(HasSubstr("config.json describes another model"), HasSubstr("model.safetensors"),
+                               HasSubstr("rope.theta"), HasSubstr("54321.0"), HasSubstr("--allow-model-mismatch")));
+  }
+  files.allow_model_mismatch = true;
+  EXPECT_TRUE(same_weights(*load_model(files, at::kCPU), *tiny_model()));
 }
 
 TEST(ModelFiles, AShapeThatIsNotTheWeightsIsAnError) {

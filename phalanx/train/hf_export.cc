@@ -3,6 +3,7 @@
 #include "phalanx/base/file.h"
 #include "phalanx/checkpoint/hf_files.h"
 #include "phalanx/checkpoint/weights.h"
+#include "phalanx/checkpoint/weights_description.h"
 #include "phalanx/models/hf_names.h"
 
 namespace phalanx::train {
@@ -24,6 +25,7 @@ std::vector<std::filesystem::path> export_in_hf(const std::filesystem::path& fol
       export_weights_to_folder(folder, weights,
                                {.place_in_file = [&](const std::string& name) { return models::hf_place(model, name); },
                                 .dtype = type_of_export(options.dtype),
+                                .metadata = {{kMetadataInHeader, metadata_of_model(model)}},
                                 .max_file_bytes = options.max_file_bytes},
                                posix_file_system());
   for (const auto& [name, text] : texts) replace_file(folder / name, text);

@@ -137,7 +137,8 @@ TEST_F(MeasuredRunTest, OtherFamiliesTakeWhatIsPredicted) {
     json["model_type"] = family;
     std::filesystem::create_directory(path(family));
     write_file(path(family) + "/config.json", json.dump());
-    const std::vector<std::string> keys = {"--model.flavor=hf", "--model.hf_assets_path=" + path(family)};
+    const std::vector<std::string> keys = {"--model.flavor=hf", "--model.hf_assets_path=" + path(family),
+                                           "--checkpoint.initial_random_weights"};
     MeasuredCase one{.name = family + "_pp", .keys = keys};
     one.keys.push_back(kPipeline);
     expect_as_predicted(one);

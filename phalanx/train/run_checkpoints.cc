@@ -18,7 +18,9 @@
 #include "phalanx/checkpoint/block_hash.h"
 #include "phalanx/checkpoint/checkpoint_list.h"
 #include "phalanx/checkpoint/hf_weights.h"
+#include "phalanx/checkpoint/weights_description.h"
 #include "phalanx/models/llama_json.h"
+#include "phalanx/models/model_identity.h"
 #include "phalanx/train/first_rank.h"
 #include "phalanx/train/model_config.h"
 
@@ -106,6 +108,50 @@ void check_initial_weights(const TrainConfig& config) {
       from_directory ? (std::filesystem::path(config.model.hf_assets_path) / "config.json").string() : "[model]");
 }
 
+std::vector<std::string> compare_initial_weights(const TrainConfig& config) {
+  const std::filesystem::path path = initial_weights(config);
+  const auto descriptions = describe_weights(path);
+  if (descriptions.empty()) {
+    return {fmt::format(
+        "initial weights: nothing at {} says of which model they are: rotary settings, norm_eps, the activation and "
+        "the number of heads could not be compared with [model]",
+        path.string())};
+  }
+  std::vector<std::string> lines;
+  const models::LlamaConfig model = model_config(config);
+  for (const WeightsDescription& told : descriptions) {
+    const auto differences = models::model_differences(told.model, model);
+    if (!differences.empty() && !config.checkpoint.allow_model_mismatch) {
+      throw CheckpointError(fmt::format(
+          "the weights at {} are of another model than [model] describes, by {}:{}\nset [model] so that it is the same "
+          "one (flavor = \"hf\" with hf_assets_path takes all of a Hugging Face directory's config.json); [checkpoint] "
+          "allow_model_mismatch = true loads them all the same",
+          path.string(), told.source, models::model_differences_text(differences)));
+    }
+    for (const auto& one : differences) {
+      lines.push_back(
+          fmt::format("initial weights: loaded as [checkpoint] allow_model_mismatch says, although {} has {}: {}, and "
+                      "this model {}",
+                      told.source, one.key, json_value_text(one.saved), json_value_text(one.found)));
+    }
+    if (told.model.max_seq_len < config.training.seq_len) {
+      lines.push_back(fmt::format("initial weights: of a model of sequences up to {} by {}; [training] seq_len is {}",
+                                  told.model.max_seq_len, told.source, config.training.seq_len));
+    }
+  }
+  return lines;
+}
+
+void require_word_on_initial_weights(const TrainConfig& config) {
+  if (config.model.flavor != kFlavorOfDirectory || has_initial_weights(config)) return;
+  if (config.checkpoint.initial_random_weights) return;
+  throw ConfigError(
+      fmt::format("[model] flavor is \"hf\", the shape of the model in '{}', but nothing says where this run's weights "
+                  "come from: [checkpoint] initial_load_in_hf = true starts from those of the directory, [checkpoint] "
+                  "initial_random_weights = true from random ones",
+                  config.model.hf_assets_path));
+}
+
 void load_initial_weights(const TrainConfig& config, const std::vector<NamedTensor>& weights, const Say& say) {
   const std::filesystem::path path = initial_weights(config);
   const models::LlamaConfig model = model_config(config);
@@ -164,7 +210,7 @@ void RunCheckpoints::begin_its_branch() {
   keep_curve(run_folder_, set_aside_->into);
 }
 
-std::optional<std::int64_t> RunCheckpoints::load(TrainState& state) {
+std::optional<std::int64_t> RunCheckpoints::load(TrainState& state, const LoadCheck& check) {
   if (!config_.enable) return std::nullopt;
   bool follows = false;
   on_first_rank(*world_, [&] {
@@ -185,10 +231,10 @@ std::optional<std::int64_t> RunCheckpoints::load(TrainState& state) {
   if (config_.async_mode == "async") manager_->reserve(state);
   std::optional<LoadedCheckpoint> loaded;
   if (config_.load_step >= 0 && !follows) {
-    loaded = manager_->load(chosen_step(folder_, config_.load_step), state);
+    loaded = manager_->load(chosen_step(folder_, config_.load_step), state, check);
     on_first_rank(*world_, [&] { begin_its_branch(); });
   } else {
-    loaded = manager_->load_latest(state);
+    loaded = manager_->load_latest(state, check);
     if (config_.load_step < 0) on_first_rank(*world_, [&] { forget_branch(folder_); });
   }
   if (!loaded) return std::nullopt;

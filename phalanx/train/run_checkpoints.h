@@ -34,6 +34,11 @@ using Say = std::function<void(const std::string&)>;  // a line for the log
 bool has_initial_weights(const TrainConfig& config);
 /// CheckpointError where they have fewer bytes than the model has parameters. For before anything of its size is made.
 void check_initial_weights(const TrainConfig& config);
+/// What comes with these weights says of which model they are. CheckpointError with the list of differences unless that
+/// is [model]'s, or [checkpoint] allow_model_mismatch; what there is to say otherwise, in lines.
+std::vector<std::string> compare_initial_weights(const TrainConfig& config);
+/// A new run without a word on its weights starts from random ones. Refused where that cannot be meant: ConfigError.
+void require_word_on_initial_weights(const TrainConfig& config);
 /// Fills the weights from there, each rank its part of the files.
 void load_initial_weights(const TrainConfig& config, const std::vector<NamedTensor>& weights, const Say& say);
 
@@ -46,8 +51,8 @@ class RunCheckpoints {
   /// The step of what was loaded, if anything was: the newest complete one, or [checkpoint] load_step, from which a
   /// branch begins (checkpoint/branch.h): newer steps are set aside. The same command again, and a job's later
   /// attempts, go on with the newest step of the branch that they have begun. To be called once, before save(), with
-  /// all that save() is going to be given.
-  std::optional<std::int64_t> load(TrainState& state);
+  /// all that save() is going to be given. `check` looks at the checkpoint first.
+  std::optional<std::int64_t> load(TrainState& state, const LoadCheck& check = {});
   /// `metadata`: a JSON object, kept with it. A step that has just been saved is not saved again.
   void save(const TrainState& state, std::int64_t step, const std::string& metadata);
   /// This rank's part of an asynchronous save has ended, well or not: finish() will not wait for it.

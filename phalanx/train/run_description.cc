@@ -14,6 +14,7 @@
 #include "phalanx/models/llama_json.h"
 #include "phalanx/train/model_config.h"
 #include "phalanx/train/precision.h"
+#include "phalanx/train/run_identity.h"
 
 namespace phalanx::train {
 DescriptionLines describe_run(const RunParts& run) {
@@ -77,10 +78,13 @@ nlohmann::json run_record(const RunParts& run, const DescriptionLines& lines) {
   return record;
 }
 
-nlohmann::json model_metadata(const models::LlamaConfig& model, const TrainConfig& config) {
+nlohmann::json checkpoint_metadata(const models::LlamaConfig& model, const TrainConfig& config,
+                                   const nlohmann::json& identity) {
   nlohmann::json description = models::llama_metadata(model);
   description["flavor"] = config.model.flavor;
-  return {{"model", description}, {"hf_assets_path", config.model.hf_assets_path}};
+  return {{"model", description},
+          {"hf_assets_path", config.model.hf_assets_path},
+          {"run", identity_for_metadata(identity)}};
 }
 
 }  // namespace phalanx::train

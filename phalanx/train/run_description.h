@@ -34,7 +34,9 @@ DescriptionLines describe_run(const RunParts& run);
 /// What run.json says from the start of the run on; the lines are its "environment".
 nlohmann::json run_record(const RunParts& run, const DescriptionLines& lines);
 
-/// {"model": {...}, "hf_assets_path": ...}: enough to build the model again.
-nlohmann::json model_metadata(const models::LlamaConfig& model, const TrainConfig& config);
+/// {"model": {...}, "hf_assets_path": ..., "run": {...}}: enough to build the model again, and what the state belongs
+/// to (run_identity.h).
+nlohmann::json checkpoint_metadata(const models::LlamaConfig& model, const TrainConfig& config,
+                                   const nlohmann::json& identity);
 
 }  // namespace phalanx::train

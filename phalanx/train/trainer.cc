@@ -3,6 +3,7 @@
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,15 +17,19 @@
 #include "phalanx/base/log.h"
 #include "phalanx/base/process_stats.h"
 #include "phalanx/base/progress.h"
+#include "phalanx/base/version.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/parallel/replica_check.h"
 #include "phalanx/train/first_rank.h"
 #include "phalanx/train/gradient_pass.h"
 #include "phalanx/train/hf_export.h"
+#include "phalanx/train/libtorch_version.h"
 #include "phalanx/train/log_line.h"
 #include "phalanx/train/model_config.h"
 #include "phalanx/train/precision.h"
+#include "phalanx/train/rank_agreement.h"
 #include "phalanx/train/run_description.h"
+#include "phalanx/train/run_identity.h"
 #include "phalanx/train/step_figures.h"
 
 namespace phalanx::train {
@@ -39,7 +44,21 @@ double seconds_since(Clock::time_point begin) { return std::chrono::duration<dou
 
 std::string number_text(double value) { return std::isnan(value) ? "nan" : fmt::format("{:.5g}", value); }
 
+/// Before anything that the ranks do together depends on it.
+TrainConfig same_on_all_ranks(TrainConfig config, Communicator& world) {
+  nlohmann::json mine = settings_of_all_ranks(config);
+  mine["versions"] = {{"phalanx", version()}, {"libtorch", libtorch_version()}};
+  require_same_on_ranks(world, "configuration", mine,
+                        "start every rank with the same configuration and the same build of the program");
+  return config;
+}
+
 }  // namespace
+
+struct Trainer::Continued {
+  std::filesystem::path step_directory;
+  IdentityComparison comparison;
+};
 
 struct Trainer::StepOutcome {
   StepTotals totals;
@@ -48,7 +67,7 @@ struct Trainer::StepOutcome {
 };
 
 Trainer::Trainer(TrainConfig config, TrainerContext context)
-    : config_(std::move(config)),
+    : config_(same_on_all_ranks(std::move(config), *context.world)),
       context_(std::move(context)),
       plan_(plan_run(config_, context_.world->size())),
       trace_(config_, context_.world),
@@ -61,9 +80,22 @@ Trainer::Trainer(TrainConfig config, TrainerContext context)
         fmt::format("[lr_scheduler] warmup_steps {} is more than [training] steps {}: warming up over all steps",
                     config_.lr_scheduler.warmup_steps, config_.training.steps));
   }
-  model_config(config_);  // wrong numbers are reported before anything is read or written
-  if (!checkpoints_.continues() && has_initial_weights(config_)) check_initial_weights(config_);
+  const models::LlamaConfig model = model_config(config_);  // wrong numbers are told before anything is read or written
+  if (!checkpoints_.continues()) {
+    require_word_on_initial_weights(config_);
+    say_initial_weights();
+  }
   data_ = open_training_data(config_, plan_, context_.device, context_.world->rank());
+  identity_ = run_identity({.config = config_,
+                            .plan = plan_,
+                            .model = model,
+                            .data = data_.identity,
+                            .tokenizer = data_.tokenizer,
+                            .libtorch = libtorch_version()});
+  require_same_on_ranks(
+      *context_.world, "model, data and tokenizer",
+      {{"model", identity_["model"]}, {"data", identity_["data"]}, {"tokenizer", identity_["tokenizer"]}},
+      "give every rank the same files");
   result_.unigram_entropy = data_.unigram_entropy;
   device_ = describe_device(context_.device);
   lock_ = std::make_unique<RunLock>(
@@ -88,12 +120,48 @@ Trainer::Trainer(TrainConfig config, TrainerContext context)
     }
   });
   announce();
+  say_changes();
 }
 
 Trainer::~Trainer() = default;
 
 void Trainer::say(const std::string& line) const {
   if (!context_.quiet && is_first_rank()) log::info(line);
+}
+
+void Trainer::say_initial_weights() const {
+  if (!has_initial_weights(config_)) {
+    say(fmt::format("initial weights: random, of [debug] seed {}", config_.debug.seed));
+    return;
+  }
+  check_initial_weights(config_);
+  for (const std::string& line : compare_initial_weights(config_)) say(line);
+}
+
+void Trainer::compare_with_saved(const std::filesystem::path& step_directory, const Manifest& manifest) {
+  const std::string where = (step_directory / kManifestName).string();
+  auto comparison = compare_identities(identity_in_metadata(manifest.metadata, where), identity_, config_);
+  if (!comparison.refused.empty()) throw CheckpointError(refusal_text(comparison, step_directory.string()));
+  continued_ = std::make_unique<Continued>(Continued{step_directory, std::move(comparison)});
+}
+
+/// In the log, and in the history of run.json, to which every continuation adds an entry.
+void Trainer::say_changes() {
+  if (!continued_ || !files_) return;
+  const auto& [step_directory, comparison] = *continued_;
+  nlohmann::json entry = {{"step", step_},
+                          {"from", step_directory.string()},
+                          {"changes", nlohmann::json::array()},
+                          {"not_compared", comparison.not_compared}};
+  for (const IdentityChange& change : comparison.changes) {
+    say(fmt::format("changed since step {}: {}", step_, change.line()));
+    entry["changes"].push_back(change.record());
+  }
+  if (!comparison.not_compared.empty()) {
+    say(fmt::format("{}: nothing to compare of {}: the checkpoint or this run does not say it", step_directory.string(),
+                    fmt::join(comparison.not_compared, ", ")));
+  }
+  files_->add_to("history", entry);
 }
 
 void Trainer::make_model() {
@@ -105,6 +173,8 @@ void Trainer::make_model() {
       load_initial_weights(config_, model_->weights(), [this](const std::string& line) { say(line); });
     }
   }
+  // Before one rank's values are sent to all.
+  if (!checkpoints_.continues()) require_same_weights(*context_.world, model_->weights());
   model_->values_were_loaded();
   update_ = std::make_unique<WeightUpdate>(config_, model_->parameters(), model_->norm_ranks());
 }
@@ -121,8 +191,12 @@ TrainState Trainer::collect_state() const {
 
 void Trainer::load_state() {
   TrainState state = collect_state();
-  const auto step = checkpoints_.load(state);
+  const auto step =
+      checkpoints_.load(state, [this](const std::filesystem::path& step_directory, const Manifest& manifest) {
+        compare_with_saved(step_directory, manifest);
+      });
   if (!step) return;
+  require_same_weights(*context_.world, model_->weights());
   step_ = *step;
   model_->values_were_loaded();
   if (state.integers.at("seed") != config_.debug.seed) {
@@ -278,7 +352,7 @@ void Trainer::validate() {
 void Trainer::save_checkpoint() {
   if (!checkpoints_.enabled() || checkpoints_.saved_step() == step_) return;
   const TraceSpan span(trace_.recorder(), "checkpoint save", "checkpoint");
-  checkpoints_.save(collect_state(), step_, model_metadata(model().config(), config_).dump());
+  checkpoints_.save(collect_state(), step_, checkpoint_metadata(model().config(), config_, identity_).dump());
 }
 
 void Trainer::save_in_hf() {

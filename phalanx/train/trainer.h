@@ -3,6 +3,10 @@
 //
 // Contract
 // - Every rank makes one with the same configuration and calls run() once; construction and run() are collective.
+// - All ranks have the same configuration (but for what setting_rules.h leaves to each), versions, model, data and
+//   initial weights: compared before the first step, a difference is an error on every rank.
+// - A checkpoint of another model or optimizer is refused; other settings that were changed since are said, and kept in
+//   run.json (run_identity.h).
 // - A run that is stopped and continued gives the same bits as one that never stopped: weights, optimizer, bucket order
 //   and the few integers are checkpointed, learning rate and batches are functions of the step.
 // - The wish to stop (context.stop_requested) is heard on any rank and acted on by all after the same step: a
@@ -24,6 +28,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
@@ -89,6 +94,9 @@ class Trainer {
   void run_steps();
   void make_model();
   void load_state();
+  void say_initial_weights() const;
+  void compare_with_saved(const std::filesystem::path& step_directory, const Manifest& manifest);
+  void say_changes();
   TrainState collect_state() const;
   StepOutcome train_step(std::int64_t step);
   void check_replicas_before(std::int64_t step);
@@ -112,6 +120,9 @@ class Trainer {
   std::unique_ptr<RunFiles> files_;
   std::unique_ptr<RunMemory> memory_;
   TrainingData data_;
+  nlohmann::json identity_;  // run_identity.h
+  struct Continued;
+  std::unique_ptr<Continued> continued_;  // from a checkpoint; null in a new run
   std::unique_ptr<ParallelModel> model_;
   std::unique_ptr<WeightUpdate> update_;
   std::unique_ptr<observe::CommunicationTimer> comm_timer_;

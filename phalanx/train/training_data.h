@@ -9,6 +9,7 @@
 #include <c10/core/Device.h>
 
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "phalanx/data/batches.h"
@@ -21,6 +22,9 @@ struct TrainingData {
   std::unique_ptr<data::Batches> batches;
   std::unique_ptr<Validator> validator;   // null without validation
   std::optional<double> unigram_entropy;  // of the held-out tokens; counted by rank 0
+  // What they are, by content, for run_identity.h: objects; empty where nothing is known.
+  nlohmann::json identity = nlohmann::json::object();
+  nlohmann::json tokenizer = nlohmann::json::object();
 };
 
 TrainingData open_training_data(const TrainConfig& config, const RunPlan& plan, c10::Device device, int rank);

@@ -1,0 +1,262 @@
+// State that belongs to something else: other settings on other ranks, another model, another optimizer.
+#include <fmt/format.h>
+
+#include "phalanx/base/error.h"
+#include "phalanx/base/log.h"
+#include "phalanx/checkpoint/checkpoint_manager.h"
+#include "phalanx/checkpoint/rewrite.h"
+#include "phalanx/checkpoint/saved_state.h"
+#include "phalanx/models/hf_config.h"
+#include "phalanx/models/llama_config.h"
+#include "phalanx/train/trainer_test_support.h"
+
+namespace phalanx::train {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::SizeIs;
+
+class TrainerIdentityTest : public TrainerTest {
+ protected:
+  TrainConfig small(const std::string& run, const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> keys = {"--training.steps=2", "--validation.no-enable"};
+    keys.insert(keys.end(), more.begin(), more.end());
+    return config(run, keys);
+  }
+
+  /// What each rank is told where rank 1 has a key of its own.
+  std::vector<std::string> told_with(const std::string& key, int ranks = 2) {
+    std::vector<std::string> messages(static_cast<std::size_t>(ranks), "accepted");
+    run_local_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {
+      try {
+        const std::vector<std::string> own = world->rank() == 1 ? std::vector{key} : std::vector<std::string>();
+        Trainer trainer(small("ranks", own), {.world = world, .quiet = true});
+        trainer.run();
+      } catch (const ConfigError& error) {
+        messages[static_cast<std::size_t>(world->rank())] = error.what();
+      }
+    });
+    return messages;
+  }
+
+  /// The log of a run on one rank.
+  std::string log_of(const TrainConfig& config) {
+    ::testing::internal::CaptureStderr();
+    run_local_ranks(1, [&](const std::shared_ptr<Communicator>& world) {
+      Trainer trainer(config, {.world = world});
+      trainer.run();
+    });
+    return ::testing::internal::GetCapturedStderr();
+  }
+
+  nlohmann::json run_json(const std::string& run) const {
+    return nlohmann::json::parse(std::ifstream(path(run) + "/run.json"));
+  }
+
+  std::map<std::string, std::string> files_of(const std::string& run) const {
+    std::map<std::string, std::string> files;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(path(run))) {
+      if (!entry.is_regular_file()) continue;
+      std::ifstream file(entry.path(), std::ios::binary);
+      files[entry.path().string()] = std::string(std::istreambuf_iterator<char>(file), {});
+    }
+    return files;
+  }
+
+  /// A Hugging Face directory with the weights of a run, whose config.json says something else.
+  std::string hugging_face_model(const std::function<void(nlohmann::json&)>& change = {}) {
+    if (!std::filesystem::exists(path("source"))) {
+      train(small("source", {"--training.steps=1", "--checkpoint.last_save_in_hf"}), 1);
+    }
+    const std::string folder = path(fmt::format("hf{}", made_++));
+    std::filesystem::copy(path("source") + "/hf", folder);
+    auto config = nlohmann::json::parse(std::ifstream(folder + "/config.json"));
+    if (change) change(config);
+    std::ofstream(folder + "/config.json") << config.dump();
+    return folder;
+  }
+
+ private:
+  int made_ = 0;
+};
+
+TEST_F(TrainerIdentityTest, RanksWithOtherSettingsAreToldBeforeTheFirstStep) {
+  for (const auto& [flag, line] : std::vector<std::pair<std::string, std::string>>{
+           {"--optimizer.lr=0.5", "optimizer.lr: 0.003 on rank 0; 0.5 on rank 1"},
+           {"--debug.seed=9", "debug.seed: 0 on rank 0; 9 on rank 1"},
+           {"--training.max_norm=3", "training.max_norm: 1.0 on rank 0; 3.0 on rank 1"},
+           {"--training.global_batch_size=16", "training.global_batch_size: 8 on rank 0; 16 on rank 1"},
+           {"--parallelism.data_parallel_shard_degree=2", "parallelism.data_parallel_shard_degree: 1 on rank 0"},
+           {"--model.rope_theta=99", "model.rope_theta"}}) {
+    for (const std::string& message : told_with(flag)) {
+      EXPECT_THAT(message, AllOf(HasSubstr("the ranks do not have the same configuration"), HasSubstr(line))) << flag;
+    }
+    EXPECT_FALSE(std::filesystem::exists(path("ranks"))) << flag;
+  }
+  for (const std::string& message : told_with("--comm.save_traces_folder=/tmp/of_this_machine")) {
+    EXPECT_EQ(message, "accepted");
+  }
+}
+
+// Two copies of a model, one of which is another: their config.json is the same.
+TEST_F(TrainerIdentityTest, RanksWithOtherInitialWeightsAreToldBeforeTheFirstStep) {
+  const std::string one = hugging_face_model();
+  train(small("other", {"--debug.seed=5", "--training.steps=1", "--checkpoint.last_save_in_hf"}), 1);
+  const std::string other = path("other") + "/hf";
+  std::vector<std::string> messages(2, "accepted");
+  run_local_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
+    try {
+      Trainer trainer(small("ranks", {"--checkpoint.initial_load_in_hf",
+                                      "--checkpoint.initial_load_path=" + (world->rank() == 1 ? other : one)}),
+                      {.world = world, .quiet = true});
+    } catch (const Error& error) {
+      messages[static_cast<std::size_t>(world->rank())] = error.what();
+    }
+  });
+  for (const std::string& message : messages) {
+    EXPECT_THAT(message, AllOf(HasSubstr("do not begin with the same weights"), HasSubstr("tok_embeddings.weight: ")));
+  }
+}
+
+TEST_F(TrainerIdentityTest, ChangedSettingsAreSaidAndKept) {
+  train(small("run"), 1);
+  EXPECT_FALSE(run_json("run").contains("history"));
+  const std::string log = log_of(small(
+      "run", {"--training.steps=3", "--optimizer.lr=1e-3", "--optimizer.beta2=0.9", "--lr_scheduler.warmup_steps=1",
+              "--training.max_norm=2", "--training.mixed_precision_param=bfloat16"}));
+  for (const char* line :
+       {"changed since step 2: [optimizer] lr: saved 0.003, now 0.001", "[optimizer] beta2: saved 0.95, now 0.9",
+        "[training] steps: saved 2, now 3", "[lr_scheduler] warmup_steps: saved 2, now 1",
+        "[training] max_norm: saved 1.0, now 2.0", "mixed_precision_param: saved \"float32\", now \"bfloat16\""}) {
+    EXPECT_THAT(log, HasSubstr(line));
+  }
+  auto history = run_json("run")["history"];
+  ASSERT_THAT(history, SizeIs(1));
+  EXPECT_EQ(history[0]["step"], 2);
+  EXPECT_THAT(history[0]["changes"], SizeIs(6));
+  EXPECT_THAT(history[0]["from"].get<std::string>(), HasSubstr("step-2"));
+
+  // The next continuation compares with what was saved last.
+  EXPECT_THAT(log_of(small("run", {"--training.steps=4", "--optimizer.lr=1e-3", "--optimizer.beta2=0.9",
+                                   "--lr_scheduler.warmup_steps=1", "--training.max_norm=2",
+                                   "--training.mixed_precision_param=bfloat16"})),
+              AllOf(HasSubstr("changed since step 3: [training] steps: saved 3, now 4"), Not(HasSubstr("beta2: saved")),
+                    Not(HasSubstr("nothing to compare"))));
+  history = run_json("run")["history"];
+  ASSERT_THAT(history, SizeIs(2));
+  EXPECT_THAT(history[1]["changes"], SizeIs(1));
+}
+
+TEST_F(TrainerIdentityTest, AnotherModelIsRefusedOnResumeAndNothingIsTouched) {
+  for (const int ranks : {1, 2}) {
+    const std::string run = "run" + std::to_string(ranks);
+    train(small(run), ranks);
+    const auto before = files_of(run);
+    for (const auto& [flag, text] : std::vector<std::pair<std::string, std::string>>{
+             {"--model.n_heads=8", "model n_heads: saved 4, now 8"},
+             {"--model.rope_theta=500000", "model rope.theta: saved 10000.0, now 500000.0"},
+             {"--model.norm_eps=1e-6", "model norm_eps: saved 1e-05, now 1e-06"},
+             {"--model.tie_embeddings", "model tie_embeddings: saved false, now true"}}) {
+      const std::string message = refusal<CheckpointError>(small(run, {flag, "--training.steps=3"}), ranks);
+      EXPECT_THAT(message, AllOf(HasSubstr("step-2 does not fit this model"), HasSubstr(text))) << flag;
+    }
+    EXPECT_EQ(files_of(run), before);
+  }
+  EXPECT_THAT(
+      log_of(small("run1", {"--model.rope_theta=500000", "--training.steps=3", "--checkpoint.allow_model_mismatch"})),
+      HasSubstr("changed since step 2: model rope.theta: saved 10000.0, now 500000.0: loaded all the same"));
+  EXPECT_THAT(run_json("run1")["history"][0]["changes"].dump(), HasSubstr("rope.theta"));
+}
+
+TEST_F(TrainerIdentityTest, AnotherOptimizersStateIsRefused) {
+  train(small("run"), 1);
+  EXPECT_THAT(refusal<CheckpointError>(small("run", {"--optimizer.name=SGD", "--optimizer.momentum=0.9"})),
+              HasSubstr("[optimizer] name: saved \"AdamW\", now \"SGD\""));
+}
+
+TEST_F(TrainerIdentityTest, ACheckpointWithoutTheDocumentLoadsAndOneLineSaysSo) {
+  train(small("run"), 1);
+  const std::string folder = path("run/checkpoint");
+  auto metadata = nlohmann::json::parse(CheckpointReader(folder + "/step-2").manifest().metadata);
+  metadata.erase("run");
+  CheckpointManager(folder).save(state_in("run", 2), 2, metadata.dump());
+  const std::string log = log_of(small("run", {"--training.steps=3", "--optimizer.lr=1e-3"}));
+  EXPECT_THAT(log, AllOf(HasSubstr("nothing to compare of"), HasSubstr("settings"), Not(HasSubstr("changed since"))));
+  EXPECT_EQ(run_json("run")["steps_done"], 3);
+  // Its model is compared as ever.
+  CheckpointManager(folder).save(state_in("run", 2), 4, metadata.dump());
+  EXPECT_THAT(refusal<CheckpointError>(small("run", {"--model.norm_eps=1e-6", "--training.steps=5"})),
+              HasSubstr("norm_eps"));
+}
+
+TEST_F(TrainerIdentityTest, WeightsOfAnotherModelThanConfigJsonSaysAreRefused) {
+  const std::string same = hugging_face_model();
+  const std::string other = hugging_face_model([](nlohmann::json& config) {
+    config["rope_theta"] = 500000.0;
+    config["rms_norm_eps"] = 1e-6;
+    config["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 2.0}};
+  });
+  const auto from = [&](const std::string& folder, std::vector<std::string> more = {}) {
+    more.insert(more.end(), {"--checkpoint.initial_load_in_hf", "--checkpoint.no-enable"});
+    more.push_back("--checkpoint.initial_load_path=" + folder);
+    return small("tuned", more);
+  };
+  EXPECT_EQ(refusal<CheckpointError>(from(same)), "accepted");
+  EXPECT_THAT(refusal<CheckpointError>(from(other)),
+              AllOf(HasSubstr(other + "/config.json"), HasSubstr("rope.theta: the weights were saved with 500000.0"),
+                    HasSubstr("norm_eps"), HasSubstr("rope.scaling"), HasSubstr("allow_model_mismatch")));
+  EXPECT_THAT(log_of(from(other, {"--checkpoint.allow_model_mismatch"})),
+              AllOf(HasSubstr("although"), HasSubstr("rope.theta: 500000.0, and this model 10000.0")));
+  // A key that says otherwise than the directory is another model too.
+  EXPECT_THAT(refusal<CheckpointError>(from(same, {"--model.norm_eps=1e-3"})), HasSubstr("norm_eps"));
+  // One file of that directory is of the same model.
+  EXPECT_THAT(refusal<CheckpointError>(from(other + "/model.safetensors")), HasSubstr("rope.theta"));
+  std::filesystem::remove(other + "/config.json");
+  EXPECT_THAT(log_of(from(other)), HasSubstr("nothing at " + other + " says of which model they are"));
+}
+
+TEST_F(TrainerIdentityTest, WeightsOfAnotherRunsModelAreRefused) {
+  train(small("first"), 1);
+  SavedState saved(path("first") + "/checkpoint/step-2");
+  consolidate(saved, path("weights.safetensors"));
+  consolidate(saved, path("weights"), {.max_file_bytes = 100'000});
+  for (const std::string& place : {path("first") + "/checkpoint", path("first") + "/checkpoint/step-2",
+                                   path("weights.safetensors"), path("weights")}) {
+    const auto from = [&](std::vector<std::string> more) {
+      more.insert(more.end(), {"--checkpoint.initial_load_path=" + place, "--checkpoint.no-enable"});
+      return small("second", more);
+    };
+    EXPECT_THAT(log_of(from({})), Not(HasSubstr("could not be compared"))) << place;
+    EXPECT_THAT(refusal<CheckpointError>(from({"--model.n_heads=8"})), HasSubstr("n_heads")) << place;
+    EXPECT_THAT(log_of(from({"--model.n_heads=8", "--checkpoint.allow_model_mismatch"})), HasSubstr("n_heads: 4"));
+    EXPECT_THAT(log_of(from({"--training.seq_len=64"})), HasSubstr("sequences up to 32"));
+  }
+}
+
+TEST_F(TrainerIdentityTest, AModelDirectoryWithoutAWordOnWeightsIsRefused) {
+  const std::string folder = hugging_face_model();
+  const auto run = [&](const std::string& name, std::vector<std::string> more) {
+    more.insert(more.end(), {"--model.flavor=hf", "--model.hf_assets_path=" + folder});
+    return small(name, more);
+  };
+  EXPECT_THAT(refusal<ConfigError>(run("none", {})),
+              AllOf(HasSubstr("initial_load_in_hf = true"), HasSubstr("initial_random_weights = true")));
+  EXPECT_FALSE(std::filesystem::exists(path("none")));
+  EXPECT_THAT(log_of(run("random", {"--checkpoint.initial_random_weights"})),
+              HasSubstr("initial weights: random, of [debug] seed 0"));
+  EXPECT_THAT(log_of(run("loaded", {"--checkpoint.initial_load_in_hf"})), Not(HasSubstr("random")));
+  // A run that goes on has weights of its own.
+  EXPECT_EQ(refusal<ConfigError>(run("loaded", {"--training.steps=3"})), "accepted");
+  try {
+    run("both", {"--checkpoint.initial_load_in_hf", "--checkpoint.initial_random_weights"});
+    FAIL() << "two ways at once";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("remove one of them"));
+  }
+}
+
+}  // namespace
+}  // namespace phalanx::train
