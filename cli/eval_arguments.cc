@@ -21,6 +21,8 @@ Says how well a model predicts a text (perplexity), or which of several continua
   --choices FILE.jsonl     questions: {"prompt": "2 + 2 =", "choices": [" 4", " 5"], "answer": 0} a line. Accuracy goes by
                            the likeliest continuation, and by the likeliest per byte
   --tokenizer FILE         tokenizer.json; where not given, looked for beside the checkpoint and in the run's folder
+  --allow-tokenizer-mismatch  go on, with a warning, although the tokenizer (or that of a token file) is another one than
+                           the model was trained with
   --allow-model-mismatch   take config.json's word where weights that Phalanx wrote say that they are of another model
 
   --seq-len N              tokens of a window over the text (default: the model's max_seq_len)
@@ -53,6 +55,7 @@ EvalArguments parse_eval_arguments(const Arguments& arguments) {
   app.add_option("--checkpoint", parsed.checkpoint);
   app.add_flag("--allow-model-mismatch", parsed.allow_model_mismatch);
   app.add_option("--tokenizer", parsed.tokenizer);
+  app.add_flag("--allow-tokenizer-mismatch", parsed.allow_tokenizer_mismatch);
   app.add_option("--text", parsed.text);
   app.add_option("--tokens", parsed.tokens);
   app.add_option("--choices", parsed.choices);

@@ -13,6 +13,7 @@ extern const std::string_view kEvalHelp;
 
 struct EvalArguments {
   std::string checkpoint, tokenizer;
+  bool allow_tokenizer_mismatch = false;
   std::string text, tokens, choices;  // one of them: a file
   std::int64_t seq_len = 0;           // 0: the model's max_seq_len
   std::int64_t stride = 0;            // 0: seq_len

@@ -14,6 +14,7 @@
 
 #include "cli/eval_arguments.h"
 #include "cli/model_ranks.h"
+#include "phalanx/base/byte_order_mark.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/human.h"
@@ -99,11 +100,14 @@ void perplexity(const EvalArguments& arguments, const ModelRanks& ranks, models:
   std::int64_t size = 0;
   if (!arguments.tokens.empty()) {
     file.emplace(arguments.tokens, data::TokenFileOptions{.vocab_size = model.config().vocab_size});
+    infer::check_tokens(files, *file, arguments.allow_tokenizer_mismatch);
     size = file->size();
   } else {
-    const std::string text = read_file(arguments.text);
+    const std::string contents = read_file(arguments.text);
+    const std::string_view text = text_after_mark<DataError>(contents, arguments.text);
     bytes = text.size();
-    const data::BpeTokenizer tokenizer = infer::load_tokenizer(files, arguments.tokenizer);
+    const data::BpeTokenizer tokenizer =
+        infer::load_tokenizer(files, arguments.tokenizer, arguments.allow_tokenizer_mismatch);
     const auto encoded = tokenizer.encode(text, {.add_special_tokens = true});
     if (arguments.end_token_first) {
       ids.push_back(first_token(files, tokenizer));
@@ -195,7 +199,8 @@ std::size_t multiple_choice(const EvalArguments& arguments, const ModelRanks& ra
   for (const auto& line : skipped) {
     if (ranks.is_first()) fmt::print(stderr, "skipped: {}\n", line);
   }
-  const data::BpeTokenizer tokenizer = infer::load_tokenizer(files, arguments.tokenizer);
+  const data::BpeTokenizer tokenizer =
+      infer::load_tokenizer(files, arguments.tokenizer, arguments.allow_tokenizer_mismatch);
   const auto ends = infer::end_tokens(files, tokenizer);
   std::vector<Choice> choices;
   for (std::size_t q = 0; q < questions.size(); ++q) {

@@ -25,6 +25,8 @@ to standard error.
   --prompts-file FILE      prompts: one a line; or, if FILE ends in .jsonl, one JSON object a line with "prompt" (text) or
                            "ids" (token ids) and, if wanted, "id"
   --tokenizer FILE         tokenizer.json; where not given, looked for beside the checkpoint and in the run's folder
+  --allow-tokenizer-mismatch  go on, with a warning, although the tokenizer (or that of a token file) is another one than
+                           the model was trained with
   --allow-model-mismatch   take config.json's word where weights that Phalanx wrote say that they are of another model
 
   --max-new-tokens N       at most this many tokens a prompt (default 128)
@@ -74,6 +76,7 @@ GenerateArguments parse_generate_arguments(const Arguments& arguments) {
   app.add_option("--prompt", parsed.prompts)->expected(1)->take_all()->allow_extra_args(false);
   app.add_option("--prompts-file", parsed.prompts_file);
   app.add_option("--tokenizer", parsed.tokenizer);
+  app.add_flag("--allow-tokenizer-mismatch", parsed.allow_tokenizer_mismatch);
   app.add_option("--max-new-tokens", parsed.max_new_tokens);
   auto* temperature = app.add_option("--temperature", parsed.sampling.temperature);
   app.add_option("--top-k", parsed.sampling.top_k);

@@ -19,6 +19,7 @@ struct GenerateArguments {
   std::vector<std::string> prompts;
   std::string prompts_file;
   std::string tokenizer;
+  bool allow_tokenizer_mismatch = false;
   std::int64_t max_new_tokens = 128;
   infer::SamplingOptions sampling;
   std::vector<std::string> stops;

@@ -365,7 +365,7 @@ int generate_worker(const Arguments& arguments) {
       std::ranges::any_of(inputs.prompts.all, [](const infer::Prompt& prompt) { return prompt.text.has_value(); });
   std::optional<data::BpeTokenizer> tokenizer;
   if (needs_tokenizer || files.tokenizer || !parsed.tokenizer.empty()) {
-    tokenizer = infer::load_tokenizer(files, parsed.tokenizer);
+    tokenizer = infer::load_tokenizer(files, parsed.tokenizer, parsed.allow_tokenizer_mismatch);
     std::filesystem::path path = parsed.tokenizer.empty() ? *files.tokenizer : parsed.tokenizer;
     if (std::filesystem::is_directory(path)) path /= "tokenizer.json";
     inputs.tokenizer_hash = hash_text(read_file(path));

@@ -1,12 +1,19 @@
 #include "cli/tokenize_command.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -17,7 +24,9 @@
 #include "phalanx/base/human.h"
 #include "phalanx/base/log.h"
 #include "phalanx/base/progress.h"
+#include "phalanx/base/temp_directory.h"
 #include "phalanx/data/corpus.h"
+#include "phalanx/data/token_sidecar.h"
 
 namespace phalanx::cli {
 
@@ -25,15 +34,21 @@ const std::string_view kTokenizeHelp =
     R"(usage: phalanx tokenize INPUT... --tokenizer FILE [--vocab-size N] [--output PREFIX] [options]
        phalanx tokenize --show TEXT --tokenizer FILE
 
-Trains a byte-level BPE tokenizer on text files, turns text files into token files for training, or both at once.
-INPUT is a file, a directory (all files below it but hidden ones) or a quoted shell pattern. Binary files are skipped.
-Each file is one document, ended by the tokenizer's end-of-text token.
+Trains a byte-level BPE tokenizer on texts, turns texts into token files for training, or both at once.
+INPUT is a file, a directory (all files below it but hidden ones), a quoted shell pattern, or - for standard input.
+A file of text (.txt, .md, sources) is one document; JSON lines (.jsonl, .ndjson) and Parquet hold one a record. All may
+be compressed by gzip or zstd. Binary files in directories are skipped. Every document is ended by the tokenizer's
+end-of-text token.
 
   --tokenizer FILE           Hugging Face tokenizer.json: written with --vocab-size, else read (or a directory with one)
   --vocab-size N             train a tokenizer of N ids (at least 257: 256 bytes and <|endoftext|>)
-  --output PREFIX            write the ids to PREFIX.bin and PREFIX.idx (Megatron's format)
+  --output PREFIX            write the ids to PREFIX.bin and PREFIX.idx (Megatron's format), and to PREFIX.json of which
+                             tokenizer they are
+  --force                    replace a tokenizer or token files that are there; without it they are an error
   --validation-fraction F    set about this part of the text aside, whole files spread over the corpus, and write it to
-                             PREFIX-validation.bin and .idx; the tokenizer is not trained on it
+                             PREFIX-validation.bin, .idx and .json; the tokenizer is not trained on it
+  --field NAME               of a record, that holds its text (default text)
+  --format FORMAT            text or jsonl: what the files hold, whatever their names and content say
   --extensions .md,.cc,...   of the files taken from directories; all where not given
   --exclude PATTERN          leave out files and directories whose name or path matches; may be repeated
   --min-frequency N          merge only pairs seen this often (default 2)
@@ -46,7 +61,12 @@ Train a tokenizer on a source tree and encode it, a tenth of it for validation:
   phalanx tokenize README.md docs src --extensions .md,.cc,.h --vocab-size 4096 --tokenizer data/tokenizer.json \
       --output data/train --validation-fraction 0.1
 
-Encode with a tokenizer that exists:
+Encode JSON lines with a tokenizer that exists, and what another program writes:
+
+  phalanx tokenize "c4/*.jsonl.gz" --tokenizer gpt2/tokenizer.json --output data/c4
+  zstdcat pile.jsonl.zst | phalanx tokenize - --tokenizer gpt2/tokenizer.json --output data/pile
+
+Encode text files:
 
   phalanx tokenize "corpus/*.txt" --tokenizer gpt2/tokenizer.json --output data/corpus
 )";
@@ -61,15 +81,19 @@ struct TokenizeArguments {
   double validation_fraction = 0.0;
   std::vector<std::string> extensions;
   std::vector<std::string> exclude;
+  std::optional<data::TextFormat> format;
+  std::string field = "text";
   std::int64_t min_frequency = 2;
   bool no_end_of_text = false;
   std::optional<std::string> show;
+  bool force = false;
   bool quiet = false;
 };
 
 TokenizeArguments parse_tokenize(const Arguments& arguments) {
   TokenizeArguments parsed;
   CLI::App app;
+  std::string format;
   app.add_option("inputs", parsed.inputs);
   app.add_option("--tokenizer", parsed.tokenizer);
   app.add_option("--vocab-size", parsed.vocab_size);
@@ -78,9 +102,12 @@ TokenizeArguments parse_tokenize(const Arguments& arguments) {
   // One value each time: a list would swallow the inputs after it.
   app.add_option("--extensions", parsed.extensions)->delimiter(',')->expected(1)->take_all();
   app.add_option("--exclude", parsed.exclude)->expected(1)->take_all();
+  app.add_option("--field", parsed.field);
+  app.add_option("--format", format);
   app.add_option("--min-frequency", parsed.min_frequency);
   app.add_flag("--no-end-of-text", parsed.no_end_of_text);
   app.add_option("--show", parsed.show);
+  app.add_flag("--force", parsed.force);
   app.add_flag("--quiet,-q", parsed.quiet);
   parse_options(app, arguments);
   if (parsed.show) {
@@ -104,10 +131,84 @@ TokenizeArguments parse_tokenize(const Arguments& arguments) {
   if (parsed.min_frequency < 1) {
     throw UsageError(fmt::format("--min-frequency is {}: expected 1 or more", parsed.min_frequency));
   }
+  if (format == "text") {
+    parsed.format = data::TextFormat::text;
+  } else if (format == "jsonl") {
+    parsed.format = data::TextFormat::json_lines;
+  } else if (!format.empty()) {
+    throw UsageError(fmt::format("--format is '{}': expected text or jsonl", format));
+  }
   for (std::string& extension : parsed.extensions) {
     if (!extension.starts_with('.')) extension.insert(0, ".");
   }
   return parsed;
+}
+
+std::vector<std::string> output_prefixes(const TokenizeArguments& arguments) {
+  std::vector<std::string> prefixes;
+  if (arguments.output.empty()) return prefixes;
+  prefixes.push_back(arguments.output);
+  if (arguments.validation_fraction > 0) prefixes.push_back(arguments.output + "-validation");
+  return prefixes;
+}
+
+/// Before any work: hours of encoding must not end in, or destroy, what is there.
+void check_outputs(const TokenizeArguments& arguments) {
+  std::vector<std::string> there;
+  const auto look = [&](const std::string& path) {
+    std::error_code error;
+    if (std::filesystem::exists(std::filesystem::symlink_status(path, error))) there.push_back(path);
+  };
+  if (arguments.vocab_size) {
+    std::error_code error;
+    if (std::filesystem::is_directory(arguments.tokenizer, error)) {
+      throw UsageError(
+          fmt::format("--tokenizer {} is a directory: expected the tokenizer.json to write", arguments.tokenizer));
+    }
+    look(arguments.tokenizer);
+  }
+  const auto place = [](const std::string& path) {
+    std::error_code error;
+    return std::filesystem::weakly_canonical(path, error).string();
+  };
+  for (const std::string& prefix : output_prefixes(arguments)) {
+    for (const std::string& path : {prefix + ".bin", prefix + ".idx", prefix + ".json"}) {
+      look(path);
+      for (const std::string& input : arguments.inputs) {
+        if (place(input) == place(path)) {
+          throw UsageError(fmt::format("--output {}: {} is an input too: choose another output", prefix, path));
+        }
+      }
+      if (place(arguments.tokenizer) == place(path)) {
+        throw UsageError(fmt::format("--output {}: {} is the tokenizer too: choose another output", prefix, path));
+      }
+    }
+    const std::string beside = data::sidecar_path(prefix + ".bin");
+    if (data::is_foreign_sidecar(prefix + ".bin")) {
+      throw DataError(
+          fmt::format("{} exists and is no description of a token file, which would take its place: choose "
+                      "another output",
+                      beside));
+    }
+  }
+  if (there.empty() || arguments.force) return;
+  throw DataError(fmt::format("{} exist{} already: give --force to replace {}, or choose another name",
+                              fmt::join(there, ", "), there.size() == 1 ? "s" : "", there.size() == 1 ? "it" : "them"));
+}
+
+/// What comes from standard input, in a file: it is read more than once.
+std::string keep_standard_input(const TempDirectory& folder) {
+  const std::string path = (folder.path() / "standard-input").string();
+  const auto file = posix_file_system().create(path);
+  std::vector<char> block(std::size_t{1} << 20);
+  while (true) {
+    const std::size_t found = std::fread(block.data(), 1, block.size(), stdin);
+    if (found > 0) file->write(std::string_view(block.data(), found));
+    if (found < block.size()) break;
+  }
+  if (std::ferror(stdin) != 0) throw DataError(fmt::format("cannot read standard input: {}", std::strerror(errno)));
+  file->close();
+  return path;
 }
 
 class Stopwatch {
@@ -164,6 +265,10 @@ void encode_and_tell(const TokenizeArguments& arguments, const data::BpeTokenize
       {.end_of_text = !arguments.no_end_of_text, .bytes_done = [&](std::uint64_t n) { bar.advance(n); }});
   bar.finish();
   const double seconds = watch.seconds();
+  if (summary.empty > 0) {
+    log::warn(fmt::format("{}: {} records have no text (null or empty) and were left out", summary.path,
+                          with_commas(summary.empty)));
+  }
   fmt::print("{}: {} tokens, {} documents, {:.2f} bytes/token, unigram entropy {:.4f} nats/token, {}\n", summary.path,
              with_commas(summary.tokens), with_commas(summary.documents),
              static_cast<double>(summary.bytes) / static_cast<double>(summary.tokens), summary.unigram_entropy,
@@ -179,19 +284,32 @@ int tokenize_command(const Arguments& arguments) {
       return 0;
     }
   }
-  const TokenizeArguments parsed = parse_tokenize(arguments);
+  TokenizeArguments parsed = parse_tokenize(arguments);
   if (parsed.show) {
     fmt::print("{}", shown_tokens(data::BpeTokenizer::load(parsed.tokenizer), *parsed.show));
     return 0;
   }
   // Before the corpus is read: a tokenizer that is missing or malformed should not cost a walk over it.
+  check_outputs(parsed);
   std::optional<data::BpeTokenizer> tokenizer;
   if (!parsed.vocab_size) tokenizer = data::BpeTokenizer::load(parsed.tokenizer);
 
-  const data::CorpusListing listing =
-      data::list_corpus(parsed.inputs, {.extensions = parsed.extensions, .exclude = parsed.exclude});
+  std::optional<TempDirectory> folder;
+  std::string standard_input;
+  if (const auto dash = std::ranges::find(parsed.inputs, "-"); dash != parsed.inputs.end()) {
+    standard_input = *dash = keep_standard_input(folder.emplace("tokenize"));
+  }
+  const data::CorpusListing listing = data::list_corpus(parsed.inputs, {.extensions = parsed.extensions,
+                                                                        .exclude = parsed.exclude,
+                                                                        .format = parsed.format,
+                                                                        .field = parsed.field,
+                                                                        .standard_input = standard_input});
+  const auto records = std::ranges::count_if(
+      listing.documents, [](const data::Document& document) { return document.format != data::TextFormat::text; });
   fmt::print("{} text files, {}", with_commas(static_cast<std::int64_t>(listing.documents.size())),
              human_bytes(static_cast<std::uint64_t>(data::total_bytes(listing.documents))));
+  if (records > 0) fmt::print("; {} of them of records (\"{}\")", with_commas(records), parsed.field);
+  if (listing.empty > 0) fmt::print("; {} empty", with_commas(listing.empty));
   if (!listing.skipped.empty()) {
     fmt::print("; skipped {} binary, such as {}", with_commas(static_cast<std::int64_t>(listing.skipped.size())),
                listing.skipped[0]);
@@ -200,8 +318,9 @@ int tokenize_command(const Arguments& arguments) {
   const data::CorpusSplit split = data::split_corpus(listing.documents, parsed.validation_fraction);
   if (!tokenizer) tokenizer = train_and_save(parsed, split.train);
   if (parsed.output.empty()) return 0;
-  encode_and_tell(parsed, *tokenizer, parsed.output, split.train);
+  // The smaller one first: where it turns out to have no text, nothing has been written.
   if (!split.validation.empty()) encode_and_tell(parsed, *tokenizer, parsed.output + "-validation", split.validation);
+  encode_and_tell(parsed, *tokenizer, parsed.output, split.train);
   return 0;
 }
 

@@ -9,9 +9,11 @@
 #include <string>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/data/bpe_tokenizer.h"
 #include "phalanx/data/token_file.h"
+#include "phalanx/data/tokenizer_fingerprint.h"
 
 namespace phalanx::cli {
 namespace {
@@ -82,6 +84,39 @@ TEST_F(TokenizeCommandTest, TrainsEncodesAndSetsAside) {
   EXPECT_THAT(error_, HasSubstr("tokenizing"));  // progress
 }
 
+TEST_F(TokenizeCommandTest, WhatIsThereIsReplacedByForceOnly) {
+  const Arguments both = {path("*.txt"), "--vocab-size", "270", "--tokenizer", path("t.json"), "-o", path("ids"), "-q"};
+  ASSERT_EQ(run(both), 0) << error_;
+  const auto tokens = read_file(path("ids.bin")), tokenizer = read_file(path("t.json"));
+  const data::TokenFile file(path("ids"));
+  EXPECT_EQ(file.sidecar()->tokenizer, data::tokenizer_fingerprint(data::BpeTokenizer::load(path("t.json"))));
+  EXPECT_EQ(file.sidecar()->vocab_size, 270);
+
+  Arguments other = both;
+  other[2] = "265";
+  EXPECT_EQ(run(other), 1);
+  EXPECT_THAT(error_, AllOf(HasSubstr("t.json, "), HasSubstr("ids.bin, "), HasSubstr("ids.idx, "),
+                            HasSubstr("ids.json exist already: give --force to replace them")));
+  EXPECT_EQ(out_, "");                                                                         // before any work
+  EXPECT_EQ(run({path("*.txt"), "--tokenizer", path("t.json"), "-o", path("ids"), "-q"}), 1);  // only read
+  EXPECT_THAT(error_, ::testing::Not(HasSubstr("t.json")));
+  std::ofstream(path("new-validation.idx")) << "somebody's";
+  EXPECT_EQ(run({path("*.txt"), "--tokenizer", path("t.json"), "-o", path("new"), "--validation-fraction", "0.2"}), 1);
+  EXPECT_THAT(error_, HasSubstr("new-validation.idx exists already"));
+  EXPECT_EQ(read_file(path("ids.bin")), tokens);
+  EXPECT_EQ(read_file(path("t.json")), tokenizer);
+
+  other.push_back("--force");
+  EXPECT_EQ(run(other), 0) << error_;
+  EXPECT_EQ(data::TokenFile(path("ids")).sidecar()->vocab_size, 265);
+
+  std::ofstream(path("mine.json")) << "{\"text\": \"mine\"}";
+  EXPECT_EQ(run({path("*.txt"), "--tokenizer", path("t.json"), "-o", path("mine"), "--force"}), 1);
+  EXPECT_THAT(error_, HasSubstr("mine.json exists and is no description of a token file"));
+  EXPECT_EQ(run({path("*.txt"), "--tokenizer", path("t.json"), "-o", path("t"), "--force"}), 2);
+  EXPECT_THAT(error_, HasSubstr("t.json is the tokenizer too"));
+}
+
 TEST_F(TokenizeCommandTest, TooLittleTextIsSaid) {
   EXPECT_EQ(run({path("corpus1.txt"), "--vocab-size", "5000", "--tokenizer", path("t.json"), "-q"}), 0);
   EXPECT_THAT(error_, AllOf(HasSubstr("5000 were asked for"), HasSubstr("--vocab-size")));
@@ -109,7 +144,7 @@ TEST_F(TokenizeCommandTest, WrongInputIsOneErrorAndTheRightStatus) {
       {{text, "--tokenizer", tokenizer, "--vocab-size", "many"}, 2, "--vocab-size"},
       {{text, "--tokenizer", tokenizer, "-o", "x", "--validation-fraction", "1.5"}, 2, "--validation-fraction is 1.5"},
       {{text, "--tokenizer", tokenizer, "--vocab-size", "300", "--min-frequency", "0"}, 2, "--min-frequency is 0"},
-      {{text, "--tokenizer", tokenizer, "--vocab-size", "100"}, 2, "vocab_size is 100: expected 257"},
+      {{text, "--tokenizer", tokenizer, "--vocab-size", "100", "--force"}, 2, "vocab_size is 100: expected 257"},
       {{path("none.txt"), "--tokenizer", tokenizer, "-o", path("x")}, 1, "none.txt: no such file"},
       {{text, "--tokenizer", path("none.json"), "-o", path("x")}, 1, "none.json"},
       {{text, "--tokenizer", path("bad.json"), "-o", path("x")}, 1, "bad.json: model.type: 'Unigram' is not supported"},

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "phalanx/base/byte_order_mark.h"
 #include "phalanx/base/json_depth.h"
 
 namespace phalanx {
@@ -43,6 +44,8 @@ std::string reason_in(std::string_view message) {
 }  // namespace
 
 std::optional<std::string> json_object_fault(std::string_view text, nlohmann::json& json) {
+  if (auto fault = encoding_fault(text)) return fault;
+  text = without_utf8_mark(text);
   if (is_json_too_deep(text)) return kJsonTooDeep;
   nlohmann::json value;
   try {

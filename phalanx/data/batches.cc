@@ -53,6 +53,7 @@ Batches::Batches(TokenFile tokens, BatchOptions options) : tokens_(std::move(tok
                     "use more data or a shorter seq_len",
                     tokens_.path(), range_.size(), options_.seq_len + 1, options_.seq_len));
   }
+  begin_at(0, {});
 }
 
 RowRange Batches::rows_of(const BatchShare& share) const {
@@ -67,12 +68,41 @@ RowRange Batches::rows_of(const BatchShare& share) const {
   return {begin, begin + rows};
 }
 
-std::int64_t Batches::sample_at(std::int64_t step, std::int64_t row) const {
-  const std::int64_t number = position_of(step) + row;
-  const std::int64_t place = number % sample_count_;
-  if (!options_.shuffle) return place;
-  const auto epoch = static_cast<std::uint64_t>(number / sample_count_);
-  return Permutation(sample_count_, {options_.seed, epoch})(place);
+void Batches::begin_at(std::int64_t step, StreamPosition position) {
+  const std::int64_t seq = options_.seq_len;
+  if (position.epoch < 0 || position.token < 0 || position.token >= range_.size()) {
+    throw ConfigError(fmt::format("epoch {}, token {}: expected a place among the {} tokens of {}", position.epoch,
+                                  position.token, range_.size(), tokens_.path()));
+  }
+  if (options_.shuffle && position.token % seq != 0) {
+    throw ConfigError(fmt::format("epoch {}, token {}: shuffled samples of seq_len {} begin at its multiples",
+                                  position.epoch, position.token, seq));
+  }
+  first_step_ = step;
+  first_ = position;
+  rest_of_epoch_ = (range_.size() - 1 - position.token) / seq;
+}
+
+StreamPosition Batches::place_of(std::int64_t step, std::int64_t row) const {
+  const std::int64_t seq = options_.seq_len;
+  const std::int64_t number = (step - first_step_) * options_.global_batch_size + row;
+  if (number < rest_of_epoch_) {
+    if (number >= 0) return {first_.epoch, first_.token + number * seq};
+    throw ConfigError(fmt::format("step {}: expected one from {} on, where the data begin", step, first_step_));
+  }
+  const std::int64_t after = number - rest_of_epoch_;
+  return {first_.epoch + 1 + after / sample_count_, after % sample_count_ * seq};
+}
+
+std::int64_t Batches::token_at(std::int64_t step, std::int64_t row) const {
+  const StreamPosition place = place_of(step, row);
+  if (!options_.shuffle) return place.token;
+  const Permutation order(sample_count_, {options_.seed, static_cast<std::uint64_t>(place.epoch)});
+  return order(place.token / options_.seq_len) * options_.seq_len;
+}
+
+void Batches::read_tokens(std::int64_t first, std::span<std::int64_t> out) const {
+  tokens_.read(range_.begin + first, out);
 }
 
 void Batches::read_sample(std::int64_t sample, std::span<std::int64_t> out) const {
@@ -80,7 +110,7 @@ void Batches::read_sample(std::int64_t sample, std::span<std::int64_t> out) cons
     throw ConfigError(fmt::format("sample {} into {} places: expected a sample below {} and {} places", sample,
                                   out.size(), sample_count_, options_.seq_len + 1));
   }
-  tokens_.read(range_.begin + sample * options_.seq_len, out);
+  read_tokens(sample * options_.seq_len, out);
 }
 
 void Batches::fill(std::int64_t step, RowRange rows, std::span<std::int64_t> inputs,
@@ -97,7 +127,7 @@ void Batches::fill(std::int64_t step, RowRange rows, std::span<std::int64_t> inp
   }
   std::vector<std::int64_t> sample(static_cast<std::size_t>(seq + 1));
   for (std::int64_t row = rows.begin; row < rows.end; ++row) {
-    read_sample(sample_at(step, row), sample);
+    read_tokens(token_at(step, row), sample);
     const std::int64_t at = (row - rows.begin) * seq;
     std::copy(sample.begin(), sample.end() - 1, inputs.begin() + at);
     std::copy(sample.begin() + 1, sample.end(), labels.begin() + at);

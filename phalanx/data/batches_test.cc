@@ -76,7 +76,7 @@ TEST_F(BatchesTest, ShuffledEpochVisitsEverySampleOnceAndEpochsDiffer) {
   ASSERT_EQ(batches.sample_count(), 100);
   std::vector<std::int64_t> order;
   for (int step = 0; step < 50; ++step) {
-    for (int row = 0; row < 8; ++row) order.push_back(batches.sample_at(step, row));
+    for (int row = 0; row < 8; ++row) order.push_back(batches.token_at(step, row) / 10);
   }
   std::vector<std::vector<std::int64_t>> epochs;
   for (int epoch = 0; epoch < 4; ++epoch) {  // 400 samples: epochs end in the middle of a batch
@@ -101,16 +101,16 @@ TEST_F(BatchesTest, SamplesGoOnWhenTheGlobalBatchChanges) {
   std::int64_t step = 0, position = 0;
   for (const auto& [size, steps] : {std::pair<std::int64_t, int>{8, 3}, {20, 3}, {8, 2}}) {
     Batches batches = batches_of(size);
-    batches.begin_at(step, position);
+    batches.begin_at(step, {0, 10 * position});
     for (int i = 0; i < steps; ++i, ++step) {
-      EXPECT_EQ(batches.position_of(step), position);
-      for (std::int64_t row = 0; row < size; ++row) order.push_back(batches.sample_at(step, row));
+      EXPECT_EQ(batches.position_of(step), (StreamPosition{0, 10 * position}));
+      for (std::int64_t row = 0; row < size; ++row) order.push_back(batches.token_at(step, row) / 10);
       position += size;
     }
   }
   const Batches one = batches_of(100);
   std::vector<std::int64_t> epoch;
-  for (std::int64_t row = 0; row < 100; ++row) epoch.push_back(one.sample_at(0, row));
+  for (std::int64_t row = 0; row < 100; ++row) epoch.push_back(one.token_at(0, row) / 10);
   EXPECT_EQ(order, epoch);
 }
 

@@ -13,10 +13,13 @@
 #include <unordered_set>
 #include <utility>
 
+#include "phalanx/base/byte_order_mark.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/mapped_file.h"
+#include "phalanx/data/file_kind.h"
 #include "phalanx/data/token_file_writer.h"
 #include "phalanx/data/token_statistics.h"
+#include "phalanx/data/tokenizer_fingerprint.h"
 
 namespace phalanx::data {
 namespace {
@@ -24,7 +27,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::size_t kChunkBytes = std::size_t{4} << 20;
-constexpr std::size_t kBinaryProbe = std::size_t{64} << 10;
 
 class CorpusLister {
  public:
@@ -34,7 +36,7 @@ class CorpusLister {
     std::error_code error;
     const auto status = fs::status(input, error);
     if (fs::is_directory(status)) return add_directory(input);
-    if (fs::exists(status)) return add_file(input);
+    if (fs::exists(status)) return add_file(input, /*is_named=*/true);
     if (input.find_first_of("*?[") == std::string::npos) {
       throw DataError(fmt::format("{}: no such file or directory", input));
     }
@@ -59,7 +61,12 @@ class CorpusLister {
     ::globfree(&found);
     if (paths.empty()) throw DataError(fmt::format("{}: matches no file", pattern));
     for (const std::string& path : paths) {
-      if (!excluded(path)) add_input(path);
+      if (excluded(path)) continue;
+      if (fs::is_directory(path)) {
+        add_directory(path);
+      } else {
+        add_file(path, /*is_named=*/false);
+      }
     }
   }
 
@@ -71,13 +78,14 @@ class CorpusLister {
     }
     if (error) throw DataError(fmt::format("{}: cannot list the directory: {}", directory.string(), error.message()));
     std::sort(entries.begin(), entries.end());
+    refuse_dataset(directory);
     for (const fs::path& entry : entries) {
       if (entry.filename().string().starts_with('.') || excluded(entry)) continue;
       const auto status = fs::symlink_status(entry, error);
       if (fs::is_directory(status)) {
         add_directory(entry);
       } else if (fs::is_regular_file(fs::status(entry, error)) && wanted(entry)) {
-        add_file(entry);
+        add_file(entry, /*is_named=*/false);
       }
     }
   }
@@ -88,33 +96,104 @@ class CorpusLister {
     return std::find(options_.extensions.begin(), options_.extensions.end(), extension) != options_.extensions.end();
   }
 
-  void add_file(const fs::path& path) {
+  /// A folder that the datasets package saved: its Arrow files are no text, and nothing else in it is.
+  static void refuse_dataset(const fs::path& directory) {
+    std::error_code error;
+    const bool several = fs::exists(directory / "dataset_dict.json", error);
+    if (!several && !fs::exists(directory / "state.json", error) && !has_arrow_file(directory)) return;
+    throw DataError(
+        fmt::format("{0} is a folder of the datasets package, in Arrow files, which are not read here: write its text "
+                    "as JSON lines "
+                    "by\n    python3 -c \"import datasets; datasets.load_from_disk('{0}'){1}.to_json('data.jsonl')\"\n"
+                    "  and tokenize data.jsonl",
+                    directory.string(), several ? "['train']" : ""));
+  }
+
+  static bool has_arrow_file(const fs::path& directory) {
+    std::error_code error;
+    if (!fs::exists(directory / "dataset_info.json", error)) return false;
+    for (const auto& entry : fs::directory_iterator(directory, error)) {
+      if (entry.path().extension() == ".arrow") return true;
+    }
+    return false;
+  }
+
+  void add_file(const fs::path& path, bool is_named) {
     std::error_code error;
     const fs::path canonical = fs::weakly_canonical(path, error);
     if (!seen_.insert((error ? path : canonical).string()).second) return;
     const MappedFile file(path);
     if (file.size() == 0) {
       ++listing_.empty;
-    } else if (file.text().substr(0, kBinaryProbe).find('\0') != std::string_view::npos) {
-      listing_.skipped.push_back(path.string());
-    } else {
-      listing_.documents.push_back({path.string(), 0, static_cast<std::int64_t>(file.size())});
+      return;
     }
+    Document document{.path = path.string(), .end = static_cast<std::int64_t>(file.size()), .field = options_.field};
+    const std::string_view raw = file.text().substr(0, kFileKindProbe);
+    std::string unpacked;
+    std::string_view head = raw;
+    FileKind kind = file_kind(raw, file.size());
+    if (kind == FileKind::gzip || kind == FileKind::zstd) {
+      document.compression = kind == FileKind::gzip ? Compression::gzip : Compression::zstd;
+      unpacked = TextReader(path, document.compression).read(kFileKindProbe);
+      head = unpacked;
+      kind = file_kind(head, head.size() < kFileKindProbe ? head.size() : ~std::uint64_t{0} >> 1);
+      if (head.empty()) {
+        ++listing_.empty;
+        return;
+      }
+    }
+    const bool is_packed = document.compression != Compression::none;
+    if (kind == FileKind::arrow_file || kind == FileKind::arrow_stream) {
+      throw DataError(fmt::format(
+          "{0} is an Arrow file, which is not read here: write its text as JSON lines by\n    python3 -c \"import "
+          "datasets; datasets.Dataset.from_file('{0}').to_json('data.jsonl')\"\n  and tokenize data.jsonl",
+          path.string()));
+    }
+    const bool is_text =
+        kind == FileKind::text || (kind == FileKind::unknown && head.find('\0') == std::string_view::npos);
+    if (kind == FileKind::parquet && !is_packed) {
+      document.format = TextFormat::parquet;
+    } else if (is_text) {
+      document.format = format_of(path, head);
+      if (document.format == TextFormat::text && !is_packed && head.starts_with(kUtf8Mark)) {
+        document.begin = static_cast<std::int64_t>(kUtf8Mark.size());
+      }
+    } else if (is_named) {
+      throw DataError(fmt::format(
+          "{} is {}{}: expected UTF-8 text, JSON lines or a Parquet file, plain or compressed by gzip or zstd{}",
+          path.string(), kind == FileKind::unknown ? "binary" : name_of(kind), is_packed ? " when unpacked" : "",
+          kind == FileKind::wide_text ? "; convert it with `iconv -t UTF-8`" : ""));
+    } else {
+      listing_.skipped.push_back(path.string());
+      return;
+    }
+    listing_.documents.push_back(std::move(document));
+  }
+
+  /// Of a text: its own, or records by the file's name. What looks like records under another name is not guessed at.
+  TextFormat format_of(const fs::path& path, std::string_view head) const {
+    if (options_.format) return *options_.format;
+    std::string name = path.filename().string();
+    for (const char* packed : {".gz", ".zst", ".zstd"}) {
+      if (name.ends_with(packed)) name.resize(name.size() - std::string_view(packed).size());
+    }
+    for (const char* records : {".jsonl", ".ndjson", ".jsonlines"}) {
+      if (name.ends_with(records)) return TextFormat::json_lines;
+    }
+    const auto looks = records_in(head);
+    if (!looks) return TextFormat::text;
+    if (path == options_.standard_input && *looks == "JSON lines") return TextFormat::json_lines;
+    throw DataError(fmt::format(
+        "{} looks like {}: expected text, or records under a name that ends in .jsonl; read it as records by --format "
+        "jsonl{}, as text by --format text, or leave it out by --exclude",
+        path.string(), *looks,
+        *looks == "JSON lines" ? "" : fmt::format(" after `jq -c '.[]' {} > data.jsonl`", path.string())));
   }
 
   const CorpusOptions& options_;
   CorpusListing listing_;
   std::unordered_set<std::string> seen_;
 };
-
-/// The document's text, from a file that must still be as long as it was when it was listed.
-std::string_view text_of(const MappedFile& file, const Document& document) {
-  if (static_cast<std::int64_t>(file.size()) < document.end) {
-    throw DataError(fmt::format("{}: became shorter while it was read: expected {} bytes, found {}", document.path,
-                                document.end, file.size()));
-  }
-  return file.text().substr(static_cast<std::size_t>(document.begin), static_cast<std::size_t>(document.size()));
-}
 
 }  // namespace
 
@@ -147,10 +226,14 @@ CorpusSplit split_corpus(const std::vector<Document>& documents, double fraction
     split.train = documents;
     return split;
   }
-  if (documents.size() == 1) {
+  const auto is_plain = [](const Document& document) {
+    return document.format == TextFormat::text && document.compression == Compression::none;
+  };
+  if (documents.size() == 1 && is_plain(documents[0])) {
     const Document& whole = documents[0];
     const MappedFile file(whole.path);
-    const std::string_view text = text_of(file, whole);
+    const std::string_view text =
+        file.text().substr(0, static_cast<std::size_t>(whole.end)).substr(static_cast<std::size_t>(whole.begin));
     const auto wish = static_cast<std::size_t>(static_cast<double>(text.size()) * (1.0 - fraction));
     const std::size_t line_break = text.substr(0, wish).rfind('\n');
     if (line_break != std::string_view::npos && line_break + 1 < text.size()) {
@@ -159,14 +242,16 @@ CorpusSplit split_corpus(const std::vector<Document>& documents, double fraction
       split.validation.push_back({whole.path, cut, whole.end});
     }
   } else {
-    // A document goes where it brings the share of validation nearest to what it should be by now.
-    double all = 0.0, aside = 0.0;
-    for (const Document& document : documents) {
-      const auto size = static_cast<double>(document.size());
-      all += size;
-      const bool take = aside + size / 2 <= fraction * all;
-      (take ? split.validation : split.train).push_back(document);
-      if (take) aside += size;
+    HoldOut hold_out(fraction);
+    for (Document document : documents) {
+      if (document.format == TextFormat::text) {
+        (hold_out.takes(document.size()) ? split.validation : split.train).push_back(document);
+        continue;
+      }
+      document.held_out_fraction = fraction;  // among its records
+      split.train.push_back(document);
+      document.is_held_out = true;
+      split.validation.push_back(document);
     }
   }
   if (split.train.empty() || split.validation.empty()) {
@@ -182,9 +267,8 @@ BpeTokenizer train_tokenizer(const std::vector<Document>& documents, BpeTrainerO
                              const Advance& bytes_read, const std::function<void(TrainingProgress)>& merged) {
   BpeTrainer trainer(std::move(options));
   for (const Document& document : documents) {
-    const MappedFile file(document.path, MappedFile::Access::sequential);
-    trainer.add(text_of(file, document));
-    if (bytes_read) bytes_read(static_cast<std::uint64_t>(document.size()));
+    each_text(
+        document, [&](std::string_view text) { trainer.add(text); }, bytes_read);
   }
   return trainer.train(merged);
 }
@@ -199,7 +283,7 @@ EncodingSummary encode_corpus(const std::vector<Document>& documents, const BpeT
   }
   const fs::path directory = fs::path(prefix).parent_path();
   if (!directory.empty()) posix_file_system().make_directory(directory);
-  TokenFileWriter writer(prefix, {.vocab_size = tokenizer.vocab_size()});
+  TokenFileWriter writer(prefix, {.vocab_size = tokenizer.vocab_size(), .tokenizer = tokenizer_fingerprint(tokenizer)});
   EncodingSummary summary{.path = writer.bin_path()};
   std::vector<std::int64_t> counts(static_cast<std::size_t>(tokenizer.vocab_size()), 0);
   std::vector<TokenId> ids;
@@ -208,15 +292,14 @@ EncodingSummary encode_corpus(const std::vector<Document>& documents, const BpeT
     writer.append(ids);
     ids.clear();
   };
-  for (const Document& document : documents) {
-    const MappedFile file(document.path, MappedFile::Access::sequential);
-    std::string_view text = text_of(file, document);
+  const auto encode = [&](std::string_view text, const Advance& bytes_done) {
+    summary.bytes += static_cast<std::int64_t>(text.size());
     while (!text.empty()) {
       std::size_t cut = text.size() > kChunkBytes ? tokenizer.safe_cut(text, kChunkBytes) : text.size();
       if (cut == 0) cut = text.size();
       tokenizer.encode_to(text.substr(0, cut), ids, {.added_tokens = false});
       write_ids();
-      if (options.bytes_done) options.bytes_done(cut);
+      if (bytes_done) bytes_done(cut);
       text.remove_prefix(cut);
     }
     if (options.end_of_text) {
@@ -224,7 +307,20 @@ EncodingSummary encode_corpus(const std::vector<Document>& documents, const BpeT
       write_ids();
     }
     writer.end_document();
-    summary.bytes += document.size();
+  };
+  for (const Document& document : documents) {
+    // Of a plain text the progress is that of encoding it, of others that of reading their files.
+    const bool is_plain = document.format == TextFormat::text && document.compression == Compression::none;
+    const TextCount count = each_text(
+        document, [&](std::string_view text) { encode(text, is_plain ? options.bytes_done : Advance()); },
+        is_plain ? Advance() : options.bytes_done);
+    summary.empty += count.empty;
+  }
+  if (writer.document_count() == 0) {
+    throw DataError(
+        fmt::format("no text for {}.bin: {} records, all without text or set aside; use more text or "
+                    "another validation fraction",
+                    prefix, summary.empty));
   }
   writer.finish();
   summary.documents = writer.document_count();

@@ -1,5 +1,5 @@
-// A corpus of text files: finding them, setting some aside for validation, training a tokenizer on them, encoding them.
-// What `phalanx tokenize` does, without its command line.
+// A corpus of texts: finding their files, setting some aside for validation, training a tokenizer on them, encoding
+// them. What `phalanx tokenize` does, without its command line.
 //
 //   CorpusListing listing = list_corpus({"README.md", "docs", "src/*.cc"}, {.extensions = {".md", ".cc"}});
 //   CorpusSplit split = split_corpus(listing.documents, 0.1);
@@ -14,32 +14,30 @@
 
 #include "phalanx/data/bpe_tokenizer.h"
 #include "phalanx/data/bpe_trainer.h"
+#include "phalanx/data/documents.h"
 
 namespace phalanx::data {
-
-/// Bytes [begin, end) of a text file: the whole file, unless a single file was cut for validation.
-struct Document {
-  std::string path;
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-  std::int64_t size() const { return end - begin; }
-};
 
 std::int64_t total_bytes(const std::vector<Document>& documents);
 
 struct CorpusOptions {
   std::vector<std::string> extensions;  // of files found in directories, with the dot; empty: all
   std::vector<std::string> exclude;     // shell patterns for names or paths of files and directories
+  std::optional<TextFormat> format;     // of every file; empty: found out for each
+  std::string field = "text";           // of records
+  std::string standard_input;           // a file whose name says nothing, so that its content decides
 };
 
 struct CorpusListing {
   std::vector<Document> documents;   // in order of the inputs, directories sorted by path; each file once
-  std::vector<std::string> skipped;  // binary files (a zero byte in the first 64 KiB)
+  std::vector<std::string> skipped;  // files that are no text, in directories and by patterns
   std::int64_t empty = 0;            // files without a byte
 };
 
 /// `inputs` are files, directories (all files below, but no hidden ones and no linked directories) and shell patterns
-/// such as src/*.cc. DataError for an input that does not exist or matches nothing, and where no text is left.
+/// such as src/*.cc. What a file holds is found from its content, records by their names too (.jsonl, .ndjson).
+/// DataError for an input that does not exist or matches nothing, for a file that is named and is no text, for records
+/// that would be taken for text, for a folder of the datasets package, and where no text is left.
 CorpusListing list_corpus(const std::vector<std::string>& inputs, const CorpusOptions& options = {});
 
 struct CorpusSplit {
@@ -48,12 +46,9 @@ struct CorpusSplit {
 };
 
 /// Sets whole documents, spread evenly over the corpus, aside until they hold about `fraction` of its bytes; a corpus
-/// of one document is cut at the line break nearest before the last `fraction` of it. Depends on nothing but the
-/// documents' order and sizes. ConfigError where either side would be empty.
+/// of one document is cut at the line break nearest before the last `fraction` of it; of a file of records it sets
+/// records aside. Depends on nothing but the documents' order and sizes. ConfigError where either side would be empty.
 CorpusSplit split_corpus(const std::vector<Document>& documents, double fraction);
-
-/// Progress: units done since the last call.
-using Advance = std::function<void(std::uint64_t)>;
 
 BpeTokenizer train_tokenizer(const std::vector<Document>& documents, BpeTrainerOptions options,
                              const Advance& bytes_read = {}, const std::function<void(TrainingProgress)>& merged = {});
@@ -66,13 +61,15 @@ struct EncodingOptions {
 struct EncodingSummary {
   std::string path;  // of the ids: PREFIX.bin
   std::int64_t documents = 0;
+  std::int64_t empty = 0;  // records without text
   std::int64_t bytes = 0;
   std::int64_t tokens = 0;
   double unigram_entropy = 0.0;  // nats a token
 };
 
-/// Encodes documents into PREFIX.bin and PREFIX.idx, in bounded memory where the split pattern is GPT-2's. Added tokens
-/// that stand in the text, a page about <|endoftext|> say, are encoded as ordinary text.
+/// Encodes documents into PREFIX.bin and PREFIX.idx, with PREFIX.json that names the tokenizer, in bounded memory where
+/// the split pattern is GPT-2's. Added tokens that stand in the text, a page about <|endoftext|> say, are encoded as
+/// ordinary text.
 EncodingSummary encode_corpus(const std::vector<Document>& documents, const BpeTokenizer& tokenizer,
                               const std::string& prefix, const EncodingOptions& options = {});
 

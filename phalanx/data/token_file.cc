@@ -8,8 +8,11 @@
 #include <cstring>
 #include <vector>
 
+#include "phalanx/base/content_hash.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/mapped_file.h"
+#include "phalanx/data/raw_ids.h"
+#include "phalanx/data/token_sidecar.h"
 
 namespace phalanx::data {
 namespace {
@@ -130,7 +133,16 @@ std::int64_t bytes_of(TokenType type) {
   return 0;
 }
 
-TokenFile::TokenFile(const std::string& path, TokenFileOptions options) : vocab_size_(options.vocab_size) {
+std::optional<TokenType> token_type_named(std::string_view name) {
+  for (const TokenType type :
+       {TokenType::u8, TokenType::i8, TokenType::i16, TokenType::i32, TokenType::i64, TokenType::u16, TokenType::u32}) {
+    if (name == to_string(type)) return type;
+  }
+  return std::nullopt;
+}
+
+TokenFile::TokenFile(const std::string& path, TokenFileOptions options)
+    : stated_(options.type), vocab_size_(options.vocab_size) {
   if (vocab_size_ < 0) throw ConfigError(fmt::format("{}: vocab_size is {}: expected 0 or more", path, vocab_size_));
   std::string prefix = path;
   if (ends_with(path, ".bin") || ends_with(path, ".idx")) prefix.resize(path.size() - 4);
@@ -147,6 +159,7 @@ TokenFile::TokenFile(const std::string& path, TokenFileOptions options) : vocab_
     }
     require_file(path);
     path_ = path;
+    sidecar_ = read_sidecar(path_);
     mapping_ = std::make_shared<const Mapping>(Mapping{MappedFile(path), {}});
     if (mapping_->ids.size() == 0) throw DataError(fmt::format("{}: the file is empty: expected token ids", path));
     std::int32_t magic = 0;
@@ -158,12 +171,47 @@ TokenFile::TokenFile(const std::string& path, TokenFileOptions options) : vocab_
       open_raw();
     }
   }
+  check_stated_type();
+  check_sidecar();
   check_vocabulary();
+}
+
+void TokenFile::check_stated_type() const {
+  if (!stated_ || *stated_ == type_) return;
+  throw DataError(fmt::format("{}: the type of its ids is stated as {}, but {} says {}: expected the same", path_,
+                              to_string(*stated_), format_ == TokenFormat::megatron ? "its index" : "its header",
+                              to_string(type_)));
+}
+
+void TokenFile::check_sidecar() const {
+  if (!sidecar_) return;
+  const std::string where = sidecar_path(path_);
+  const auto stale = [&](const char* key, const auto& said, const auto& found) {
+    throw DataError(
+        fmt::format("{}: \"{}\" is {}, but {} has {}: it describes another file; remove it, or make both again by "
+                    "`phalanx tokenize`",
+                    where, key, said, path_, found));
+  };
+  if (sidecar_->type && *sidecar_->type != type_) stale("type", to_string(*sidecar_->type), to_string(type_));
+  if (sidecar_->tokens && *sidecar_->tokens != size_) stale("tokens", *sidecar_->tokens, size_);
+  if (sidecar_->documents && *sidecar_->documents != document_count_) {
+    stale("documents", *sidecar_->documents, document_count_);
+  }
+  if (!sidecar_->content.empty() && sidecar_->content != content_hash()) {
+    stale("content", sidecar_->content, content_hash());
+  }
+  if (vocab_size_ > 0 && sidecar_->vocab_size > vocab_size_) {
+    throw DataError(fmt::format(
+        "{}: made with a tokenizer of {} ids (so says {}), more than the model's vocab_size of {}: expected "
+        "at most that; use a model with more ids or make the file with the model's tokenizer",
+        path_, sidecar_->vocab_size, where, vocab_size_));
+  }
 }
 
 void TokenFile::open_megatron(const std::string& prefix) {
   format_ = TokenFormat::megatron;
   path_ = prefix + ".bin";
+  sidecar_ = read_sidecar(path_);
   const std::string index_path = prefix + ".idx";
   if (!is_file(path_)) {
     throw DataError(fmt::format("{}: no such file: a Megatron index needs its ids beside it", path_));
@@ -289,7 +337,12 @@ void TokenFile::open_llmc() {
 
 void TokenFile::open_raw() {
   format_ = TokenFormat::raw;
-  type_ = vocab_size_ > 65536 ? TokenType::u32 : TokenType::u16;
+  if (sidecar_ && sidecar_->type && stated_ && *stated_ != *sidecar_->type) {
+    throw DataError(fmt::format("{}: the type of its ids is stated as {}, but {} says {}: expected the same", path_,
+                                to_string(*stated_), sidecar_path(path_), to_string(*sidecar_->type)));
+  }
+  if (!stated_ && sidecar_) stated_ = sidecar_->type;
+  type_ = stated_.value_or(vocab_size_ > 65536 ? TokenType::u32 : TokenType::u16);
   const auto bytes = static_cast<std::int64_t>(mapping_->ids.size());
   if (bytes >= 9 && std::memcmp(mapping_->ids.data(), kMegatronMagic, sizeof kMegatronMagic) == 0) {
     throw DataError(
@@ -297,12 +350,20 @@ void TokenFile::open_raw() {
                     ".bin beside it",
                     path_));
   }
+  if (!stated_) refuse_other_kinds(mapping_->ids.bytes(), path_);
   if (bytes % data::bytes_of(type_) != 0) {
     throw DataError(fmt::format("{}: {} bytes are no whole number of {} ids: truncated, or not a file of raw ids",
                                 path_, bytes, to_string(type_)));
   }
   ids_ = mapping_->ids.data();
   size_ = bytes / data::bytes_of(type_);
+  if (stated_) return;
+  if (const auto doubt = doubt_about_type(mapping_->ids.bytes(), type_)) {
+    throw DataError(
+        fmt::format("{}: read as raw {} ids, {}; state the type by [training] dataset_dtype "
+                    "or in {}: {{\"format\": \"phalanx.tokens\", \"type\": \"uint32\"}}",
+                    path_, to_string(type_), *doubt, sidecar_path(path_)));
+  }
 }
 
 void TokenFile::check_vocabulary() const {
@@ -347,12 +408,28 @@ void TokenFile::read(std::int64_t begin, std::span<std::int64_t> out) const {
   const auto bad = std::find_if(out.begin(), out.end(), [&](std::int64_t id) { return id < 0 || id >= vocab_size_; });
   std::string hint;
   if (format_ == TokenFormat::raw) {
-    hint = fmt::format(" (read as raw {} ids: is it another kind of file?)", to_string(type_));
+    const std::string fitting = types_that_fit(mapping_->ids.bytes(), vocab_size_, type_);
+    hint = fmt::format(" (read as raw {} ids: {})", to_string(type_),
+                       fitting.empty() ? "is it another kind of file?"
+                                       : fmt::format("the ids fit if they are {}: state the type by [training] "
+                                                     "dataset_dtype",
+                                                     fitting));
   }
   throw DataError(
       fmt::format("{}: token {} at position {} is outside the vocabulary: expected 0 to {}; the file was made "
                   "with another tokenizer, or vocab_size is too small{}",
                   path_, *bad, begin + (bad - out.begin()), vocab_size_ - 1, hint));
+}
+
+std::int64_t TokenFile::file_bytes() const { return static_cast<std::int64_t>(mapping_->ids.size()); }
+
+std::string TokenFile::content_hash() const {
+  return hash_of_ids(type_, {ids_, static_cast<std::size_t>(size_ * data::bytes_of(type_))});
+}
+
+std::string TokenFile::index_hash() const {
+  if (mapping_->index.size() == 0) return "";
+  return ContentHash().add_bytes(mapping_->index.bytes()).hex();
 }
 
 std::string TokenFile::description() const {

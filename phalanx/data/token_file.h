@@ -4,12 +4,15 @@
 //   megatron  PREFIX.bin (raw ids) with PREFIX.idx (magic MMIDIDX: dtype, lengths, documents). Name any of PREFIX,
 //             PREFIX.bin and PREFIX.idx.
 //   llmc      llm.c's .bin: 256 int32 of header (magic 20240520: uint16 ids, 20240801: uint32 ids), then the ids.
-//   raw       nanoGPT's: little-endian ids and nothing else; uint16, or uint32 where vocab_size is above 65536.
+//   raw       nanoGPT's: little-endian ids and nothing else; of the type that is stated (`type`, or the file's
+//             PREFIX.json: token_sidecar.h), else uint16, or uint32 where vocab_size is above 65536. Where none is
+//             stated, content that cannot be such ids is refused with what it looks like (raw_ids.h).
 //
 // Every size and offset is checked before it is used: a truncated file, a header that lies, a wrong magic or an empty
 // file is a DataError that names the file, what was expected and what was found. Where vocab_size is given, a file of
 // up to 16 Mi ids is checked whole on opening, a larger one in 256 blocks spread over it, and read() checks what it
-// returns: an id outside [0, vocab_size) is a DataError that names the id and its position.
+// returns: an id outside [0, vocab_size) is a DataError that names the id and its position. So is a PREFIX.json that
+// describes another file, or a tokenizer with more ids than vocab_size.
 //
 // A TokenFile is immutable: any number of threads may read from it. Copies share the mapping.
 //
@@ -35,11 +38,23 @@ const char* to_string(TokenFormat format);
 enum class TokenType : std::uint8_t { u8, i8, i16, i32, i64, u16, u32 };
 
 const char* to_string(TokenType type);
+std::optional<TokenType> token_type_named(std::string_view name);  // "uint16": what to_string() gives
 std::int64_t bytes_of(TokenType type);
 
 struct TokenFileOptions {
   std::int64_t vocab_size = 0;        // 0: not known, then ids are not checked and raw files are uint16
   std::optional<TokenFormat> format;  // where empty, found from the file
+  std::optional<TokenType> type;  // where empty, found from the file; one that its index or header denies is refused
+};
+
+/// What PREFIX.json says of PREFIX.bin. Everything may be missing.
+struct TokenSidecar {
+  std::optional<TokenType> type;
+  std::optional<std::int64_t> tokens;
+  std::optional<std::int64_t> documents;
+  std::int64_t vocab_size = 0;  // of the tokenizer
+  std::string tokenizer;        // its fingerprint (tokenizer_fingerprint.h)
+  std::string content;          // content_hash() of the file
 };
 
 /// A half-open range of positions in a token file.
@@ -59,6 +74,7 @@ class TokenFile {
   TokenType type() const { return type_; }
   const std::string& path() const { return path_; }  // the file that holds the ids
   std::int64_t vocab_size() const { return vocab_size_; }
+  const std::optional<TokenSidecar>& sidecar() const { return sidecar_; }
 
   /// Documents: Megatron's index has them, the other formats are one document.
   std::int64_t document_count() const { return document_count_; }
@@ -67,18 +83,28 @@ class TokenFile {
   /// Ids [begin, begin + out.size()) into `out`. Outside the file or the vocabulary: DataError.
   void read(std::int64_t begin, std::span<std::int64_t> out) const;
 
+  std::int64_t file_bytes() const;  // of the file that holds the ids
+  /// A hash of size, type and ids: of all of up to 4 MiB, else of 256 blocks spread over them. Cheap on any file.
+  std::string content_hash() const;
+  /// Of Megatron's index, whole; "" where there is none.
+  std::string index_hash() const;
+
   /// For start-up lines: "data/train.bin: Megatron, uint16, 1,234,567 tokens, 89 documents".
   std::string description() const;
 
  private:
   struct Mapping;
   void open_megatron(const std::string& prefix);
+  void check_stated_type() const;
+  void check_sidecar() const;
   void open_llmc();
   void open_raw();
   void check_vocabulary() const;
 
   std::shared_ptr<const Mapping> mapping_;
   std::string path_;
+  std::optional<TokenSidecar> sidecar_;
+  std::optional<TokenType> stated_;  // by the caller or the sidecar
   TokenFormat format_ = TokenFormat::raw;
   TokenType type_ = TokenType::u16;
   std::int64_t vocab_size_ = 0;

@@ -264,6 +264,7 @@ TEST_F(TokenFileTest, IdsOutsideTheVocabularyAreFoundOnOpeningAndOnReading) {
   writer.add_document(std::vector<std::int32_t>{1});
   writer.finish();
   spit(path("wide.bin"), packed<std::int32_t>({-1}));
+  std::filesystem::remove(path("wide.json"));
   EXPECT_THAT(error_of(path("wide"), {.vocab_size = 100000}), HasSubstr("token -1 at position 0"));
 }
 
@@ -287,7 +288,7 @@ TEST_F(TokenFileTest, WriterLeavesNothingUntilFinishAndOldFilesUntilThen) {
   }
   EXPECT_EQ(slurp(path("m.bin")), before);
   EXPECT_EQ(TokenFile(path("m")).size(), 5);
-  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory_.path()), {}), 2);
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory_.path()), {}), 3);
 }
 
 TEST_F(TokenFileTest, WriterErrors) {
@@ -333,15 +334,16 @@ TEST_F(TokenFileTest, AFailureAtAnyOperationLosesNothing) {
         const auto found = all_of(TokenFile(path("m")));
         EXPECT_TRUE(found == old_ids || found == new_ids) << "operation " << n;
       } catch (const DataError&) {
-        ++refused;  // between the two renames
+        ++refused;  // between the three renames
       }
       if (kind != Fault::crash) {
         EXPECT_FALSE(std::filesystem::exists(path("m.bin.tmp"))) << "operation " << n;
         EXPECT_FALSE(std::filesystem::exists(path("m.idx.tmp"))) << "operation " << n;
+        EXPECT_FALSE(std::filesystem::exists(path("m.json.tmp"))) << "operation " << n;
       }
     }
   }
-  EXPECT_EQ(refused, 2);
+  EXPECT_EQ(refused, 4);
 }
 
 }  // namespace

@@ -2,12 +2,16 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <exception>
 #include <filesystem>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/mapped_file.h"
+#include "phalanx/data/token_sidecar.h"
 
 namespace phalanx::data {
 
@@ -29,10 +33,18 @@ void put(std::string& out, T value) {
 
 TokenFileWriter::TokenFileWriter(const std::string& prefix, TokenFileWriterOptions options)
     : prefix_(prefix),
+      tokenizer_(std::move(options.tokenizer)),
       vocab_size_(options.vocab_size),
       file_system_(options.file_system ? *options.file_system : posix_file_system()) {
   if (vocab_size_ < 1 || vocab_size_ > std::numeric_limits<std::int32_t>::max()) {
     throw ConfigError(fmt::format("{}: vocab_size is {}: expected 1 to 2147483647", prefix, vocab_size_));
+  }
+  const std::string beside = sidecar_path(bin_path());
+  if (is_foreign_sidecar(bin_path())) {
+    throw DataError(
+        fmt::format("{}: exists and is no description of a token file, which would take its place: choose another "
+                    "output",
+                    beside));
   }
   type_ = vocab_size_ <= 65500 ? TokenType::u16 : TokenType::i32;
   buffer_.reserve(kBufferBytes);
@@ -42,7 +54,7 @@ TokenFileWriter::TokenFileWriter(const std::string& prefix, TokenFileWriterOptio
 TokenFileWriter::~TokenFileWriter() {
   if (!bin_) return;
   bin_.reset();
-  for (const std::string& path : {bin_path() + ".tmp", idx_path() + ".tmp"}) {
+  for (const std::string& path : {bin_path() + ".tmp", idx_path() + ".tmp", sidecar_path(bin_path()) + ".tmp"}) {
     try {
       file_system_.remove_all(path);
     } catch (const std::exception&) {
@@ -93,11 +105,7 @@ void TokenFileWriter::end_document() {
   open_document_ = 0;
 }
 
-void TokenFileWriter::finish() {
-  if (finished_) throw DataError(fmt::format("{}: finish() called twice", bin_path()));
-  if (open_document_ > 0) end_document();
-  finished_ = true;
-
+std::string TokenFileWriter::index_text() const {
   std::string index("MMIDIDX\0\0", 9);
   put<std::uint64_t>(index, 1);
   put<std::uint8_t>(index, type_ == TokenType::u16 ? 8 : 4);
@@ -112,15 +120,33 @@ void TokenFileWriter::finish() {
   for (std::size_t document = 0; document <= lengths_.size(); ++document) {
     put(index, static_cast<std::int64_t>(document));
   }
-  std::unique_ptr<WritableFile> idx = file_system_.create(idx_path() + ".tmp");
-  idx->write(index);
-  idx->sync();
-  idx->close();
+  return index;
+}
+
+void TokenFileWriter::finish() {
+  if (finished_) throw DataError(fmt::format("{}: finish() called twice", bin_path()));
+  if (open_document_ > 0) end_document();
+  finished_ = true;
+  const auto write = [&](const std::string& path, const std::string& text) {
+    const std::unique_ptr<WritableFile> file = file_system_.create(path);
+    file->write(text);
+    file->sync();
+    file->close();
+  };
+  write(idx_path() + ".tmp", index_text());
   flush();
   bin_->sync();
   bin_->close();
+  const std::string beside = sidecar_path(bin_path());
+  write(beside + ".tmp", sidecar_text({.type = type_,
+                                       .tokens = size_,
+                                       .documents = std::max<std::int64_t>(document_count(), 1),
+                                       .vocab_size = vocab_size_,
+                                       .tokenizer = tokenizer_,
+                                       .content = hash_of_ids(type_, MappedFile(bin_path() + ".tmp").bytes())}));
   file_system_.rename(bin_path() + ".tmp", bin_path());
   file_system_.rename(idx_path() + ".tmp", idx_path());
+  file_system_.rename(beside + ".tmp", beside);
   bin_.reset();
   const auto directory = std::filesystem::path(bin_path()).parent_path();
   file_system_.sync_directory(directory.empty() ? "." : directory);

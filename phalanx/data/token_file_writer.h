@@ -1,9 +1,11 @@
-// TokenFileWriter: writes a Megatron token file, PREFIX.bin and PREFIX.idx, as a stream of documents.
+// TokenFileWriter: writes a Megatron token file, PREFIX.bin and PREFIX.idx, as a stream of documents, and PREFIX.json,
+// which says what they were made with (token_sidecar.h).
 //
-// Ids are stored as uint16 where vocab_size is at most 65,500 (Megatron's own limit), else as int32. Both files are
-// written as PREFIX.bin.tmp and PREFIX.idx.tmp and renamed by finish(), the index last; a writer destroyed
-// before finish() leaves nothing behind, so a run that fails never leaves a half file under a final name. A crash in
-// the instant between the two renames leaves a pair that does not match, which TokenFile refuses.
+// Ids are stored as uint16 where vocab_size is at most 65,500 (Megatron's own limit), else as int32. All three are
+// written as PREFIX.bin.tmp and so on and renamed by finish(), .json last; a writer destroyed before finish() leaves
+// nothing behind, so a run that fails never leaves a half file under a final name. A crash in the instant between the
+// renames leaves files that do not match, which TokenFile refuses. A PREFIX.json that no writer made is not replaced:
+// DataError.
 // An empty document is kept (Megatron allows it). Full disk, no permission and ids outside the vocabulary are
 // DataErrors.
 //
@@ -25,6 +27,7 @@ namespace phalanx::data {
 
 struct TokenFileWriterOptions {
   std::int64_t vocab_size = 0;        // required
+  std::string tokenizer;              // fingerprint of the one that made the ids; empty: not known
   FileSystem* file_system = nullptr;  // the real one where null
 };
 
@@ -43,7 +46,7 @@ class TokenFileWriter {
     end_document();
   }
 
-  /// Ends the current document if it has tokens, writes the index and moves both files into place.
+  /// Ends the current document if it has tokens, writes the rest and moves the files into place.
   void finish();
 
   std::int64_t size() const { return size_; }
@@ -55,7 +58,9 @@ class TokenFileWriter {
  private:
   void store(std::span<const std::byte> bytes);
   void flush();
+  std::string index_text() const;
   std::string prefix_;
+  std::string tokenizer_;
   std::int64_t vocab_size_;
   TokenType type_;
   FileSystem& file_system_;

@@ -4,10 +4,14 @@
 
 #include <algorithm>
 
+#include "phalanx/base/byte_order_mark.h"
+#include "phalanx/base/error.h"
+
 namespace phalanx::infer {
 
 void each_line(std::string_view text, const std::string& name,
                const std::function<void(std::string_view line, const std::string& where)>& use) {
+  text = text_after_mark<DataError>(text, name);
   for (std::size_t number = 1; !text.empty(); ++number) {
     const std::size_t end = std::min(text.find('\n'), text.size());
     std::string_view line = text.substr(0, end);

@@ -13,7 +13,8 @@
 namespace phalanx::infer {
 
 /// Calls `use` with every line but those that are empty or blank, without its end ("\n" or "\r\n"), and with where it
-/// stands: "NAME, line 3".
+/// stands: "NAME, line 3". A mark of UTF-8 before the first line is no part of it; text in UTF-16 is a DataError
+/// (byte_order_mark.h).
 void each_line(std::string_view text, const std::string& name,
                const std::function<void(std::string_view line, const std::string& where)>& use);
 

@@ -14,6 +14,7 @@
 #include "phalanx/checkpoint/hf_weights.h"
 #include "phalanx/checkpoint/manifest.h"
 #include "phalanx/checkpoint/weights_description.h"
+#include "phalanx/data/tokenizer_fingerprint.h"
 #include "phalanx/models/hf_config.h"
 #include "phalanx/models/hf_not_honoured.h"
 #include "phalanx/models/llama.h"
@@ -83,12 +84,61 @@ ModelFiles find_model(const std::filesystem::path& path) {
   if (const auto assets = read.get_or<std::string>("hf_assets_path", ""); !assets.empty()) folders.emplace_back(assets);
   look_for_tokenizer(files, folders);
   if (files.tokenizer) take_end_tokens(files, std::filesystem::path(*files.tokenizer).parent_path());
+  const nlohmann::json::json_pointer saved("/run/tokenizer/fingerprint");
+  if (metadata.contains(saved) && metadata.at(saved).is_string()) {
+    files.tokenizer_fingerprint = metadata.at(saved).get<std::string>();
+  }
   return files;
 }
 
-data::BpeTokenizer load_tokenizer(const ModelFiles& files, const std::string& path) {
-  if (!path.empty()) return data::BpeTokenizer::load(path);
-  if (files.tokenizer) return data::BpeTokenizer::load(*files.tokenizer);
+namespace {
+
+void require_same_tokenizer(const std::string& expected, const std::string& found, const std::string& model,
+                            const std::string& what, bool allow_mismatch) {
+  if (!data::are_other_tokenizers(expected, found)) return;
+  const std::string text =
+      fmt::format("{} is of the tokenizer {}, but the model in {} was trained with {}", what, found, model, expected);
+  if (!allow_mismatch) {
+    throw DataError(text +
+                    ": its ids would mean other texts; name the model's own, or go on all the same by "
+                    "--allow-tokenizer-mismatch");
+  }
+  log::warn_once(text + ": gone on all the same, as --allow-tokenizer-mismatch says");
+}
+
+/// Where the model does not say it: that of the tokenizer.json in its Hugging Face directory, if `path` is not that.
+std::string fingerprint_of_model(const ModelFiles& files, const std::string& path) {
+  if (!files.tokenizer_fingerprint.empty() || !files.hugging_face || !files.tokenizer) {
+    return files.tokenizer_fingerprint;
+  }
+  std::error_code error;
+  if (!path.empty() && std::filesystem::equivalent(path, *files.tokenizer, error)) return "";
+  try {
+    return data::tokenizer_fingerprint(data::BpeTokenizer::load(*files.tokenizer));
+  } catch (const DataError&) {  // of a kind that is not read: then the one that is given has to do
+    return "";
+  }
+}
+
+}  // namespace
+
+void check_tokens(const ModelFiles& files, const data::TokenFile& tokens, bool allow_mismatch) {
+  if (!tokens.sidecar() || tokens.sidecar()->tokenizer.empty()) return;
+  require_same_tokenizer(fingerprint_of_model(files, ""), tokens.sidecar()->tokenizer, files.weights.string(),
+                         tokens.path(), allow_mismatch);
+}
+
+data::BpeTokenizer load_tokenizer(const ModelFiles& files, const std::string& path, bool allow_mismatch) {
+  if (!path.empty() || files.tokenizer) {
+    const std::string place = path.empty() ? *files.tokenizer : path;
+    data::BpeTokenizer tokenizer = data::BpeTokenizer::load(place);
+    const std::string expected = path.empty() ? files.tokenizer_fingerprint : fingerprint_of_model(files, path);
+    if (!expected.empty()) {
+      require_same_tokenizer(expected, data::tokenizer_fingerprint(tokenizer), files.weights.string(), place,
+                             allow_mismatch);
+    }
+    return tokenizer;
+  }
   std::string places;
   for (const auto& place : files.tokenizer_places) places += "\n  " + place;
   throw DataError(fmt::format("no tokenizer found; give --tokenizer FILE. Looked for:{}", places));

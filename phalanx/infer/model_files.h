@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "phalanx/data/bpe_tokenizer.h"
+#include "phalanx/data/token_file.h"
 #include "phalanx/mesh/device_mesh.h"
 #include "phalanx/mesh/parallel_plan.h"
 #include "phalanx/models/llama_config.h"
@@ -37,6 +38,7 @@ struct ModelFiles {
   models::LlamaConfig config;
   std::optional<std::string> tokenizer;       // a tokenizer.json that exists
   std::string not_honoured;                   // what config.json says and is not done, in one line; logged on loading
+  std::string tokenizer_fingerprint;          // of the one that its run was trained with; empty: not known
   std::vector<std::string> tokenizer_places;  // where one was looked for, for messages
   std::vector<std::int64_t> end_tokens;       // those that end a text, as generation_config.json or config.json says
   // Set by who asks for it: load config.json's model although Phalanx wrote these weights and says in their header that
@@ -47,8 +49,13 @@ struct ModelFiles {
 /// CheckpointError says what is missing or malformed.
 ModelFiles find_model(const std::filesystem::path& path);
 
-/// `path`, where given; else what was found. DataError says where one was looked for.
-data::BpeTokenizer load_tokenizer(const ModelFiles& files, const std::string& path = "");
+/// `path`, where given; else what was found. DataError says where one was looked for, or that it is another one, by
+/// content, than the model's: that of its training run, or of its Hugging Face directory. With `allow_mismatch` that is
+/// a warning.
+data::BpeTokenizer load_tokenizer(const ModelFiles& files, const std::string& path = "", bool allow_mismatch = false);
+
+/// The same for a file of token ids that names its tokenizer; nothing where either is not known.
+void check_tokens(const ModelFiles& files, const data::TokenFile& tokens, bool allow_mismatch = false);
 
 /// The tokens that end a text: what the model's directory says, else the tokenizer's own.
 std::vector<std::int64_t> end_tokens(const ModelFiles& files, const std::optional<data::BpeTokenizer>& tokenizer);

@@ -16,6 +16,9 @@
 #include "phalanx/checkpoint/weights.h"
 #include "phalanx/comm/local.h"
 #include "phalanx/data/bpe_model.h"
+#include "phalanx/data/bpe_trainer.h"
+#include "phalanx/data/token_file_writer.h"
+#include "phalanx/data/tokenizer_fingerprint.h"
 #include "phalanx/infer/generator.h"
 #include "phalanx/models/hf_config.h"
 #include "phalanx/models/hf_names.h"
@@ -99,6 +102,48 @@ TEST(ModelFiles, ARunsFolderGivesShapeWeightsAndTokenizer) {
   EXPECT_THAT(find_model(scratch.path() / "run" / "checkpoint").end_tokens, ElementsAre(4));
   write_file(scratch.path() / "run" / "generation_config.json", R"({"eos_token_id": [3, 5]})");
   EXPECT_THAT(find_model(scratch.path() / "run" / "checkpoint").end_tokens, ElementsAre(3, 5));
+}
+
+data::BpeTokenizer trained_tokenizer(const std::string& text) {
+  data::BpeTrainer trainer({.vocab_size = 260});
+  trainer.add(text);
+  return trainer.train();
+}
+
+TEST(ModelFiles, ATokenizerOtherThanTheRunsIsRefused) {
+  const TempDirectory scratch("model");
+  const auto path = [&](const char* name) { return (scratch.path() / name).string(); };
+  const auto mine = trained_tokenizer("the cat sat on the mat, the cat"), other = trained_tokenizer("xyxyxy zzzz");
+  auto metadata = tiny_metadata();
+  metadata["run"] = {{"version", 1}, {"tokenizer", {{"fingerprint", data::tokenizer_fingerprint(mine)}}}};
+  save_run(scratch.path() / "run" / "checkpoint", metadata);
+  const ModelFiles files = find_model(scratch.path() / "run" / "checkpoint");
+  mine.save(path("mine.json"));
+  other.save(path("other.json"));
+  EXPECT_EQ(load_tokenizer(files, path("mine.json")).vocab_size(), mine.vocab_size());
+  const auto refusal = [&](const auto& action) {
+    try {
+      action();
+    } catch (const DataError& error) {
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  EXPECT_THAT(
+      refusal([&] { load_tokenizer(files, path("other.json")); }),
+      AllOf(HasSubstr("other.json is of the tokenizer tok1:"),
+            HasSubstr("was trained with " + files.tokenizer_fingerprint), HasSubstr("--allow-tokenizer-mismatch")));
+  EXPECT_NO_THROW(load_tokenizer(files, path("other.json"), /*allow_mismatch=*/true));
+  for (const auto* tokenizer : {&mine, &other}) {
+    data::TokenFileWriter writer(path("ids"),
+                                 {.vocab_size = 260, .tokenizer = data::tokenizer_fingerprint(*tokenizer)});
+    writer.add_document(std::vector<std::int32_t>{1, 2});
+    writer.finish();
+    const data::TokenFile tokens(path("ids"));
+    EXPECT_THAT(refusal([&] { check_tokens(files, tokens); }),
+                tokenizer == &mine ? HasSubstr("accepted") : HasSubstr("ids.bin is of the tokenizer"));
+    EXPECT_NO_THROW(check_tokens(files, tokens, /*allow_mismatch=*/true));
+  }
 }
 
 TEST(ModelFiles, TiedEmbeddingsStayTied) {

@@ -29,6 +29,13 @@ TEST(Prompts, LinesOfTextAreNumbered) {
   EXPECT_EQ(read.all[2].text, "{\"prompt\": 3}");
 }
 
+TEST(Prompts, AMarkOfUtf8IsPassedOverAndUtf16IsRefused) {
+  EXPECT_EQ(parse_prompts("\xEF\xBB\xBFone\n", "p.txt", {.json_lines = false}).all[0].text, "one");
+  EXPECT_EQ(parse_prompts("\xEF\xBB\xBF{\"prompt\": \"x\"}\n", "p.jsonl").all[0].text, "x");
+  EXPECT_THAT(fault(std::string_view("\xFF\xFE{\0}\0", 6)),
+              StartsWith("p.jsonl: this is UTF-16LE text: expected UTF-8"));
+}
+
 TEST(Prompts, JsonLinesHaveTextOrTokensAndPerhapsAnId) {
   const auto read = parse_prompts(
       "{\"id\": \"a\", \"prompt\": \"x\\ny\"}\n\n{\"ids\": [1, 2], \"id\": {\"n\": 1}}\n{\"prompt\": \"\"}", "p.jsonl");

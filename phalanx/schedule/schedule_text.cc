@@ -11,6 +11,7 @@
 #include <system_error>
 #include <vector>
 
+#include "phalanx/base/byte_order_mark.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/nearest.h"
@@ -178,7 +179,7 @@ Schedule parse_csv(std::string_view text, const CsvOptions& options) {
   const std::string where = options.file.empty() ? "" : options.file + ": ";
   Schedule schedule;
   schedule.name = options.name;
-  if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);  // the mark that spreadsheets put before UTF-8
+  text = text_after_mark<ConfigError>(text, options.file.empty() ? "schedule" : options.file);
   std::vector<std::string_view> rows;
   while (!text.empty()) {
     const std::size_t end = std::min(text.find('\n'), text.size());

@@ -18,6 +18,7 @@
 #include <sstream>
 #include <utility>
 
+#include "phalanx/base/byte_order_mark.h"
 #include "phalanx/base/dtype_names.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/nearest.h"
@@ -252,7 +253,7 @@ class Reader {
   void read_file(std::string_view text, const std::string& source) {
     toml::table root;
     try {
-      root = toml::parse(text, source);
+      root = toml::parse(text_after_mark<ConfigError>(text, source), source);
     } catch (const toml::parse_error& error) {
       throw ConfigError(fmt::format("{}:{}:{}: not valid TOML: {}", source, error.source().begin.line,
                                     error.source().begin.column, error.description()));

@@ -62,6 +62,8 @@ struct TrainConfig {
 
   struct Training {
     std::string dataset_path;
+    std::string dataset_dtype = "auto";
+    bool allow_tokenizer_mismatch = false;
     std::int64_t local_batch_size = 8;
     std::int64_t global_batch_size = -1;
     std::int64_t num_tokens_per_microbatch_per_dp_rank = -1;  // turned into local_batch_size by read_config()
@@ -108,6 +110,7 @@ struct TrainConfig {
     bool convert_dtype = false;
     std::string initial_load_path;
     bool initial_load_in_hf = false;
+    bool allow_data_mismatch = false;
     bool initial_random_weights = false;
     bool allow_model_mismatch = false;
     bool last_save_in_hf = false;

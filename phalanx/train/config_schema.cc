@@ -117,6 +117,19 @@ const std::vector<Key>& known_keys() {
 
       {"training", "dataset_path", at<&C::training, &C::Training::dataset_path>,
        "Token file: made by `phalanx tokenize` (Megatron .bin with .idx), nanoGPT or llm.c .bin."},
+      {"training",
+       "dataset_dtype",
+       at<&C::training, &C::Training::dataset_dtype>,
+       "How a file of raw ids (nanoGPT's) stores an id, of dataset_path and validation.dataset_path. auto: as the "
+       "file's "
+       ".json says, else uint16, or uint32 for a vocabulary above 65536. Files with an index or a header must say the "
+       "same.",
+       -kAny,
+       kAny,
+       {"auto", "uint8", "int8", "uint16", "int16", "uint32", "int32", "int64"}},
+      {"training", "allow_tokenizer_mismatch", at<&C::training, &C::Training::allow_tokenizer_mismatch>,
+       "Train although the token files were made with another tokenizer than the one in model.hf_assets_path, or the "
+       "checkpoint's run had another. It is said."},
       {"training", "local_batch_size", at<&C::training, &C::Training::local_batch_size>,
        "Sequences in one forward pass of one rank.", 1, kAny},
       {"training", "global_batch_size", at<&C::training, &C::Training::global_batch_size>,
@@ -272,6 +285,10 @@ const std::vector<Key>& known_keys() {
        "Ignored when the run continues from a checkpoint of its own."},
       {"checkpoint", "initial_load_in_hf", at<&C::checkpoint, &C::Checkpoint::initial_load_in_hf>,
        "A new run starts from safetensors with Hugging Face's names, in fp32, fp16 or bf16."},
+      {"checkpoint", "allow_data_mismatch", at<&C::checkpoint, &C::Checkpoint::allow_data_mismatch>,
+       "Go on from a checkpoint although its run read another token file, in another order, with another seed, in "
+       "another range or with another sequence length inside a shuffled epoch. The data then begin at their beginning. "
+       "It is said."},
       {"checkpoint", "initial_random_weights", at<&C::checkpoint, &C::Checkpoint::initial_random_weights>,
        "With model.flavor hf: a new run starts from random weights, of the shape of config.json alone. Without this "
        "and "

@@ -52,6 +52,11 @@ decay_type = "cosine"
   EXPECT_EQ(config.lr_scheduler.decay_type, "cosine");
 }
 
+TEST(Config, AMarkOfUtf8IsPassedOverAndUtf16IsRefused) {
+  EXPECT_EQ(parse("\xEF\xBB\xBF[training]\nsteps = 12\n").training.steps, 12);
+  EXPECT_THAT(refusal(std::string_view("\xFF\xFE[\0t\0", 6)), HasSubstr("run.toml: this is UTF-16LE text"));
+}
+
 TEST(Config, OverridesOverruleTheFileInTheirOrder) {
   const std::string file = "[training]\nsteps = 5\n[lr_scheduler]\nwarmup_steps = 0\n";
   EXPECT_EQ(parse(file, {"--training.steps", "7"}).training.steps, 7);

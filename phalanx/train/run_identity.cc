@@ -38,8 +38,9 @@ const std::vector<IdentityRule>& identity_rules() {
        [](const TrainConfig& config) { return config.checkpoint.allow_model_mismatch; }},
       {"settings"},
       {"settings.optimizer.state", true, "the optimizer's state would not be what it goes on from"},
-      {"data"},
-      {"tokenizer"},
+      {"data"},  // which of it may differ depends on the position: data_resume.h
+      {"tokenizer", true, "the same ids would mean other texts", "[training] allow_tokenizer_mismatch",
+       [](const TrainConfig& config) { return config.training.allow_tokenizer_mismatch; }},
       {"versions"},
   };
   return rules;
@@ -201,6 +202,7 @@ IdentityComparison compare_identities(const nlohmann::json& saved, const nlohman
   for (const JsonDifference& difference : differences) {
     if (is_other_optimizer && difference.key == "settings.optimizer.state") continue;  // said by the name
     if (is_default_of_new_key(difference, defaults)) continue;
+    if (difference.key.starts_with("data.")) continue;  // compared by data_resume.h
     const IdentityRule rule = rule_of(difference.key);
     IdentityChange change{
         .label = label_of(difference.key), .saved = difference.saved, .found = difference.found, .note = {}};

@@ -44,6 +44,8 @@ const std::vector<SettingRule>& setting_rules() {
       {"lr_scheduler", "min_lr_factor", said},
 
       {"training", "dataset_path", said},
+      {"training", "dataset_dtype", elsewhere, "part of the data's description"},
+      {"training", "allow_tokenizer_mismatch", silent, "what it allows is said"},
       {"training", "local_batch_size", said},
       {"training", "global_batch_size", said},
       {"training", "num_tokens_per_microbatch_per_dp_rank", elsewhere, "read as local_batch_size"},
@@ -85,6 +87,7 @@ const std::vector<SettingRule>& setting_rules() {
       {"checkpoint", "initial_load_path", silent,
        "of a new run alone; the weights themselves are compared between ranks", AcrossRanks::free},
       {"checkpoint", "initial_load_in_hf", silent, "of a new run alone"},
+      {"checkpoint", "allow_data_mismatch", silent, "what it allows is said"},
       {"checkpoint", "initial_random_weights", silent, "of a new run alone"},
       {"checkpoint", "last_save_in_hf", silent, saving},
 
@@ -119,7 +122,7 @@ const std::vector<SettingRule>& setting_rules() {
 
       {"memory", "check", silent, "refuses or does not; changes no number"},
 
-      {"debug", "seed", elsewhere, "compared as an integer of the state, with what it changes"},
+      {"debug", "seed", elsewhere, "part of the data's description, where they are shuffled"},
       {"debug", "deterministic", said},
   };
   return rules;

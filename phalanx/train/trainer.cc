@@ -18,8 +18,10 @@
 #include "phalanx/base/process_stats.h"
 #include "phalanx/base/progress.h"
 #include "phalanx/base/version.h"
+#include "phalanx/data/stream_description.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/parallel/replica_check.h"
+#include "phalanx/train/data_resume.h"
 #include "phalanx/train/first_rank.h"
 #include "phalanx/train/gradient_pass.h"
 #include "phalanx/train/hf_export.h"
@@ -58,6 +60,7 @@ TrainConfig same_on_all_ranks(TrainConfig config, Communicator& world) {
 struct Trainer::Continued {
   std::filesystem::path step_directory;
   IdentityComparison comparison;
+  DataResume data;
 };
 
 struct Trainer::StepOutcome {
@@ -86,6 +89,7 @@ Trainer::Trainer(TrainConfig config, TrainerContext context)
     say_initial_weights();
   }
   data_ = open_training_data(config_, plan_, context_.device, context_.world->rank());
+  for (const std::string& line : data_.lines) say(line);
   identity_ = run_identity({.config = config_,
                             .plan = plan_,
                             .model = model,
@@ -140,15 +144,18 @@ void Trainer::say_initial_weights() const {
 
 void Trainer::compare_with_saved(const std::filesystem::path& step_directory, const Manifest& manifest) {
   const std::string where = (step_directory / kManifestName).string();
-  auto comparison = compare_identities(identity_in_metadata(manifest.metadata, where), identity_, config_);
+  const nlohmann::json saved = identity_in_metadata(manifest.metadata, where);
+  auto comparison = compare_identities(saved, identity_, config_);
   if (!comparison.refused.empty()) throw CheckpointError(refusal_text(comparison, step_directory.string()));
-  continued_ = std::make_unique<Continued>(Continued{step_directory, std::move(comparison)});
+  DataResume data =
+      resume_data(config_, *data_.batches, saved.value("data", nlohmann::json::object()), manifest.integers);
+  continued_ = std::make_unique<Continued>(Continued{step_directory, std::move(comparison), std::move(data)});
 }
 
 /// In the log, and in the history of run.json, to which every continuation adds an entry.
 void Trainer::say_changes() {
   if (!continued_ || !files_) return;
-  const auto& [step_directory, comparison] = *continued_;
+  const auto& [step_directory, comparison, data] = *continued_;
   nlohmann::json entry = {{"step", step_},
                           {"from", step_directory.string()},
                           {"changes", nlohmann::json::array()},
@@ -185,12 +192,13 @@ TrainState Trainer::collect_state() const {
   update_->collect_state(state);
   state.integers["step"] = step_;
   state.integers["seed"] = config_.debug.seed;
-  state.integers["data.position"] = data_.batches->position_of(step_);
+  state.integers[kDataTokens] = data::tokens_read(*data_.batches, step_);
   return state;
 }
 
 void Trainer::load_state() {
   TrainState state = collect_state();
+  state.integers.erase(kDataTokens);  // older checkpoints count sequences
   const auto step =
       checkpoints_.load(state, [this](const std::filesystem::path& step_directory, const Manifest& manifest) {
         compare_with_saved(step_directory, manifest);
@@ -199,17 +207,8 @@ void Trainer::load_state() {
   require_same_weights(*context_.world, model_->weights());
   step_ = *step;
   model_->values_were_loaded();
-  if (state.integers.at("seed") != config_.debug.seed) {
-    log::warn_once(
-        fmt::format("the checkpoint's run had debug.seed {}, this one has {}: the order of the data changes here",
-                    state.integers.at("seed"), config_.debug.seed));
-  }
-  const std::int64_t position = state.integers.at("data.position");
-  if (position != step_ * plan_.global_batch_size) {
-    say(fmt::format("the data go on after the {} sequences that were read in {} steps; batches of {} from here",
-                    position, step_, plan_.global_batch_size));
-  }
-  data_.batches->begin_at(step_, position);
+  data_.batches->begin_at(step_, continued_->data.position);
+  for (const std::string& line : continued_->data.lines) say(line);
 }
 
 Trainer::StepOutcome Trainer::train_step(std::int64_t step) {

@@ -277,14 +277,14 @@ TEST_F(TrainerCheckpointTest, DataGoOnWhereTheyWereWhenTheGlobalBatchChanges) {
   const auto position_after = [&](std::int64_t step) {
     return CheckpointReader(path("run") + fmt::format("/checkpoint/step-{}", step))
         .manifest()
-        .integers.at("data.position");
+        .integers.at("data.tokens");
   };
   train(config("run", {"--training.steps=5"}), 1);
-  EXPECT_EQ(position_after(5), 40);
+  EXPECT_EQ(position_after(5), 32 * 40);
   train(config("run", {"--training.steps=8", "--training.global_batch_size=16"}), 2);
-  EXPECT_EQ(position_after(8), 40 + 3 * 16);
+  EXPECT_EQ(position_after(8), 32 * (40 + 3 * 16));
   train(config("run", {"--training.steps=10"}), 1);
-  EXPECT_EQ(position_after(10), 40 + 3 * 16 + 2 * 8);
+  EXPECT_EQ(position_after(10), 32 * (40 + 3 * 16 + 2 * 8));
 }
 
 TEST_F(TrainerCheckpointTest, WhatACheckpointAndAnExportSayOfTheModelIsTrue) {

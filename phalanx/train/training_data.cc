@@ -1,9 +1,14 @@
 #include "phalanx/train/training_data.h"
 
+#include <utility>
+#include <vector>
+
 #include "phalanx/base/error.h"
+#include "phalanx/data/stream_description.h"
 #include "phalanx/data/token_statistics.h"
 #include "phalanx/train/model_config.h"
 #include "phalanx/train/precision.h"
+#include "phalanx/train/training_tokenizer.h"
 
 namespace phalanx::train {
 
@@ -13,23 +18,27 @@ TrainingData open_training_data(const TrainConfig& config, const RunPlan& plan, 
   if (training.dataset_path.empty()) {
     throw ConfigError("[training] dataset_path is not set: expected a token file; `phalanx tokenize` makes one");
   }
-  const data::TokenFile tokens(training.dataset_path, {.vocab_size = vocab_size});
+  data::TokenFileOptions options{.vocab_size = vocab_size};
+  if (training.dataset_dtype != "auto") options.type = data::token_type_named(training.dataset_dtype);
+  const data::TokenFile tokens(training.dataset_path, options);
   data::BatchOptions train{.seq_len = training.seq_len,
                            .global_batch_size = plan.global_batch_size,
                            .shuffle = training.shuffle,
                            .seed = static_cast<std::uint64_t>(config.debug.seed)};
 
   TrainingData result;
+  std::vector<const data::TokenFile*> files{&tokens};
   const auto& validation = config.validation;
+  data::TokenFile held_out = tokens;
   if (validation.enable) {
-    data::TokenFile held_out = tokens;
     data::TokenRange range{0, tokens.size()};
     if (validation.dataset_path.empty()) {
       const auto parts = data::split_validation(tokens.size(), validation.fraction);
       train.range = parts.train;
       range = parts.validation;
     } else {
-      held_out = data::TokenFile(validation.dataset_path, {.vocab_size = vocab_size});
+      files.push_back(&held_out);
+      held_out = data::TokenFile(validation.dataset_path, options);
       range = {0, held_out.size()};
     }
     const std::int64_t local =
@@ -48,6 +57,10 @@ TrainingData open_training_data(const TrainConfig& config, const RunPlan& plan, 
     if (rank == 0) result.unigram_entropy = data::unigram_entropy(held_out, range);
   }
   result.batches = std::make_unique<data::Batches>(tokens, train);
+  result.identity = data::describe_stream(*result.batches);
+  TrainingTokenizer tokenizer = training_tokenizer(config, vocab_size, files);
+  result.tokenizer = std::move(tokenizer.identity);
+  result.lines = std::move(tokenizer.lines);
   return result;
 }
 

@@ -11,6 +11,8 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "phalanx/data/batches.h"
 #include "phalanx/train/run_plan.h"
@@ -25,6 +27,7 @@ struct TrainingData {
   // What they are, by content, for run_identity.h: objects; empty where nothing is known.
   nlohmann::json identity = nlohmann::json::object();
   nlohmann::json tokenizer = nlohmann::json::object();
+  std::vector<std::string> lines;  // for the log
 };
 
 TrainingData open_training_data(const TrainConfig& config, const RunPlan& plan, c10::Device device, int rank);

@@ -1,0 +1,37 @@
+// A hash of content, by which two things are known to be the same wherever they lie: XXH3 of 128 bits.
+//
+// It tells content apart that differs by accident; it is no protection against somebody who looks for a collision. What
+// is added to it is framed: ("ab", "c") and ("a", "bc") give different hashes.
+//
+//   ContentHash hash;
+//   hash.add("vocabulary").add(std::int64_t{4096}).add_bytes(file.bytes());
+//   std::string text = hash.hex();  // 32 hexadecimal digits
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace phalanx {
+
+class ContentHash {
+ public:
+  ContentHash();
+  ~ContentHash();
+  ContentHash(ContentHash&&) noexcept;
+  ContentHash& operator=(ContentHash&&) noexcept;
+
+  ContentHash& add_bytes(std::span<const std::byte> bytes);
+  ContentHash& add(std::string_view text);
+  ContentHash& add(std::int64_t number);
+  std::string hex() const;  // of what has been added so far
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace phalanx

@@ -1,0 +1,190 @@
+// What people have: text, JSON lines and tables, plain and compressed; and what must never be taken for text.
+#include "phalanx/data/documents.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <zlib.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "phalanx/base/error.h"
+#include "phalanx/base/file.h"
+#include "phalanx/base/temp_directory.h"
+#include "phalanx/data/corpus.h"
+#include "phalanx/data/parquet_texts.h"
+#include "phalanx/data/token_file.h"
+
+namespace phalanx::data {
+namespace {
+
+using std::string_literals::operator""s;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+const std::string kRecords =
+    "{\"text\": \"first\\nof two lines\", \"id\": 1}\n\n{\"id\": 2, \"text\": \"caf\\u00e9\"}\r\n"
+    "{\"text\": null}\n{\"text\": \"\"}\n{\"text\": \"last\"}";
+
+/// One frame that holds the text as it is.
+std::string zstd_frame(const std::string& text) {
+  const std::size_t header = text.size() << 3 | 1;
+  return "\x28\xb5\x2f\xfd\x20"s + static_cast<char>(text.size()) + static_cast<char>(header & 255) +
+         static_cast<char>(header >> 8 & 255) + static_cast<char>(header >> 16) + text;
+}
+
+class DocumentsTest : public ::testing::Test {
+ protected:
+  std::string path(const std::string& name) { return (folder_.path() / name).string(); }
+  std::string write(const std::string& name, const std::string& contents) {
+    std::filesystem::create_directories(std::filesystem::path(path(name)).parent_path());
+    write_file(path(name), contents);
+    return path(name);
+  }
+  std::string write_gzip(const std::string& name, const std::string& contents) {
+    gzFile file = gzopen(path(name).c_str(), "wb");
+    gzwrite(file, contents.data(), static_cast<unsigned>(contents.size()));
+    gzclose(file);
+    return path(name);
+  }
+  std::vector<std::string> texts_of(const std::vector<std::string>& inputs, const CorpusOptions& options = {}) {
+    std::vector<std::string> texts;
+    empty_ = 0;
+    for (const Document& document : list_corpus(inputs, options).documents) {
+      empty_ += each_text(document, [&](std::string_view text) { texts.emplace_back(text); }).empty;
+    }
+    return texts;
+  }
+  std::string refused(const std::vector<std::string>& inputs, const CorpusOptions& options = {}) {
+    try {
+      texts_of(inputs, options);
+    } catch (const DataError& error) {
+      return error.what();
+    }
+    return "accepted";
+  }
+
+  TempDirectory folder_{"documents"};
+  std::int64_t empty_ = 0;
+};
+
+TEST_F(DocumentsTest, OneDocumentARecordPlainOrCompressed) {
+  const auto expected = ElementsAre("first\nof two lines", "caf\xc3\xa9", "last");
+  EXPECT_THAT(texts_of({write("a.jsonl", kRecords)}), expected);
+  EXPECT_EQ(empty_, 2);
+  EXPECT_THAT(texts_of({write("a.ndjson", "\xEF\xBB\xBF" + kRecords + "\n")}), expected);
+  EXPECT_THAT(texts_of({write_gzip("b.jsonl.gz", kRecords)}), expected);
+  EXPECT_THAT(texts_of({write("c.txt", kRecords)}, {.format = TextFormat::json_lines}), expected);
+  EXPECT_THAT(texts_of({write("d.jsonl", "{\"body\": \"x\"}")}, {.field = "body"}), ElementsAre("x"));
+  EXPECT_THAT(texts_of({write("in", kRecords)}, {.standard_input = path("in")}), expected);
+  // Several inputs, in their order.
+  EXPECT_THAT(texts_of({write("e.md", "# Title\n"), write("f.jsonl", "{\"text\": \"y\"}"), write("g.txt", "z")}),
+              ElementsAre("# Title\n", "y", "z"));
+  // Lines longer than what is read at a time.
+  const std::string longest(3 << 20, 'q');
+  EXPECT_THAT(texts_of({write("h.jsonl", "{\"text\": \"" + longest + "\"}\n{\"text\": \"r\"}\n")}),
+              ElementsAre(longest, "r"));
+}
+
+TEST_F(DocumentsTest, TextIsReadFromGzipAndZstdAndWithoutItsMark) {
+  const std::string text = "Once upon a time there was a text.\n";
+  EXPECT_THAT(texts_of({write("a.txt", "\xEF\xBB\xBF" + text)}), ElementsAre(text));
+  EXPECT_THAT(texts_of({write_gzip("b.txt.gz", "\xEF\xBB\xBF" + text)}), ElementsAre(text));
+  const std::string zstd = write("c.txt.zst", zstd_frame(text)),
+                    two = write("d.txt.zst", zstd_frame(text) + zstd_frame("x"));
+  if (!reads_zstd()) {
+    EXPECT_THAT(refused({zstd}), AllOf(HasSubstr("c.txt.zst is compressed by zstd"), HasSubstr("libzstd-dev")));
+    return;
+  }
+  EXPECT_THAT(texts_of({zstd}), ElementsAre(text));
+  EXPECT_THAT(texts_of({two}), ElementsAre(text + "x"));
+  EXPECT_THAT(texts_of({write("e.jsonl.zst", zstd_frame("{\"text\": \"in a record\"}\n"))}),
+              ElementsAre("in a record"));
+  const std::string whole = zstd_frame(text);
+  EXPECT_THAT(refused({write("f.txt.zst", whole.substr(0, whole.size() - 3))}), HasSubstr("ends too soon"));
+  EXPECT_THAT(refused({write("g.txt.zst", whole.substr(0, 4) + std::string(40, '\xff'))}), HasSubstr("is not valid"));
+}
+
+TEST_F(DocumentsTest, RecordsThatDoNotFitAreNamedByLine) {
+  EXPECT_THAT(
+      refused({write("a.jsonl", "{\"text\": \"x\"}\n{\"body\": \"y\", \"id\": 3}\n")}),
+      AllOf(HasSubstr("a.jsonl, line 2: no field \"text\""), HasSubstr("\"body\", \"id\""), HasSubstr("--field")));
+  EXPECT_THAT(refused({write("b.jsonl", "{\"text\": 3}\n")}),
+              HasSubstr("b.jsonl, line 1: \"text\": expected a string"));
+  EXPECT_THAT(refused({write("c.jsonl", "{\"text\": \"x\"}\n{\"text\": \n")}),
+              HasSubstr("c.jsonl, line 2: not valid JSON"));
+  EXPECT_THAT(refused({write("d.jsonl", "\xff\xfe{\0}\0\n\0"s + std::string(40, '\0'))}),
+              AllOf(HasSubstr("d.jsonl is UTF-16"), HasSubstr("iconv")));
+}
+
+TEST_F(DocumentsTest, RecordsChatsAndDataSetsAreNeverTakenForText) {
+  const std::string records = "{\"text\": \"a record of text\"}\n{\"text\": \"another\"}\n";
+  EXPECT_THAT(refused({write("a.txt", records)}),
+              AllOf(HasSubstr("a.txt looks like JSON lines"), HasSubstr(".jsonl"), HasSubstr("--format text")));
+  EXPECT_THAT(refused({write_gzip("a.txt.gz", records)}), HasSubstr("looks like JSON lines"));
+  EXPECT_THAT(refused({write("walked/b.md", records)}), HasSubstr("looks like JSON lines"));
+  EXPECT_THAT(refused({path("walked")}), HasSubstr("b.md looks like JSON lines"));
+  EXPECT_THAT(refused({write("c.json", "[\n  {\"text\": \"a record\"},\n  {\"text\": \"b\"}\n]\n")}),
+              AllOf(HasSubstr("a list of records"), HasSubstr("jq -c")));
+  EXPECT_THAT(refused({write("d.json", "{\"text\": \"a single line\"}")}), HasSubstr("looks like JSON lines"));
+  EXPECT_THAT(texts_of({path("a.txt")}, {.format = TextFormat::text}), ElementsAre(records));
+  for (const char* key : {"messages", "conversations"}) {
+    EXPECT_THAT(refused({write("chat.jsonl", "{\""s + key + "\": [{\"role\": \"user\", \"content\": \"x\"}]}\n")}),
+                AllOf(HasSubstr("line 1: chat data"), HasSubstr("apply_chat_template")));
+  }
+  for (const char* name : {"state.json", "dataset_dict.json", "dataset_info.json"}) {
+    const std::string folder = "set-"s + name;
+    write(folder + "/" + name, "{}");
+    write(folder + "/data-00000-of-00001.arrow", "\xff\xff\xff\xff\x78\0\0\0\x10\0\0\0"s + std::string(200, '\1'));
+    EXPECT_THAT(refused({path(folder)}), AllOf(HasSubstr("datasets package"), HasSubstr("to_json"))) << name;
+  }
+  EXPECT_THAT(refused({path("set-state.json/data-00000-of-00001.arrow")}), HasSubstr("is an Arrow file"));
+  // JSON that is a document of its own is text, as a source tree has it.
+  EXPECT_THAT(refused({write("package.json", "{\n  \"name\": \"x\",\n  \"version\": \"1\"\n}\n"),
+                       write("small.json", "{\"name\": \"x\"}"), write("list.json", "[1, 2, 3, 4, 5, 6]\n")}),
+              "accepted");
+}
+
+TEST_F(DocumentsTest, NamedFilesThatAreNoTextAreErrors) {
+  const std::string rest(200, '\1');
+  EXPECT_THAT(refused({write("a.pdf", "%PDF-1.7\n" + rest)}), AllOf(HasSubstr("a.pdf is a PDF: expected UTF-8 text")));
+  EXPECT_THAT(refused({write("b.bin", "ids\0ids"s)}), HasSubstr("b.bin is binary"));
+  EXPECT_THAT(refused({write("c.txt", "\xff\xfeO\0n\0c\0e\0 \0u\0p\0o\0n\0"s)}), HasSubstr("UTF-16 or UTF-32 text"));
+  EXPECT_THAT(refused({write_gzip("d.gz", std::string(100, '\0'))}), HasSubstr("d.gz is binary when unpacked"));
+  write("folder/a.txt", "text"), write("folder/b.bin", "ids\0ids"s);
+  EXPECT_THAT(list_corpus({path("folder")}).skipped, ElementsAre(path("folder/b.bin")));
+  EXPECT_THAT(list_corpus({path("folder/*")}).skipped, ElementsAre(path("folder/b.bin")));
+}
+
+TEST_F(DocumentsTest, ParquetIsReadOrItIsSaidWhatToInstall) {
+  const std::string file = write("a.parquet", "PAR1" + std::string(200, '\1') + "PAR1");
+  EXPECT_THAT(refused({file}), AllOf(HasSubstr("a.parquet"), HasSubstr("Parquet")));
+  if (reads_parquet()) return;
+  EXPECT_THAT(refused({file}), AllOf(HasSubstr("libparquet-dev"), HasSubstr("to_json")));
+}
+
+TEST_F(DocumentsTest, RecordsAreSetAsideForValidation) {
+  std::string records;
+  for (int i = 0; i < 100; ++i) records += "{\"text\": \"record number " + std::to_string(i) + "\"}\n";
+  const CorpusSplit split = split_corpus(list_corpus({write("a.jsonl", records)}).documents, 0.2);
+  ASSERT_EQ(split.train.size(), 1u);
+  ASSERT_EQ(split.validation.size(), 1u);
+  const BpeTokenizer tokenizer = train_tokenizer(split.train, {.vocab_size = 270});
+  std::uint64_t done = 0;
+  const EncodingSummary train =
+      encode_corpus(split.train, tokenizer, path("train"), {.bytes_done = [&](std::uint64_t bytes) { done += bytes; }});
+  const EncodingSummary validation = encode_corpus(split.validation, tokenizer, path("validation"));
+  EXPECT_EQ(done, records.size());
+  EXPECT_EQ(train.documents + validation.documents, 100);
+  EXPECT_EQ(validation.documents, 20);
+  EXPECT_EQ(TokenFile(validation.path).document_count(), 20);
+  const CorpusSplit one = split_corpus(list_corpus({write("b.jsonl", "{\"text\": \"x\"}")}).documents, 0.1);
+  EXPECT_THROW(encode_corpus(one.validation, tokenizer, path("none")), DataError);
+  EXPECT_FALSE(std::filesystem::exists(path("none.bin")));
+}
+
+}  // namespace
+}  // namespace phalanx::data

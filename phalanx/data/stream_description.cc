@@ -1,0 +1,135 @@
+#include "phalanx/data/stream_description.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include "phalanx/base/error.h"
+
+namespace phalanx::data {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::int64_t kStreamVersion = 1;
+
+/// A description as values. What is wrong with it is a DataError.
+struct StreamValues {
+  std::string name, type, content, index;
+  std::int64_t tokens = 0;
+  TokenRange range;
+  std::int64_t seq_len = 0;
+  bool shuffle = false;
+  std::uint64_t seed = 0;
+};
+
+StreamValues values_of(const json& saved) {
+  const auto fail = [](const std::string& what) {
+    throw DataError("the checkpoint's description of its data " + what);
+  };
+  if (!saved.is_object()) fail("is no JSON object");
+  if (const auto version = saved.find("version"); version == saved.end() || *version != kStreamVersion) {
+    fail(fmt::format("is of version {}: expected {}; a later version of Phalanx wrote it",
+                     version == saved.end() ? "none" : version->dump(), kStreamVersion));
+  }
+  try {
+    StreamValues values{.name = saved.at("name"),
+                        .type = saved.at("type"),
+                        .content = saved.at("content"),
+                        .index = saved.at("index"),
+                        .tokens = saved.at("tokens"),
+                        .range = {saved.at("range").at(0), saved.at("range").at(1)},
+                        .seq_len = saved.at("seq_len"),
+                        .shuffle = saved.at("shuffle"),
+                        .seed = saved.at("seed")};
+    if (values.seq_len < 1 || values.range.begin < 0 || values.range.size() <= values.seq_len) fail("is of no stream");
+    return values;
+  } catch (const json::exception& error) {
+    fail(fmt::format("is malformed: {}", error.what()));
+    throw;
+  }
+}
+
+std::int64_t epoch_tokens(const StreamValues& values) {
+  return (values.range.size() - 1) / values.seq_len * values.seq_len;
+}
+
+std::string file_text(const StreamValues& values) {
+  return fmt::format("{} ({} {} tokens, content {})", values.name, values.tokens, values.type,
+                     values.content.substr(0, 12));
+}
+
+std::string order_text(const StreamValues& values) {
+  return values.shuffle ? fmt::format("shuffled by seed {}", values.seed) : std::string("in order");
+}
+
+std::vector<std::string> differences_of(const StreamValues& saved, const StreamValues& now) {
+  std::vector<std::string> found;
+  const auto add = [&](const char* key, const std::string& before, const std::string& after) {
+    found.push_back(fmt::format("{}: the checkpoint's run read {}; this one reads {}", key, before, after));
+  };
+  const bool same_file =
+      saved.tokens == now.tokens && saved.type == now.type && saved.content == now.content && saved.index == now.index;
+  if (!same_file) add("[training] dataset_path", file_text(saved), file_text(now));
+  if (saved.range != now.range && same_file) {
+    const auto text = [](TokenRange range) { return fmt::format("tokens [{}, {})", range.begin, range.end); };
+    add("[validation] enable, fraction or dataset_path", text(saved.range), text(now.range));
+  }
+  if (saved.shuffle != now.shuffle) {
+    add("[training] shuffle", order_text(saved), order_text(now));
+  } else if (saved.shuffle && saved.seed != now.seed) {
+    add("[debug] seed", order_text(saved), order_text(now));
+  }
+  return found;
+}
+
+}  // namespace
+
+json describe_stream(const Batches& batches) {
+  const TokenFile& tokens = batches.tokens();
+  return {{"version", kStreamVersion},
+          {"name", std::filesystem::path(tokens.path()).filename().string()},
+          {"format", to_string(tokens.format())},
+          {"type", to_string(tokens.type())},
+          {"tokens", tokens.size()},
+          {"content", tokens.content_hash()},
+          {"index", tokens.index_hash()},
+          {"range", {batches.range().begin, batches.range().end}},
+          {"seq_len", batches.seq_len()},
+          {"shuffle", batches.options().shuffle},
+          {"seed", batches.options().seed}};
+}
+
+std::int64_t tokens_read(const Batches& batches, std::int64_t step) {
+  const StreamPosition position = batches.position_of(step);
+  return position.epoch * batches.epoch_tokens() + position.token;
+}
+
+StreamResume resume_stream(const json& saved, std::int64_t tokens, const Batches& batches) {
+  const StreamValues before = values_of(saved), now = values_of(describe_stream(batches));
+  StreamResume resume{.differences = differences_of(before, now)};
+  if (tokens < 0) throw DataError(fmt::format("the checkpoint's data position is {} tokens", tokens));
+  if (!resume.differences.empty()) return resume;
+  const StreamPosition position{.epoch = tokens / epoch_tokens(before), .token = tokens % epoch_tokens(before)};
+  if (before.seq_len != now.seq_len) {
+    const std::string lengths =
+        fmt::format("[training] seq_len: the checkpoint's run read {} tokens a sequence; this one reads {}",
+                    before.seq_len, now.seq_len);
+    if (now.shuffle && position.token != 0) {
+      resume.differences.push_back(fmt::format(
+          "{}, and epoch {} is shuffled in sequences of {}, of which {} of {} have been read", lengths,
+          position.epoch + 1, before.seq_len, position.token / before.seq_len, epoch_tokens(before) / before.seq_len));
+      return resume;
+    }
+    resume.notes.push_back(
+        fmt::format("{}: it goes on at token {} of epoch {}", lengths, position.token, position.epoch + 1));
+  }
+  if (now.shuffle && position.token % now.seq_len != 0) {
+    throw DataError(
+        fmt::format("the checkpoint's data position of {} tokens is inside a sequence of {}", tokens, now.seq_len));
+  }
+  resume.position = position;
+  return resume;
+}
+
+}  // namespace phalanx::data

@@ -1,0 +1,85 @@
+#include "phalanx/train/training_tokenizer.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <optional>
+#include <system_error>
+
+#include "phalanx/base/error.h"
+#include "phalanx/data/bpe_tokenizer.h"
+#include "phalanx/data/token_sidecar.h"
+#include "phalanx/data/tokenizer_fingerprint.h"
+
+namespace phalanx::train {
+namespace {
+
+struct KnownTokenizer {
+  std::string fingerprint;
+  std::int64_t vocab_size = 0;
+  std::string place;
+};
+
+std::optional<KnownTokenizer> tokenizer_of_model(const TrainConfig& config, std::vector<std::string>& lines) {
+  if (config.model.hf_assets_path.empty()) return std::nullopt;
+  std::filesystem::path path = config.model.hf_assets_path;
+  if (path.filename() != "tokenizer.json") path /= "tokenizer.json";
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error)) return std::nullopt;
+  try {
+    const auto tokenizer = data::BpeTokenizer::load(path.string());
+    return KnownTokenizer{data::tokenizer_fingerprint(tokenizer), tokenizer.vocab_size(), path.string()};
+  } catch (const DataError& reason) {
+    lines.push_back(fmt::format("the tokenizer in [model] hf_assets_path could not be compared with the data's: {}",
+                                reason.what()));
+    return std::nullopt;
+  }
+}
+
+}  // namespace
+
+TrainingTokenizer training_tokenizer(const TrainConfig& config, std::int64_t vocab_size,
+                                     const std::vector<const data::TokenFile*>& files) {
+  TrainingTokenizer result;
+  std::optional<KnownTokenizer> known = tokenizer_of_model(config, result.lines);
+  if (known && known->vocab_size > vocab_size) {
+    throw ConfigError(
+        fmt::format("[model] vocab_size is {}, but the tokenizer {} has {} ids: expected at most as many as the model; "
+                    "use a model with more ids, or its own tokenizer",
+                    vocab_size, known->place, known->vocab_size));
+  }
+  for (const data::TokenFile* file : files) {
+    const auto& sidecar = file->sidecar();
+    if (!sidecar || sidecar->tokenizer.empty()) {
+      if (known) {
+        result.lines.push_back(
+            fmt::format("{}: nothing says with which tokenizer it was made: it could not be compared "
+                        "with {}",
+                        file->path(), known->place));
+      }
+      continue;
+    }
+    const KnownTokenizer mine{sidecar->tokenizer, sidecar->vocab_size, data::sidecar_path(file->path())};
+    if (!known) {
+      known = mine;
+    } else if (data::are_other_tokenizers(known->fingerprint, mine.fingerprint)) {
+      const std::string found = fmt::format(
+          "{} was made with the tokenizer {} of {} ids (so says {}), but {} is of {} with {}", file->path(),
+          mine.fingerprint, mine.vocab_size, mine.place, known->place, known->fingerprint, known->vocab_size);
+      if (!config.training.allow_tokenizer_mismatch) {
+        throw ConfigError(found +
+                          ": its ids would mean other texts; make the file again by `phalanx tokenize` with that "
+                          "tokenizer, or name the right one as [model] hf_assets_path; [training] "
+                          "allow_tokenizer_mismatch = true trains all the same");
+      }
+      result.lines.push_back(found + ": trained all the same, as [training] allow_tokenizer_mismatch says");
+    } else if (known->fingerprint != mine.fingerprint) {
+      result.lines.push_back(fmt::format("{}: its tokenizer's fingerprint is of another version ({}): not compared",
+                                         mine.place, mine.fingerprint));
+    }
+  }
+  if (known) result.identity = {{"fingerprint", known->fingerprint}, {"vocab_size", known->vocab_size}};
+  return result;
+}
+
+}  // namespace phalanx::train
