@@ -22,8 +22,10 @@
 namespace phalanx::cli {
 namespace {
 
-// The longest that a step and a save after a signal may take before the launcher loses patience.
-constexpr std::chrono::seconds kGracefulStop{120};
+// What a step and a save after a signal may take is the batch system's business, which kills when it has waited enough;
+// the launcher ends only what hangs.
+constexpr std::chrono::seconds kStopInSteps{3'600};
+constexpr std::chrono::seconds kStopElsewhere{4};
 
 CommunicatorOptions communicator_options(const train::TrainConfig& config) {
   CommunicatorOptions options{.first_timeout = std::chrono::seconds(config.comm.init_timeout_seconds),
@@ -41,7 +43,8 @@ CommunicatorOptions communicator_options(const train::TrainConfig& config) {
 
 void conclude(const train::TrainConfig& config, train::Trainer& trainer, const train::TrainResult& result) {
   // A sharded model is run by all ranks together: they hold the same values and so choose the same tokens.
-  const bool writes_sample = !config.metrics.sample_prompt.empty() && (trainer.files() || trainer.runs_together());
+  const bool writes_sample =
+      !result.stopped && !config.metrics.sample_prompt.empty() && (trainer.files() || trainer.runs_together());
   std::string sample;
   if (writes_sample && trainer.cuts_model()) {
     if (const auto whole = trainer.whole_model()) sample = training_sample(config, *whole);
@@ -83,8 +86,14 @@ int train_worker(const Arguments& arguments) {
   if (!config.metrics.sample_prompt.empty()) check_sample_tokenizer(config);
   // Kept until the process ends: a rank that fails at the same time as another must still end with its own status, not
   // by the signal with which the launcher then ends it.
-  static const train::StopSignal stop;
-  announce_graceful_stop(kGracefulStop);
+  static const train::StopSignal stop({.signals = train::stop_signals(config), .in_steps = false});
+  announce_graceful_stop(kStopElsewhere);
+  const auto on_steps = [](bool runs) {
+    // The launcher gives a rank at least as long as the rank takes for itself.
+    if (runs) announce_graceful_stop(kStopInSteps);
+    stop.set_in_steps(runs);
+    if (!runs) announce_graceful_stop(kStopElsewhere);
+  };
   const ProcessContext process =
       init_from_environment({.backend = config.comm.backend,
                              .shared_heap = config.comm.shared_heap ? std::optional(true) : std::nullopt,
@@ -94,6 +103,7 @@ int train_worker(const Arguments& arguments) {
     train::Trainer trainer(config, {.world = process.world,
                                     .device = process.device,
                                     .stop_requested = [] { return stop.requested(); },
+                                    .on_steps = on_steps,
                                     .job = {.name = job.name, .is_restart = job.attempt > 0}});
     conclude(config, trainer, trainer.run());
   } catch (const std::exception& error) {

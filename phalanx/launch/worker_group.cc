@@ -13,11 +13,14 @@
 
 #include "phalanx/base/cpu.h"
 #include "phalanx/base/error.h"
+#include "phalanx/base/signals.h"
 #include "phalanx/launch/visible_gpus.h"
 #include "phalanx/launch/worker_report.h"
 
 namespace phalanx {
 namespace {
+
+constexpr std::chrono::milliseconds kHearEvery{500};
 
 constexpr std::string_view kLocalRankMacro = "${local_rank}";
 
@@ -97,6 +100,7 @@ void WorkerGroup::start(int local_rank, const Order& order, const Seat& seat) {
   entry.pid = spawn_child(spec);
   entry.alive = true;
   around_.guard->watch(entry.pid);
+  note_started_process(entry.report_directory, entry.rank, entry.pid);
   for (WorkerStream& stream : entry.streams) {
     if (stream.relay) stream.relay->close_write_end();
     stream.file.reset();
@@ -165,6 +169,7 @@ void WorkerGroup::pump(const std::vector<pollfd>& fds) {
 
 WorkerGroup::Clock::time_point WorkerGroup::wake_at() const {
   auto result = failure_certain_at_;
+  if (stopping_ && any_alive()) result = std::min(result, announcements_heard_ + kHearEvery);
   for (const Rank& rank : ranks_)
     if (rank.alive) result = std::min(result, rank.kill_at);
   return result;
@@ -173,6 +178,7 @@ WorkerGroup::Clock::time_point WorkerGroup::wake_at() const {
 void WorkerGroup::step(Clock::time_point now) {
   for (Rank& rank : ranks_)
     if (rank.alive) reap(rank);
+  hear_announcements(now);
   for (Rank& rank : ranks_) {
     if (!rank.alive || now < rank.kill_at) continue;
     rank.told_to_end = true;
@@ -224,7 +230,8 @@ void WorkerGroup::terminate(std::chrono::milliseconds grace) {
     if (!rank.alive) continue;
     rank.told_to_end = true;
     kill(-rank.pid, SIGTERM);
-    rank.kill_at = std::min(rank.kill_at, Clock::now() + grace);
+    // One that stands still cannot hear it.
+    rank.kill_at = std::min(rank.kill_at, Clock::now() + (is_stopped(rank.pid) ? std::chrono::milliseconds(0) : grace));
   }
 }
 
@@ -236,17 +243,39 @@ void WorkerGroup::stop(int signal, bool again) {
     rank.told_to_end = true;
     kill(-rank.pid, again ? SIGKILL : signal);
     if (again) continue;
-    const auto announced = read_graceful_stop(rank.report_directory);
-    const auto grace = announced          ? std::chrono::milliseconds(*announced)
+    rank.announced = read_graceful_stop(rank.report_directory);
+    const auto grace = rank.announced     ? std::chrono::milliseconds(*rank.announced)
                        : signal == SIGINT ? around_.options->interrupt_grace
                                           : around_.options->terminate_grace;
     rank.kill_at = std::min(rank.kill_at, Clock::now() + grace);
   }
+  stopping_ = true;
+}
+
+// A rank whose work is saved needs less time from then on.
+void WorkerGroup::hear_announcements(Clock::time_point now) {
+  if (!stopping_ || now < announcements_heard_ + kHearEvery) return;
+  announcements_heard_ = now;
+  for (Rank& rank : ranks_) {
+    if (!rank.alive || !rank.announced) continue;
+    const auto announced = read_graceful_stop(rank.report_directory);
+    if (!announced || announced == rank.announced) continue;
+    rank.announced = announced;
+    rank.kill_at = std::min(rank.kill_at, now + *announced);
+  }
 }
 
 void WorkerGroup::pass_on(int signal) const {
-  for (const Rank& rank : ranks_)
-    if (rank.alive) kill(-rank.pid, signal);
+  for (const Rank& rank : ranks_) {
+    if (!rank.alive) continue;
+    if (signal != SIGQUIT) {
+      kill(-rank.pid, signal);
+      continue;
+    }
+    // A question, which must not end who does not know it: a program that is still starting, a shell around it.
+    for (const pid_t process : processes_of_group(rank.pid))
+      if (handles_signal(process, signal)) kill(process, signal);
+  }
 }
 
 std::vector<WorkerFailure> WorkerGroup::failures() const {

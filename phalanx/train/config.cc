@@ -22,6 +22,7 @@
 #include "phalanx/base/dtype_names.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/nearest.h"
+#include "phalanx/base/signals.h"
 #include "phalanx/train/config_schema.h"
 
 namespace phalanx::train {
@@ -416,12 +417,24 @@ void take_token_budget(std::string_view tokens_name, std::int64_t& tokens, std::
   tokens = -1;
 }
 
+int stop_signal(const std::string& name) {
+  const std::vector<std::string> known{"SIGTERM", "SIGINT",  "SIGHUP",  "SIGUSR1",
+                                       "SIGUSR2", "SIGXCPU", "SIGALRM", "SIGURG"};
+  if (std::ranges::find(known, name) != known.end()) return *signal_of_name(name);
+  throw ConfigError(fmt::format("[checkpoint] stop_signals names '{}'{}: expected some of {}{}", name,
+                                did_you_mean(name, known), fmt::join(known, ", "),
+                                name == "SIGQUIT" ? "; SIGQUIT has the flight recorder written" : ""));
+}
+
 /// What the keys say together. A check whose own keys were not taken is left out: it would speak of their defaults.
 void resolve(TrainConfig& config, const std::set<std::string>& wrong_keys, Problems& problems) {
   const auto check = [&](std::initializer_list<const char*> keys, auto&& body) {
     if (std::ranges::any_of(keys, [&](const char* key) { return wrong_keys.contains(key); })) return;
     problems.collect(body);
   };
+  check({"checkpoint.stop_signals"}, [&] {
+    for (const std::string& name : config.checkpoint.stop_signals) stop_signal(name);
+  });
   auto& training = config.training;
   const auto& parallelism = config.parallelism;
   const auto& validation = config.validation;
@@ -579,6 +592,12 @@ TrainConfig read_config(const std::string& path, const std::vector<std::string>&
     throw ConfigError(fmt::format("cannot read the configuration '{}': {}", path, std::strerror(errno)));
   }
   return parse_config(text.str(), path, overrides);
+}
+
+std::vector<int> stop_signals(const TrainConfig& config) {
+  std::vector<int> numbers;
+  for (const std::string& name : config.checkpoint.stop_signals) numbers.push_back(stop_signal(name));
+  return numbers;
 }
 
 std::string in_dump_folder(const TrainConfig& config, const std::string& path) {

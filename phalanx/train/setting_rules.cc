@@ -90,6 +90,7 @@ const std::vector<SettingRule>& setting_rules() {
       {"checkpoint", "allow_data_mismatch", silent, "what it allows is said"},
       {"checkpoint", "initial_random_weights", silent, "of a new run alone"},
       {"checkpoint", "last_save_in_hf", silent, saving},
+      {"checkpoint", "stop_signals", silent, saving},
 
       {"metrics", "log_freq", silent, shown},
       {"metrics", "enable_tensorboard", silent, shown},
