@@ -134,6 +134,13 @@ def make_images():
     seed("images", "no_gzip", bytes([3, 0, 0]) + zlib.compress(cifar))
 
 
+def make_corpora():
+    records = '{"text": "one\\nof two", "id": 1}\n\n{"text": null}\r\n{"text": "caf\\u00e9"}'
+    for name, number, content in (("text", 0, "# Title\n\nSome text.\n"), ("records", 1, records), ("list", 2, f"[{records}]")):
+        seed("corpus", name, bytes([number]) + content.encode())
+        seed("corpus", f"{name}_gzip", bytes([number]) + gzip.compress(content.encode(), mtime=0))
+
+
 def make_configs():
     for path in [*ROOT.glob("configs/*.toml"), *ROOT.glob("recipes/*.toml")]:
         seed("config", path.name, path.read_text())
@@ -146,6 +153,6 @@ def make_schedules():
     seed("schedule_csv", "overlap", '0F0,0F1,"(0F2;3B0)OVERLAP_F_B",3B1\n1F0,2F0,1B0,2B0\n')
 
 
-for make in (make_safetensors, make_hf_configs, make_prompts, make_tokenizers, make_manifests, make_token_files, make_images, make_configs,
+for make in (make_safetensors, make_hf_configs, make_prompts, make_tokenizers, make_manifests, make_token_files, make_images, make_corpora, make_configs,
              make_schedules):
     make()
