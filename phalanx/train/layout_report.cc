@@ -72,7 +72,7 @@ bool has_products_of_one_rank(const TrainConfig& config, std::int64_t ranks) {
 LayoutTolerance tolerance_for(const TrainConfig& config, std::int64_t ranks, at::Device device) {
   if (ranks == 1 && device.is_cpu()) return {.loss = 0, .gradient = 0, .weight = 0, .drift = 0};
   if (is_float32(config)) return {};
-  if (has_products_of_one_rank(config, ranks)) return {.loss = 1e-3, .gradient = 5e-3, .weight = 1e-3, .drift = 1};
+  if (has_products_of_one_rank(config, ranks)) return {.loss = 2e-3, .gradient = 1e-2, .weight = 2e-2, .drift = 1};
   return {.loss = 1e-2, .gradient = 2e-2, .weight = 2e-2, .drift = 1};
 }
 
