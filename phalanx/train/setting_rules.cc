@@ -64,6 +64,7 @@ const std::vector<SettingRule>& setting_rules() {
       {"parallelism", "data_parallel_shard_degree", silent, layout},
       {"parallelism", "zero_stage", silent, layout},
       {"parallelism", "fsdp_reshard_after_forward", silent, layout},
+      {"parallelism", "fsdp_reduce_each_microbatch", silent, layout},
       {"parallelism", "tensor_parallel_degree", silent, layout},
       {"parallelism", "enable_sequence_parallel", silent, layout},
       {"parallelism", "enable_async_tensor_parallel", silent, layout},
@@ -90,6 +91,8 @@ const std::vector<SettingRule>& setting_rules() {
       {"checkpoint", "allow_data_mismatch", silent, "what it allows is said"},
       {"checkpoint", "initial_random_weights", silent, "of a new run alone"},
       {"checkpoint", "last_save_in_hf", silent, saving},
+      {"checkpoint", "export_dtype", silent, saving},
+      {"checkpoint", "export_file_gb", silent, saving},
       {"checkpoint", "stop_signals", silent, saving},
 
       {"metrics", "log_freq", silent, shown},
@@ -98,6 +101,7 @@ const std::vector<SettingRule>& setting_rules() {
       {"metrics", "enable_report", silent, shown},
       {"metrics", "sample_prompt", silent, shown},
       {"metrics", "sample_tokens", silent, shown},
+      {"metrics", "disable_color_printing", silent, shown, AcrossRanks::free},
 
       {"profiling", "enable_profiling", silent, shown},
       {"profiling", "profile_freq", silent, shown},
@@ -125,6 +129,7 @@ const std::vector<SettingRule>& setting_rules() {
 
       {"debug", "seed", elsewhere, "part of the data's description, where they are shuffled"},
       {"debug", "deterministic", said},
+      {"debug", "replica_check_freq", silent, "looks at the numbers, and changes none"},
   };
   return rules;
 }
