@@ -41,8 +41,7 @@
 namespace phalanx::cli {
 namespace {
 
-constexpr std::chrono::seconds kPredecessorPatience{120};  // of an attempt that was started again, with the one before
-constexpr std::chrono::milliseconds kLook{200};            // how often the first rank asks how far all are
+constexpr std::chrono::milliseconds kLook{200};  // how often the first rank asks how far all are
 
 struct Inputs {
   infer::Prompts prompts;
@@ -298,7 +297,7 @@ std::size_t run_job(const Task& task, const Inputs& inputs, const infer::ModelFi
   if (ranks.is_first()) {
     lock.emplace(arguments.output,
                  FolderLockOptions{.advice = "choose another --output",
-                                   .wait = job_identity().attempt > 0 ? kPredecessorPatience : std::chrono::seconds(0),
+                                   .wait = patience_with_predecessor(job_identity()),
                                    .say = [](const std::string& line) { fmt::print(stderr, "{}\n", line); }});
     if (!lock->unsupported().empty()) fmt::print(stderr, "{}\n", lock->unsupported());
     const auto missing = job.open(description_of(task, inputs, files));

@@ -104,7 +104,9 @@ int train_worker(const Arguments& arguments) {
                                     .device = process.device,
                                     .stop_requested = [] { return stop.requested(); },
                                     .on_steps = on_steps,
-                                    .job = {.name = job.name, .is_restart = job.attempt > 0}});
+                                    .job = {.name = job.name,
+                                            .is_restart = job.attempt > 0,
+                                            .patience = patience_with_predecessor(job)}});
     conclude(config, trainer, trainer.run());
   } catch (const std::exception& error) {
     process.world->abort(error.what());  // the other ranks need not wait for this one

@@ -9,6 +9,11 @@
 
 namespace phalanx {
 
+std::chrono::seconds patience_with_predecessor(const JobIdentity& job) {
+  constexpr std::chrono::seconds kWithKilled{2}, kWithEarlierAttempt{120};
+  return job.attempt > 0 ? kWithEarlierAttempt : kWithKilled;
+}
+
 JobIdentity job_identity(const EnvironmentLookup& lookup_or_none) {
   const EnvironmentLookup lookup =
       lookup_or_none ? lookup_or_none : [](const std::string& name) { return env_string(name); };

@@ -7,6 +7,7 @@
 // it keeps when it is requeued. Of a process that none of these started: no name, attempt 0. Torch-free.
 #pragma once
 
+#include <chrono>
 #include <string>
 
 #include "phalanx/launch/worker_environment.h"
@@ -17,6 +18,10 @@ struct JobIdentity {
   std::string name;
   int attempt = 0;  // restarts of the launcher, or times that the scheduler has requeued it
 };
+
+/// How long to wait for another process that holds what this one needs, such as a run's folder: one that was killed a
+/// moment ago, or this job's earlier attempt, whose node may have died (NFS 4 keeps its locks for a lease of 90 s).
+std::chrono::seconds patience_with_predecessor(const JobIdentity& job);
 
 /// Reads the process's environment, or what `lookup` says.
 JobIdentity job_identity(const EnvironmentLookup& lookup = {});

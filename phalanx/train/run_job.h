@@ -1,13 +1,15 @@
 // Which job a run is part of (launch/job_identity.h tells a worker).
 #pragma once
 
+#include <chrono>
 #include <string>
 
 namespace phalanx::train {
 
 struct RunJob {
-  std::string name;         // the same for all attempts of it; empty: none
-  bool is_restart = false;  // by a launcher or a scheduler, after an earlier attempt
+  std::string name;                       // the same for all attempts of it; empty: none
+  bool is_restart = false;                // by a launcher or a scheduler, after an earlier attempt
+  std::chrono::milliseconds patience{0};  // with a process that holds the run's folder
 };
 
 }  // namespace phalanx::train

@@ -1,7 +1,6 @@
 #include "phalanx/train/run_lock.h"
 
 #include <algorithm>
-#include <chrono>
 #include <filesystem>
 
 #include "phalanx/base/file.h"
@@ -10,9 +9,6 @@
 
 namespace phalanx::train {
 namespace {
-
-// Longer than a node that died keeps its locks on NFS 4 (a lease of 90 s).
-constexpr std::chrono::seconds kPatienceWithPredecessor{120};
 
 bool lies_in(const std::filesystem::path& path, const std::filesystem::path& folder) {
   return std::ranges::mismatch(folder, path).in1 == folder.end();
@@ -29,9 +25,8 @@ RunLock::RunLock(const TrainConfig& config, Communicator& world, const RunLockOp
   on_first_rank(world, [&] {
     const auto take = [&](const std::filesystem::path& folder, const char* key) {
       locks_.push_back(std::make_unique<FolderLock>(
-          folder, FolderLockOptions{.advice = std::string("choose another ") + key,
-                                    .wait = options.is_restart ? kPatienceWithPredecessor : std::chrono::seconds(0),
-                                    .say = options.say}));
+          folder, FolderLockOptions{
+                      .advice = std::string("choose another ") + key, .wait = options.patience, .say = options.say}));
       if (const std::string& reason = locks_.back()->unsupported(); !reason.empty()) log::warn_once(reason);
     };
     const auto run = plain_path(config.job.dump_folder);

@@ -1,12 +1,12 @@
 // RunLock: one run at a time writes to a run's folders (base/folder_lock.h).
 //
 // Rank 0 holds it for as long as the object lives; another process that trains into [job] dump_folder, or into the same
-// [checkpoint] folder, is refused on all ranks with the holder's host and process. An attempt that a launcher or a
-// scheduler starts again waits for the one before to end.
+// [checkpoint] folder, is refused on all ranks with the holder's host and process, unless that ends within `patience`.
 //
-//   const RunLock lock(config, *world, {.is_restart = true, .say = say});       // collective
+//   const RunLock lock(config, *world, {.patience = 2s, .say = say});       // collective
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -19,7 +19,7 @@
 namespace phalanx::train {
 
 struct RunLockOptions {
-  bool is_restart = false;
+  std::chrono::milliseconds patience{0};
   std::function<void(const std::string& line)> say = {};
 };
 

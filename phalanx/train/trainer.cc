@@ -104,7 +104,7 @@ Trainer::Trainer(TrainConfig config, TrainerContext context)
   device_ = describe_device(context_.device);
   lock_ = std::make_unique<RunLock>(
       config_, *context_.world,
-      RunLockOptions{.is_restart = context_.job.is_restart, .say = [this](const std::string& line) { say(line); }});
+      RunLockOptions{.patience = context_.job.patience, .say = [this](const std::string& line) { say(line); }});
   // Before memory is counted: the matrices that it multiplies are not the run's, and gone when the run begins.
   if (is_first_rank()) peak_tflops_ = device_peak_tflops(context_.device, device_.name);
   memory_ = std::make_unique<RunMemory>(config_, plan_, context_.world, context_.device, checkpoints_.continues());

@@ -205,9 +205,9 @@ TEST_F(TrainerCheckpointTest, ASecondRunInTheSameFolderIsRefused) {
     const FolderLock other(path("shared"));
     EXPECT_THAT(refusal<Error>(config("new", {"--checkpoint.folder=" + path("shared")})), in_use(path("shared")));
   }
-  // A job's later attempt waits for the one before.
+  // One that is about to end is waited for.
   auto before = std::make_unique<FolderLock>(path("run"));
-  job_ = {.name = "job", .is_restart = true};
+  job_ = {.name = "job", .patience = std::chrono::seconds(60)};
   std::thread ends([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     before.reset();
