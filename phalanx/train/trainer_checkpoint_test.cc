@@ -172,7 +172,7 @@ TEST_F(TrainerCheckpointTest, ARollbackBeginsABranchThatWhatComesNextFollows) {
 TEST_F(TrainerCheckpointTest, ARollbackThatCannotBeLoadedMovesNothing) {
   train(config("run", {"--checkpoint.interval=4"}), 1);
   EXPECT_THAT(refusal<CheckpointError>(config("run", {"--checkpoint.load_step=4", "--model.dim=128"})),
-              HasSubstr("does not fit this run"));
+              HasSubstr("step-4 does not fit this "));
   EXPECT_EQ(list_checkpoints(path("run/checkpoint")).complete.size(), 3u);
   EXPECT_FALSE(std::filesystem::exists(path("run/checkpoint/branch.json")));
 }
