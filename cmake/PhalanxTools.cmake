@@ -2,8 +2,10 @@
 
 find_program(PHALANX_CCACHE ccache)
 if(PHALANX_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  # By default ccache steps aside where a source has precompiled headers.
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${PHALANX_CCACHE})
+  # By default ccache steps aside where a source has precompiled headers, and knows nothing of what was compiled in
+  # another checkout.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros
+                                  CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=true ${PHALANX_CCACHE})
   set(CMAKE_C_COMPILER_LAUNCHER ${PHALANX_CCACHE})
 endif()
 
