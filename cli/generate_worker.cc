@@ -29,6 +29,7 @@
 #include "phalanx/base/progress.h"
 #include "phalanx/checkpoint/block_hash.h"
 #include "phalanx/checkpoint/weights_identity.h"
+#include "phalanx/data/bpe_model.h"
 #include "phalanx/data/bpe_tokenizer.h"
 #include "phalanx/infer/batch_job.h"
 #include "phalanx/infer/generator.h"

@@ -5,8 +5,10 @@
 #include <filesystem>
 #include <span>
 #include <system_error>
+#include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/data/bpe_model.h"
 #include "phalanx/data/bpe_tokenizer.h"
 #include "phalanx/infer/generator.h"
 #include "phalanx/train/model_config.h"

@@ -35,7 +35,9 @@ class HfFilesTest : public ::testing::Test {
     for (const char* file : {"config.json", "generation_config.json"}) {
       const json config = json::parse(texts.at(file));
       const json now = {config.at("bos_token_id"), config.at("eos_token_id"), config.at("pad_token_id")};
-      if (!found.is_null()) EXPECT_EQ(found, now);
+      if (!found.is_null()) {
+        EXPECT_EQ(found, now);
+      }
       found = now;
     }
     return found;
