@@ -164,6 +164,7 @@ void Trainer::say_changes() {
     say(fmt::format("changed since step {}: {}", step_, change.line()));
     entry["changes"].push_back(change.record());
   }
+  if (!data.lines.empty()) entry["data"] = data.lines;
   if (!comparison.not_compared.empty()) {
     say(fmt::format("{}: nothing to compare of {}: the checkpoint or this run does not say it", step_directory.string(),
                     fmt::join(comparison.not_compared, ", ")));

@@ -2,7 +2,7 @@
 #include <fmt/format.h>
 
 #include "phalanx/base/error.h"
-#include "phalanx/base/log.h"
+#include "phalanx/base/folder_lock.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/checkpoint/rewrite.h"
 #include "phalanx/checkpoint/saved_state.h"
@@ -59,7 +59,7 @@ class TrainerIdentityTest : public TrainerTest {
   std::map<std::string, std::string> files_of(const std::string& run) const {
     std::map<std::string, std::string> files;
     for (const auto& entry : std::filesystem::recursive_directory_iterator(path(run))) {
-      if (!entry.is_regular_file()) continue;
+      if (!entry.is_regular_file() || entry.path().filename() == kFolderLockName) continue;
       std::ifstream file(entry.path(), std::ios::binary);
       files[entry.path().string()] = std::string(std::istreambuf_iterator<char>(file), {});
     }
