@@ -220,7 +220,8 @@ WrittenFiles consolidate(SavedState& saved, const std::filesystem::path& path, c
   const auto temporary = std::filesystem::path(out) += ".tmp";
   fs.make_directory(folder_of(out));
   FileRewriter rewriter(saved, fs, options.progress);
-  const std::map<std::string, std::string> header = {{"format", "pt"}, {kMetadataInHeader, saved.manifest().metadata}};
+  const std::map<std::string, std::string> header = {
+      {"format", "pt"}, {kMetadataInHeader, metadata_for_weights(saved.manifest().metadata)}};
   put_in_place(fs, temporary, out, [&] {
     if (is_file) {
       rewriter.write(temporary, outputs, header);

@@ -1,8 +1,8 @@
 // Writes a checkpoint again in another form, tensor after tensor through a small buffer: memory does not grow with it.
 //
 // - consolidate(): plain safetensors files that any reader of that format takes, each tensor whole, without shards and
-//   manifest: one file, or several with the index that Hugging Face's tools expect. The checkpoint's metadata goes into
-//   each header (weights_description.h), so that weights do not part from the description of their model.
+//   manifest: one file, or several with the index that Hugging Face's tools expect. What the checkpoint says of its
+//   model goes into each header (weights_description.h), so that weights keep it.
 // - reshard(): a checkpoint of as many files as wanted, each with even parts of the rows; the same state.
 //
 // Every byte read is verified (DamagedError). The result appears under its name when it is whole and on the disk; an

@@ -74,6 +74,18 @@ std::string metadata_of_model(const models::LlamaConfig& model) {
   return nlohmann::json({{"model", models::llama_metadata(model)}}).dump();
 }
 
+std::string metadata_for_weights(const std::string& metadata) {
+  const auto json = nlohmann::json::parse(metadata);
+  nlohmann::json kept = nlohmann::json::object();
+  if (json.contains("model")) kept["model"] = json["model"];
+  if (const auto run = json.find("run"); run != json.end() && run->is_object()) {
+    for (const char* key : {"version", "tokenizer"}) {
+      if (run->contains(key)) kept["run"][key] = run->at(key);
+    }
+  }
+  return kept.dump();
+}
+
 std::vector<WeightsDescription> describe_weights(const std::filesystem::path& path) {
   std::error_code error;
   std::vector<WeightsDescription> found;

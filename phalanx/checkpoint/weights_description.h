@@ -16,13 +16,13 @@
 
 namespace phalanx {
 
-/// The key in a safetensors header's __metadata__ that holds a checkpoint's metadata, or at least its "model".
+/// The key in a safetensors header's __metadata__ that holds what metadata_for_weights() leaves of a checkpoint's.
 inline constexpr const char* kMetadataInHeader = "phalanx";
 
 struct WeightsDescription {
   std::string source;           // the file that says it
   models::LlamaConfig model;    // validated
-  std::string metadata = "{}";  // the checkpoint's, a JSON object; of config.json none
+  std::string metadata = "{}";  // a JSON object: the checkpoint's, or of a header what it has; of config.json none
 };
 
 /// `path`: a step directory, a directory with safetensors files, or one such file. Of a directory with files of several
@@ -33,5 +33,8 @@ std::vector<WeightsDescription> describe_weights(const std::filesystem::path& pa
 std::optional<models::LlamaConfig> model_in_metadata(const std::string& metadata, const std::string& where);
 /// The text of metadata that says the model alone.
 std::string metadata_of_model(const models::LlamaConfig& model);
+/// Of a checkpoint's metadata what may go out with its weights: the model and the tokenizer's fingerprint, no paths and
+/// nothing of the data.
+std::string metadata_for_weights(const std::string& metadata);
 
 }  // namespace phalanx
