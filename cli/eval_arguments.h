@@ -22,8 +22,8 @@ struct EvalArguments {
   std::int64_t tp = 1, pp = 1;
   std::string device, dtype = "float32", backend = "auto";
   std::string json, output;
-  bool strict = false;         // the first malformed question is an error
-  bool allow_skipped = false;  // malformed questions are no failure
+  bool strict = false;           // the first malformed question is an error
+  bool allow_skipped = false;    // malformed questions are no failure
   bool end_token_first = false;  // of a text whose tokenizer puts nothing there
   bool quiet = false;
   bool allow_model_mismatch = false;

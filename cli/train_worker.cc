@@ -100,13 +100,12 @@ int train_worker(const Arguments& arguments) {
                              .communicator = communicator_options(config)});
   try {
     const JobIdentity job = job_identity();
-    train::Trainer trainer(config, {.world = process.world,
-                                    .device = process.device,
-                                    .stop_requested = [] { return stop.requested(); },
-                                    .on_steps = on_steps,
-                                    .job = {.name = job.name,
-                                            .is_restart = job.attempt > 0,
-                                            .patience = patience_with_predecessor(job)}});
+    train::Trainer trainer(
+        config, {.world = process.world,
+                 .device = process.device,
+                 .stop_requested = [] { return stop.requested(); },
+                 .on_steps = on_steps,
+                 .job = {.name = job.name, .is_restart = job.attempt > 0, .patience = patience_with_predecessor(job)}});
     conclude(config, trainer, trainer.run());
   } catch (const std::exception& error) {
     process.world->abort(error.what());  // the other ranks need not wait for this one

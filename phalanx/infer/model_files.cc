@@ -40,7 +40,8 @@ void look_for_tokenizer(ModelFiles& files, const std::vector<std::filesystem::pa
   }
 }
 
-/// A model that was taught to converse ends its turn by another token than its texts: generation_config.json comes first.
+/// A model that was taught to converse ends its turn by another token than its texts: generation_config.json comes
+/// first.
 void take_end_tokens(ModelFiles& files, const std::filesystem::path& folder) {
   for (const char* name : {"generation_config.json", "config.json"}) {
     const auto file = folder / name;

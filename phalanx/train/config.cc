@@ -471,19 +471,20 @@ void resolve(TrainConfig& config, const std::set<std::string>& wrong_keys, Probl
   needs_sharding("training.enable_cpu_offload", training.enable_cpu_offload, "[training] enable_cpu_offload");
   needs_sharding("parallelism.fsdp_reshard_after_forward", reshard_group(config) > 0,
                  fmt::format("[parallelism] fsdp_reshard_after_forward = {}", parallelism.fsdp_reshard_after_forward));
-  needs_sharding("parallelism.fsdp_reduce_each_microbatch", parallelism.fsdp_reduce_each_microbatch != "default",
-                 fmt::format("[parallelism] fsdp_reduce_each_microbatch = \"{}\"",
-                             parallelism.fsdp_reduce_each_microbatch));
-  check({"parallelism.fsdp_reduce_each_microbatch", "parallelism.zero_stage", "parallelism.pipeline_parallel_degree"},
-        [&] {
-          if (parallelism.fsdp_reduce_each_microbatch != "always" || reduces_each_microbatch(config)) return;
-          throw ConfigError(fmt::format(
-              "[parallelism] fsdp_reduce_each_microbatch = \"always\" is for zero_stage = 2 or 3 without a pipeline, but "
-              "{}: gradients stay whole until the step ends there; remove one of them",
-              parallelism.zero_stage == 1
-                  ? std::string("zero_stage = 1")
-                  : fmt::format("pipeline_parallel_degree = {}", parallelism.pipeline_parallel_degree)));
-        });
+  needs_sharding(
+      "parallelism.fsdp_reduce_each_microbatch", parallelism.fsdp_reduce_each_microbatch != "default",
+      fmt::format("[parallelism] fsdp_reduce_each_microbatch = \"{}\"", parallelism.fsdp_reduce_each_microbatch));
+  check(
+      {"parallelism.fsdp_reduce_each_microbatch", "parallelism.zero_stage", "parallelism.pipeline_parallel_degree"},
+      [&] {
+        if (parallelism.fsdp_reduce_each_microbatch != "always" || reduces_each_microbatch(config)) return;
+        throw ConfigError(fmt::format(
+            "[parallelism] fsdp_reduce_each_microbatch = \"always\" is for zero_stage = 2 or 3 without a pipeline, but "
+            "{}: gradients stay whole until the step ends there; remove one of them",
+            parallelism.zero_stage == 1
+                ? std::string("zero_stage = 1")
+                : fmt::format("pipeline_parallel_degree = {}", parallelism.pipeline_parallel_degree)));
+      });
   check({"parallelism.fsdp_reshard_after_forward", "parallelism.zero_stage"}, [&] {
     const std::int64_t group = reshard_group(config);
     if (group == 0 || parallelism.zero_stage == 3) return;

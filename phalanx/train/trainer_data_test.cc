@@ -23,9 +23,7 @@ class TrainerDataTest : public TrainerTest {
     return config(run, std::move(more));
   }
   std::int64_t tokens_after(const std::string& run, int step) const {
-    return CheckpointReader(path(run) + fmt::format("/checkpoint/step-{}", step))
-        .manifest()
-        .integers.at("data.tokens");
+    return CheckpointReader(path(run) + fmt::format("/checkpoint/step-{}", step)).manifest().integers.at("data.tokens");
   }
 };
 
@@ -62,7 +60,8 @@ TEST_F(TrainerDataTest, OtherDataAreRefusedUnlessAskedFor) {
       {"--training.dataset_path=" + path("tokens.bin"), "[training] dataset_path: the checkpoint's run read small.bin"},
       {"--training.no-shuffle", "[training] shuffle: the checkpoint's run read shuffled by seed 0"},
       {"--debug.seed=5", "[debug] seed"},
-      {"--validation.enable", "[validation] enable, fraction or dataset_path: the checkpoint's run read tokens [0, 1281)"},
+      {"--validation.enable",
+       "[validation] enable, fraction or dataset_path: the checkpoint's run read tokens [0, 1281)"},
   };
   for (const auto& [flag, message] : changes) {
     EXPECT_THAT(refusal<CheckpointError>(small("run", 6, {flag})),
