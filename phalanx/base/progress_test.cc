@@ -98,7 +98,7 @@ TEST_F(Progress, NarrowTerminalsLeaveOutWholeFiguresTheLeastWantedFirst) {
   EXPECT_EQ(drawn(30), "training   3%  ETA 53m 53s");
   EXPECT_EQ(drawn(20), "training   3%");
   EXPECT_EQ(drawn(70), "training   3%  300 steps of 10,000 steps  ETA 53m 53s  loss 8.3123");
-  EXPECT_EQ(drawn(90), "training   3% [     ]  300 steps of 10,000 steps  3.00/s  ETA 53m 53s  loss 8.3123");
+  EXPECT_EQ(drawn(90), "training   3% [            ]  300 steps of 10,000 steps  3.00/s  ETA 53m 53s  loss 8.3123");
 }
 
 TEST_F(Progress, LinesAboveTheBarDoNotTearIt) {
