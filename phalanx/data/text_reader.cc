@@ -47,14 +47,14 @@ class TextReader::ZstdSource : public TextReader::Source {
   std::string read(std::size_t count) override {
     std::string text(count, '\0');
     ZSTD_outBuffer out{text.data(), text.size(), 0};
-    while (out.pos < out.size) {
+    while (out.pos < out.size && !(is_between_frames_ && at_ == file_.size())) {
       ZSTD_inBuffer in{file_.data(), file_.size(), at_};
       const std::size_t before = out.pos;
       const std::size_t left = ZSTD_decompressStream(stream_.get(), &out, &in);
       if (ZSTD_isError(left) != 0) fail(fmt::format("is not valid ({})", ZSTD_getErrorName(left)));
       const bool moved = in.pos > at_ || out.pos > before;
       at_ = in.pos;
-      if (left == 0 && at_ == file_.size()) break;  // a frame's end, and the file's
+      is_between_frames_ = left == 0;
       if (!moved) fail("ends too soon");
     }
     text.resize(out.pos);
@@ -70,6 +70,7 @@ class TextReader::ZstdSource : public TextReader::Source {
   MappedFile file_;
   std::unique_ptr<ZSTD_DStream, decltype(&ZSTD_freeDStream)> stream_;
   std::size_t at_ = 0;
+  bool is_between_frames_ = true;
 };
 
 #else
