@@ -13,6 +13,7 @@
 
 #include "phalanx/base/cpu.h"
 #include "phalanx/base/error.h"
+#include "phalanx/base/log.h"
 #include "phalanx/base/signals.h"
 #include "phalanx/launch/visible_gpus.h"
 #include "phalanx/launch/worker_report.h"
@@ -169,6 +170,7 @@ void WorkerGroup::pump(const std::vector<pollfd>& fds) {
 
 WorkerGroup::Clock::time_point WorkerGroup::wake_at() const {
   auto result = failure_certain_at_;
+  if (any_ended() && any_alive()) result = std::min(result, stops_looked_for_ + kHearEvery);
   if (stopping_ && any_alive()) result = std::min(result, announcements_heard_ + kHearEvery);
   for (const Rank& rank : ranks_)
     if (rank.alive) result = std::min(result, rank.kill_at);
@@ -179,6 +181,7 @@ void WorkerGroup::step(Clock::time_point now) {
   for (Rank& rank : ranks_)
     if (rank.alive) reap(rank);
   hear_announcements(now);
+  end_who_stands_still(now);
   for (Rank& rank : ranks_) {
     if (!rank.alive || now < rank.kill_at) continue;
     rank.told_to_end = true;
@@ -250,6 +253,30 @@ void WorkerGroup::stop(int signal, bool again) {
     rank.kill_at = std::min(rank.kill_at, Clock::now() + grace);
   }
   stopping_ = true;
+}
+
+bool WorkerGroup::any_ended() const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.pid > 0 && !rank.alive; });
+}
+
+// Ranks watch over each other as long as they wait for each other. A rank that is stopped while it ends is waited for
+// by the launcher alone. Of programs that announce how they stop, which are ours.
+void WorkerGroup::end_who_stands_still(Clock::time_point now) {
+  if (!any_ended() || now < stops_looked_for_ + kHearEvery) return;
+  stops_looked_for_ = now;
+  for (Rank& rank : ranks_) {
+    if (!rank.alive || !is_stopped(rank.pid) || !read_graceful_stop(rank.report_directory)) {
+      rank.stopped_since.reset();
+      continue;
+    }
+    if (!rank.stopped_since) rank.stopped_since = now;
+    if (now - *rank.stopped_since < around_.options->stopped_grace) continue;
+    log::warn(
+        fmt::format("rank {} is stopped (SIGSTOP): process {} has stood still for {:.1f} s while other ranks have "
+                    "ended: it is killed",
+                    rank.rank, rank.pid, std::chrono::duration<double>(now - *rank.stopped_since).count()));
+    kill(-rank.pid, SIGKILL);
+  }
 }
 
 // A rank whose work is saved needs less time from then on.
