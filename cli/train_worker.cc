@@ -92,10 +92,18 @@ int train_worker(const Arguments& arguments) {
     stop.set_in_steps(runs);
     if (!runs) announce_graceful_stop(kStopElsewhere);
   };
-  const ProcessContext process =
-      init_from_environment({.backend = config.comm.backend,
-                             .shared_heap = config.comm.shared_heap ? std::optional(true) : std::nullopt,
-                             .communicator = communicator_options(config)});
+  const auto start = [&] {
+    return init_from_environment({.backend = config.comm.backend,
+                                  .shared_heap = config.comm.shared_heap ? std::optional(true) : std::nullopt,
+                                  .communicator = communicator_options(config)});
+  };
+  ProcessContext process;
+  try {
+    process = start();
+  } catch (...) {
+    stop.set_in_steps(true);  // the error is told before the launcher's signal may end this process
+    throw;
+  }
   try {
     train::Trainer trainer(config, {.world = process.world,
                                     .device = process.device,
@@ -103,6 +111,7 @@ int train_worker(const Arguments& arguments) {
                                     .on_steps = on_steps});
     conclude(config, trainer, trainer.run());
   } catch (const std::exception& error) {
+    stop.set_in_steps(true);
     process.world->abort(error.what());  // the other ranks need not wait for this one
     throw;
   }

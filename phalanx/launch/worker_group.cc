@@ -202,10 +202,10 @@ void WorkerGroup::reap(Rank& rank) {
   for (WorkerStream& stream : rank.streams)
     if (stream.relay && stream.relay->is_open()) stream.relay->finish();
   if (rank.failed() && !failure_taken_) {
-    const auto report = read_worker_report(rank.report_directory);
-    const bool secondary = report && report->kind == "CommError";
+    // What a rank tells may have its cause in another, or be the same there: those are to tell it, too.
+    const bool has_told = read_worker_report(rank.report_directory).has_value();
     failure_certain_at_ = std::min(
-        failure_certain_at_, Clock::now() + (secondary ? around_.options->blame_grace : std::chrono::milliseconds(0)));
+        failure_certain_at_, Clock::now() + (has_told ? around_.options->blame_grace : std::chrono::milliseconds(0)));
   }
 }
 
@@ -263,13 +263,15 @@ bool WorkerGroup::any_ended() const {
 // by the launcher alone. Of programs that announce how they stop, which are ours.
 void WorkerGroup::end_who_stands_still(Clock::time_point now) {
   if (!any_ended() || now < stops_looked_for_ + kHearEvery) return;
+  // Of time in which the launcher itself stood still nothing is known: the whole job may have been suspended.
+  const bool has_slept = now - stops_looked_for_ > 4 * kHearEvery;
   stops_looked_for_ = now;
   for (Rank& rank : ranks_) {
     if (!rank.alive || !is_stopped(rank.pid) || !read_graceful_stop(rank.report_directory)) {
       rank.stopped_since.reset();
       continue;
     }
-    if (!rank.stopped_since) rank.stopped_since = now;
+    if (!rank.stopped_since || has_slept) rank.stopped_since = now;
     if (now - *rank.stopped_since < around_.options->stopped_grace) continue;
     log::warn(
         fmt::format("rank {} is stopped (SIGSTOP): process {} has stood still for {:.1f} s while other ranks have "

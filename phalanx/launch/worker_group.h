@@ -45,7 +45,7 @@ class WorkerGroup {
   void step(Clock::time_point now);
   bool any_alive() const;
   bool all_succeeded() const;
-  /// True, once, when a rank has failed and its error is not one that another's may still explain.
+  /// True, once, when a rank has failed and others have had a moment to tell the cause of its error, or the same one.
   bool take_failure(Clock::time_point now);
 
   /// SIGTERM now, SIGKILL after `grace`, to ranks that are stopped at once.
