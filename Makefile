@@ -17,7 +17,7 @@ help:
 	@echo 'make all       the same with tests, recipes and benchmarks'
 	@echo 'make test-all  the soak, deaths under Open MPI, kills of saves, the timeline, every layout, every mutation, and the tests again under AddressSanitizer (into $(SANITIZED))'
 	@echo 'make fuzz      hostile input for every parser, under sanitizers; needs clang (make fuzz FUZZ_SECONDS=600)'
-	@echo 'make soak      200 random kills, stops and restarts of communicating ranks; about 2 minutes (make soak FAULTS=40)'
+	@echo 'make soak      200 random kills, stops and restarts of communicating ranks, and 500 of training runs in every phase; about 25 minutes (make soak FAULTS=40 RUN_FAULTS=40)'
 	@echo 'make deaths    a rank killed in every call under Open MPI, and beside NCCL; some minutes'
 	@echo 'make slurm     ranks and job scripts under a Slurm of two nodes that it starts and stops; needs root; about a minute'
 	@echo 'make layouts   every layout of up to 8 ranks and every pipeline schedule beside one rank; some minutes'
@@ -58,8 +58,10 @@ slurm: build
 	@scripts/local_slurm.sh scripts/slurm_tests.sh $(BUILD) || [ $$? -eq 77 ]
 
 FAULTS ?= 200
+RUN_FAULTS ?= 500
 soak: all
 	OMP_NUM_THREADS=1 PHALANX_SOAK_FAULTS=$(FAULTS) $(BUILD)/bin/comm_test --gtest_filter='FaultSoak.*'
+	OMP_NUM_THREADS=1 PHALANX_SOAK_FAULTS=$(RUN_FAULTS) $(BUILD)/bin/cli_test --gtest_filter='TrainingFaultSoak.*'
 
 deaths: all
 	OMP_NUM_THREADS=1 PHALANX_ALL_DEATHS=1 $(BUILD)/bin/comm_test --gtest_filter='MpiBackend.ADeadRank*'

@@ -33,10 +33,12 @@ void write_files(const BenchArguments& parsed, const measure::CommBenchResult& r
 int bench_worker(const Arguments& arguments, const std::vector<measure::BenchPeer>& peers) {
   const BenchArguments parsed = parse_bench_arguments(arguments);
   // Kept until the process ends, so that a late second signal finds the handler; see train_worker.cc.
-  static const train::StopSignal stop;
-  announce_graceful_stop(std::chrono::seconds(60));
+  static const train::StopSignal stop({.in_steps = false});
+  announce_graceful_stop(std::chrono::seconds(3));
   const ProcessContext context = init_from_environment(
       {.backend = measure::world_backend(parsed.options, peers), .device = parsed.options.device});
+  announce_graceful_stop(std::chrono::seconds(60));
+  stop.set_in_steps(true);
   const bool tells = context.rank == 0;
   // A file that cannot be written is known before minutes of measuring.
   if (tells) write_files(parsed, {});

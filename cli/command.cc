@@ -8,6 +8,7 @@
 #include <exception>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/start_thread.h"
 
 namespace phalanx::cli {
 
@@ -31,6 +32,7 @@ int run_command(const Command& command, const Arguments& arguments, ErrorReporte
       fmt::print("{}", command.help);
       return 0;
     }
+    check_stack();
     return command.run(arguments);
   } catch (const UsageError& error) {
     return tell(error, error.exit_status(), /*show_help=*/true);

@@ -17,6 +17,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/log.h"
 #include "phalanx/base/nearest.h"
+#include "phalanx/base/signals.h"
 #include "phalanx/comm/job_secret.h"
 #include "phalanx/launch/visible_gpus.h"
 
@@ -53,7 +54,8 @@ Output
       --duplicate-stdout-filters TEXT,..., --duplicate-stderr-filters TEXT,...
                                         teed lines with one of the texts go into filtered_stdout.log too
 Ending
-      --signals-to-handle SIG,...       passed on to the ranks, which then end. Default SIGTERM,SIGINT,SIGHUP,SIGQUIT
+      --signals-to-handle SIG,...       passed on to the ranks, which then end. Default SIGTERM,SIGINT,SIGHUP,SIGUSR1,
+                                        SIGUSR2,SIGXCPU
       --shutdown-timeout S              seconds between that signal and SIGKILL
       --no-python, --monitor-interval S, --start-method M, --event-log-handler null
                                         accepted: PROGRAM is any program, started by exec, watched without polling
@@ -413,13 +415,8 @@ void read_output(const GivenFlags& flags, SupervisorOptions& options) {
 }
 
 int read_signal(const std::string& written, const std::string& name) {
-  const std::string bare = name.starts_with("SIG") ? name.substr(3) : name;
-  for (int signal = 1; signal < NSIG; ++signal) {
-    const char* known = sigabbrev_np(signal);
-    if (known == nullptr || bare != known) continue;
-    if (signal == SIGKILL || signal == SIGSTOP || signal == SIGCHLD) break;
-    return signal;
-  }
+  const auto signal = signal_of_name(name);
+  if (signal && *signal != SIGCHLD) return *signal;
   throw UsageError(fmt::format("{}: '{}' is not a signal that can be handled: expected names such as SIGTERM,SIGUSR1",
                                written, name));
 }

@@ -2,9 +2,16 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
 #include <cstdio>
 
 namespace phalanx::cli {
+namespace {
+
+// Those that need longer announce it (announce_graceful_stop()).
+constexpr std::chrono::milliseconds kPatienceWithOurOwn{3'000};
+
+}  // namespace
 
 int launch_ranks(const std::string& name, const SupervisorOptions& options) {
   const SupervisorResult result = supervise(options);
@@ -12,8 +19,11 @@ int launch_ranks(const std::string& name, const SupervisorOptions& options) {
   return result.exit_status;
 }
 
-int launch_ranks(const std::string& name, const std::vector<std::string>& program, int ranks) {
+int launch_ranks(const std::string& name, const std::vector<std::string>& program, int ranks,
+                 const std::vector<int>& stop_signals) {
   SupervisorOptions options;
+  options.stop_signals = stop_signals;
+  options.terminate_grace = kPatienceWithOurOwn;
   options.command = program;
   options.ranks = ranks;
   return launch_ranks(name, options);

@@ -14,7 +14,8 @@ int launch_command(const Arguments& arguments);
 /// Runs ranks under the supervisor; prints what went wrong once, after "phalanx NAME: ".
 int launch_ranks(const std::string& name, const SupervisorOptions& options);
 
-/// A program as ranks of this machine.
-int launch_ranks(const std::string& name, const std::vector<std::string>& program, int ranks);
+/// One of our own programs as ranks of this machine. stop_signals: as in SupervisorOptions.
+int launch_ranks(const std::string& name, const std::vector<std::string>& program, int ranks,
+                 const std::vector<int>& stop_signals = {});
 
 }  // namespace phalanx::cli

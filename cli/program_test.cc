@@ -304,6 +304,48 @@ TEST_F(ProgramTest, LogLinesComeAtTheirStepsWithTheSpeedSinceTheLineBefore) {
   EXPECT_THAT(steps, ::testing::ElementsAre(1, 3, 6, 8));
 }
 
+// As a batch system sends it: to all, or to one process of them.
+TEST_F(ProgramTest, EverySignalOfABatchSystemSavesOnAllRanksThoughItComesToOne) {
+  const std::string file = config();
+  const auto stop_by = [&](int signal, bool to_launcher, const std::vector<std::string>& more = {}) {
+    std::filesystem::remove_all(path("run"));
+    std::vector<std::string> command{"train", "-n", "2", file, "--training.steps=100000"};
+    command.insert(command.end(), more.begin(), more.end());
+    return run(command, {.meanwhile = [&](pid_t launcher) {
+                 if (count(contents(path("run/metrics.jsonl")), "\n") < 2) return false;
+                 ::kill(to_launcher ? launcher : workers_of(file).back(), signal);
+                 return true;
+               }});
+  };
+  const std::pair<int, bool> cases[] = {{SIGUSR1, true}, {SIGUSR2, false}, {SIGXCPU, true}};
+  for (const auto& [signal, to_launcher] : cases) {
+    const Outcome stopped = stop_by(signal, to_launcher);
+    EXPECT_EQ(stopped.status, 0) << signal << "\n" << stopped.err;
+    EXPECT_EQ(count(stopped.err, "stopped on request after step"), 1) << signal;
+    EXPECT_EQ(count(stopped.err, "saved "), 1) << signal;
+  }
+  // What is not in the list does what it does to any program.
+  EXPECT_EQ(stop_by(SIGUSR2, false, {"--checkpoint.stop_signals=SIGTERM"}).status, 128 + SIGUSR2);
+}
+
+TEST_F(ProgramTest, BeforeTheFirstStepASignalEndsTheRunAtOnceAlsoWhereARankIsStopped) {
+  const std::string file = config();
+  for (const int signal : {SIGUSR1, SIGTERM}) {
+    std::chrono::steady_clock::time_point sent;
+    const Outcome ended = run({"train", "-n", "2", file, "--training.steps=100000"}, {.meanwhile = [&](pid_t launcher) {
+                                const std::vector<pid_t> ranks = workers_of(file);
+                                if (ranks.size() < 2) return false;
+                                if (signal == SIGTERM) ::kill(ranks[1], SIGSTOP);
+                                ::kill(launcher, signal);
+                                sent = std::chrono::steady_clock::now();
+                                return true;
+                              }});
+    EXPECT_EQ(ended.status, 128 + signal) << ended.err;
+    EXPECT_LT(std::chrono::steady_clock::now() - sent, std::chrono::seconds(15));  // 5 on a quiet machine
+    EXPECT_EQ(workers_of(file).size(), 0U);
+  }
+}
+
 TEST_F(ProgramTest, CtrlCSavesAndEndsWithStatus0) {
   const Outcome stopped = run({"train", config(), "--training.steps=100000"}, {.meanwhile = [&](pid_t program) {
                                 if (count(contents(path("run/metrics.jsonl")), "\n") < 2) return false;

@@ -35,11 +35,12 @@ void check_copies(std::int64_t tp, std::int64_t pp, const RankCount& count) {
                                count.world, count.world == 1 ? "" : "s", tp * pp, tp * pp));
 }
 
-int run_ranks(const std::string& name, const Arguments& arguments, const RankCount& count) {
+int run_ranks(const std::string& name, const Arguments& arguments, const RankCount& count,
+              const std::vector<int>& stop_signals) {
   if (!count.started) become_worker(name, arguments);
   Arguments program = {worker_program(), name};
   program.insert(program.end(), arguments.begin(), arguments.end());
-  return launch_ranks(name, program, *count.started);
+  return launch_ranks(name, program, *count.started, stop_signals);
 }
 
 }  // namespace phalanx::cli

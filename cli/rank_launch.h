@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "cli/command.h"
 
@@ -26,6 +27,8 @@ RankCount take_rank_count(Arguments& arguments);
 void check_copies(std::int64_t tp, std::int64_t pp, const RankCount& count);
 
 /// Starts the ranks, as the worker's command `name`, and waits for them; or becomes one, and does not return.
-int run_ranks(const std::string& name, const Arguments& arguments, const RankCount& count);
+/// stop_signals: as in SupervisorOptions.
+int run_ranks(const std::string& name, const Arguments& arguments, const RankCount& count,
+              const std::vector<int>& stop_signals = {});
 
 }  // namespace phalanx::cli

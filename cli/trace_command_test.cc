@@ -1,6 +1,10 @@
 // `phalanx trace analyze`: real ranks get stuck, and what they leave is read.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <cstdlib>
@@ -37,9 +41,13 @@ class TraceAnalyzeTest : public ProgramTest {
     return run(words, {.environment = environment_, .meanwhile = meanwhile});
   }
   Outcome analyze(const std::string& folder = "traces") const { return run({"trace", "analyze", path(folder)}); }
+  /// `phalanx trace dump`, while another command's output is collected.
+  static int dump(pid_t process) {
+    return std::system(fmt::format("'{}' trace dump {} >/dev/null", program(), process).c_str());
+  }
   std::string trace(const std::string& name) const { return contents(path("traces/" + name)); }
 
-  /// The ranks that this test has started and that handle SIGUSR1 by now: before that it would end them.
+  /// The ranks that this test has started and that handle SIGQUIT by now: before that it would end them.
   std::map<int, pid_t> listening_ranks() const {
     std::map<int, pid_t> ranks;
     for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
@@ -52,7 +60,7 @@ class TraceAnalyzeTest : public ProgramTest {
       const std::size_t caught = status.find("SigCgt:"), rank = environment.find(std::string("\0RANK=", 6));
       if (caught == std::string::npos || rank == std::string::npos) continue;
       const auto signals = std::strtoull(status.c_str() + caught + 7, nullptr, 16);
-      if ((signals >> (SIGUSR1 - 1) & 1U) == 0) continue;
+      if ((signals >> (SIGQUIT - 1) & 1U) == 0) continue;
       ranks[std::atoi(environment.c_str() + rank + 6)] = static_cast<pid_t>(std::stol(name));
     }
     return ranks;
@@ -89,16 +97,16 @@ bool waits_in_second_all_reduce(const std::string& recorder) {
   return calls == 2 && waits;
 }
 
-TEST_F(TraceAnalyzeTest, SigUsr1HasTheWaitingAndTheAbsentWriteTheirFiles) {
+TEST_F(TraceAnalyzeTest, SigQuitHasTheWaitingAndTheAbsentWriteTheirFiles) {
   launch(2, {"absent"}, [&](pid_t launcher) {
     const std::map<int, pid_t> ranks = listening_ranks();
     if (ranks.size() < 2) return false;
     if (!waits_in_second_all_reduce(trace("rank_0.json"))) {
-      ::kill(ranks.at(0), SIGUSR1);
+      ::kill(ranks.at(0), SIGQUIT);
       return false;
     }
     if (trace("rank_1.json").empty()) {
-      ::kill(ranks.at(1), SIGUSR1);
+      ::kill(ranks.at(1), SIGQUIT);
       return false;
     }
     ::kill(launcher, SIGINT);
@@ -109,7 +117,7 @@ TEST_F(TraceAnalyzeTest, SigUsr1HasTheWaitingAndTheAbsentWriteTheirFiles) {
   EXPECT_THAT(found.out,
               ::testing::ContainsRegex("^Rank 0 is at op [0-9]+ of group 'world', all_reduce.float32.8., "
                                        "sum., waiting for .*, and rank 1 is missing: its last there is op "));
-  EXPECT_THAT(found.out, HasSubstr("\n  ranks 0, 1: SIGUSR1\n"));
+  EXPECT_THAT(found.out, HasSubstr("\n  ranks 0, 1: SIGQUIT\n"));
 }
 
 TEST_F(TraceAnalyzeTest, DifferentCallsAreLaidSideBySide) {
@@ -167,7 +175,7 @@ class LauncherTraceTest : public TraceAnalyzeTest {
   }
 };
 
-TEST_F(LauncherTraceTest, SigUsr1ToTheLauncherHasAllRanksWriteWhereTheLogFilesGoOrIntoATemporaryFolder) {
+TEST_F(LauncherTraceTest, SigQuitToTheLauncherHasAllRanksWriteWhereTheLogFilesGoOrIntoATemporaryFolder) {
   for (const char* where : {"tmp", "logs"}) {
     if (std::string(where) == "logs") flags_ = {"--log-dir", path("logs")};
     launch(2, {"absent"}, [&](pid_t launcher) {
@@ -175,7 +183,7 @@ TEST_F(LauncherTraceTest, SigUsr1ToTheLauncherHasAllRanksWriteWhereTheLogFilesGo
       const std::string folder = traces_below(where);
       if (folder.empty() || !waits_in_second_all_reduce(contents(folder + "/rank_0.json")) ||
           !std::filesystem::exists(folder + "/rank_1.json")) {
-        ::kill(launcher, SIGUSR1);
+        ::kill(launcher, SIGQUIT);
         return false;
       }
       ::kill(launcher, SIGINT);
@@ -216,7 +224,22 @@ TEST_F(LauncherTraceTest, NothingIsLeftOfAJobThatEndsWellOrIsStopped) {
   EXPECT_TRUE(std::filesystem::is_empty(path("tmp")));
 }
 
-TEST_F(TraceAnalyzeTest, TrainingWritesOnSigUsr1AndWhenARankDies) {
+TEST_F(TraceAnalyzeTest, ADumpIsRefusedWhereItWouldEndTheProcess) {
+  const pid_t other = ::fork();
+  if (other == 0) {
+    ::signal(SIGQUIT, SIG_DFL);
+    for (;;) ::pause();
+  }
+  expect_one_error(run({"trace", "dump", std::to_string(other)}), 1, "does not handle SIGQUIT, which would end it");
+  ::kill(other, SIGKILL);
+  ::waitpid(other, nullptr, 0);
+  expect_one_error(run({"trace", "dump", std::to_string(other)}), 1, "there is none of that number");
+  for (const char* wrong : {"job", "0", "-1", "12x"})
+    expect_one_error(run({"trace", "dump", wrong}), 2, fmt::format("'{}' is no process", wrong));
+  EXPECT_EQ(run({"trace", "dump"}).status, 2);
+}
+
+TEST_F(TraceAnalyzeTest, TrainingWritesOnADumpAndWhenARankDies) {
   const std::string file = config("[comm]\nsave_traces_file_prefix = \"r\"\ntrace_buf_size = 16\n");
   const Outcome outcome = run({"train", "-n", "2", file, "--training.steps=1000000", "--checkpoint.no-enable"},
                               {.environment = {{"PHALANX_COMM_TRACE_DIR", path("traces")}}, .meanwhile = [&](pid_t) {
@@ -224,10 +247,10 @@ TEST_F(TraceAnalyzeTest, TrainingWritesOnSigUsr1AndWhenARankDies) {
                                  if (ranks.size() < 2 || count(contents(path("run/metrics.jsonl")), "\n") < 8)
                                    return false;
                                  if (trace("r0.json").empty()) {
-                                   ::kill(ranks.at(0), SIGUSR1);
+                                   EXPECT_EQ(dump(ranks.at(0)), 0);
                                    return false;
                                  }
-                                 EXPECT_EQ(nlohmann::json::parse(trace("r0.json"))["reason"], "SIGUSR1");
+                                 EXPECT_EQ(nlohmann::json::parse(trace("r0.json"))["reason"], "SIGQUIT");
                                  ::kill(ranks.at(1), SIGKILL);
                                  return true;
                                }});

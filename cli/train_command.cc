@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <vector>
+
 #include "cli/rank_launch.h"
 #include "cli/train_arguments.h"
 #include "cli/worker_program.h"
@@ -24,9 +26,10 @@ Trains a model as the configuration says; continues from the newest checkpoint i
   phalanx train -n 2 configs/demo.toml --training.steps 100        two ranks
   torchrun --no-python --nproc-per-node 2 phalanx train configs/demo.toml
 
-Ctrl-C, SIGTERM or the end of the terminal (SIGHUP, unless nohup has it ignored) saves a checkpoint and ends with
-status 0; the same command then goes on where it stopped. A wrong command line or configuration ends with status 2, any
-other failure with status 1.
+Ctrl-C, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU or the end of the terminal (SIGHUP, unless nohup has it ignored) finishes the
+step, saves a checkpoint and ends with status 0; the same command then goes on where it stopped. Before the first step,
+or at a second signal, the run ends at once. checkpoint.stop_signals changes the list. A wrong command line or
+configuration ends with status 2, any other failure with status 1.
 )";
 
 int train_command(const Arguments& arguments) {
@@ -37,9 +40,11 @@ int train_command(const Arguments& arguments) {
     fmt::print("{}", train::config_reference());
     return 0;
   }
+  std::vector<int> stop_signals;
   if (!count.launched) {
     const train::TrainConfig config = train::read_config(parsed.config, parsed.overrides);
     if (!parsed.print_config) train::plan_run(config, count.world);
+    stop_signals = train::stop_signals(config);
   }
   rest = parsed.overrides;
   rest.insert(rest.begin(), parsed.config);
@@ -47,7 +52,7 @@ int train_command(const Arguments& arguments) {
     rest.insert(rest.begin(), "--print-config");
     become_worker("train", rest);
   }
-  return run_ranks("train", rest, count);
+  return run_ranks("train", rest, count, stop_signals);
 }
 
 }  // namespace phalanx::cli

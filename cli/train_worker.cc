@@ -21,8 +21,10 @@
 namespace phalanx::cli {
 namespace {
 
-// The longest that a step and a save after a signal may take before the launcher loses patience.
-constexpr std::chrono::seconds kGracefulStop{120};
+// What a step and a save after a signal may take is the batch system's business, which kills when it has waited enough;
+// the launcher ends only what hangs.
+constexpr std::chrono::seconds kStopInSteps{3'600};
+constexpr std::chrono::seconds kStopElsewhere{4};
 
 CommunicatorOptions communicator_options(const train::TrainConfig& config) {
   CommunicatorOptions options{.first_timeout = std::chrono::seconds(config.comm.init_timeout_seconds),
@@ -40,7 +42,8 @@ CommunicatorOptions communicator_options(const train::TrainConfig& config) {
 
 void conclude(const train::TrainConfig& config, train::Trainer& trainer, const train::TrainResult& result) {
   // A sharded model is run by all ranks together: they hold the same values and so choose the same tokens.
-  const bool writes_sample = !config.metrics.sample_prompt.empty() && (trainer.files() || trainer.runs_together());
+  const bool writes_sample =
+      !result.stopped && !config.metrics.sample_prompt.empty() && (trainer.files() || trainer.runs_together());
   std::string sample;
   if (writes_sample && trainer.cuts_model()) {
     if (const auto whole = trainer.whole_model()) sample = training_sample(config, *whole);
@@ -81,17 +84,34 @@ int train_worker(const Arguments& arguments) {
   if (!config.metrics.sample_prompt.empty()) check_sample_tokenizer(config);
   // Kept until the process ends: a rank that fails at the same time as another must still end with its own status, not
   // by the signal with which the launcher then ends it.
-  static const train::StopSignal stop;
-  announce_graceful_stop(kGracefulStop);
-  const ProcessContext process =
-      init_from_environment({.backend = config.comm.backend,
-                             .shared_heap = config.comm.shared_heap ? std::optional(true) : std::nullopt,
-                             .communicator = communicator_options(config)});
+  static const train::StopSignal stop({.signals = train::stop_signals(config), .in_steps = false});
+  announce_graceful_stop(kStopElsewhere);
+  const auto on_steps = [](bool runs) {
+    // The launcher gives a rank at least as long as the rank takes for itself.
+    if (runs) announce_graceful_stop(kStopInSteps);
+    stop.set_in_steps(runs);
+    if (!runs) announce_graceful_stop(kStopElsewhere);
+  };
+  const auto start = [&] {
+    return init_from_environment({.backend = config.comm.backend,
+                                  .shared_heap = config.comm.shared_heap ? std::optional(true) : std::nullopt,
+                                  .communicator = communicator_options(config)});
+  };
+  ProcessContext process;
   try {
-    train::Trainer trainer(
-        config, {.world = process.world, .device = process.device, .stop_requested = [] { return stop.requested(); }});
+    process = start();
+  } catch (...) {
+    stop.set_in_steps(true);  // the error is told before the launcher's signal may end this process
+    throw;
+  }
+  try {
+    train::Trainer trainer(config, {.world = process.world,
+                                    .device = process.device,
+                                    .stop_requested = [] { return stop.requested(); },
+                                    .on_steps = on_steps});
     conclude(config, trainer, trainer.run());
   } catch (const std::exception& error) {
+    stop.set_in_steps(true);
     process.world->abort(error.what());  // the other ranks need not wait for this one
     throw;
   }

@@ -1,7 +1,9 @@
 // phalanx-worker: the subcommands that need libtorch. Started by `phalanx`, not by hand.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -13,18 +15,28 @@
 #include "cli/train_worker.h"
 #include "cli/verify_worker.h"
 #include "phalanx/base/quick_exit.h"
+#include "phalanx/base/start_thread.h"
 #include "phalanx/launch/worker_report.h"
 
 int main(int argc, char** argv) {
   phalanx::skip_earlier_static_destructors();
   using namespace phalanx::cli;
+  // libtorch's own threads end the program without a word of what to do if the system refuses them.
+  const auto with_threads = [](int (*run)(const Arguments&)) {
+    return [run](const Arguments& arguments) {
+      constexpr int kBesideTorch = 8;  // communication, heartbeats, flight recorder, saving
+      const char* threads = std::getenv("OMP_NUM_THREADS");
+      phalanx::check_threads(kBesideTorch + std::clamp(threads != nullptr ? std::atoi(threads) : 1, 1, 1024));
+      return run(arguments);
+    };
+  };
   const std::vector<Command> commands = {
-      {"train", "", "", train_worker},
-      {"verify", "", "", verify_worker},
+      {"train", "", "", with_threads(train_worker)},
+      {"verify", "", "", with_threads(verify_worker)},
       {"doctor", "", kDoctorHelp, doctor_command},
       {"bench", "", "", [](const Arguments& arguments) { return bench_worker(arguments); }},
-      {"generate", "", "", generate_worker},
-      {"eval", "", "", eval_worker},
+      {"generate", "", "", with_threads(generate_worker)},
+      {"eval", "", "", with_threads(eval_worker)},
   };
   const Arguments arguments(argv + 1, argv + argc);
   for (const Command& command : commands) {

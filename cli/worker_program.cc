@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -12,6 +13,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/launch/environment_preparation.h"
 #include "phalanx/launch/worker_environment.h"
+#include "phalanx/launch/worker_report.h"
 
 namespace phalanx::cli {
 
@@ -43,6 +45,7 @@ void become_worker(const std::string& command, const Arguments& arguments) {
   words.insert(words.end(), arguments.begin(), arguments.end());
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
+  announce_graceful_stop(std::chrono::seconds(3));  // until it says more
   ::execve(program.c_str(), argv.data(), envp.data());
   throw Error(fmt::format("cannot start '{}': {}", program, std::strerror(errno)));
 }

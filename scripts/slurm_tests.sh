@@ -150,6 +150,70 @@ else
   echo "skipped job scripts as they are: the cluster has no two nodes with 4 GPUs"
 fi
 
+# The warning before a job's end, as Slurm sends it, comes while a run trains: it saves, the job is requeued, and the run
+# ends with the bits of one that was not disturbed.
+mkdir training
+python3 -c '
+import random, sys
+random.seed(1)
+sys.stdout.buffer.write(b"".join(random.randrange(512).to_bytes(2, "little") for _ in range(8000)))' >training/tokens.bin
+cat >training/run.toml <<END
+[job]
+dump_folder = "$folder/training/run"
+[model]
+flavor = "debug"
+[training]
+dataset_path = "$folder/training/tokens.bin"
+seq_len = 32
+local_batch_size = 4
+steps = 1500
+[lr_scheduler]
+warmup_steps = 2
+[checkpoint]
+interval = 100000
+END
+lines() { cat training/run/metrics.jsonl 2>/dev/null | wc -l; }
+# until_true SECONDS COMMAND...: false if it has not come true by then.
+until_true() {
+  local tries=$(($1 * 10))
+  shift
+  until "$@"; do ((tries-- > 0)) || return 1; sleep 0.1; done
+}
+has_begun() { (($(lines) > 20)); }
+is_pending() { [[ "$(squeue -h -j "$id" -o %T)" == PENDING ]]; }
+has_gone() { [[ -z "$(squeue -h -j "$id" -o %T -t PENDING,RUNNING,COMPLETING 2>/dev/null)" ]]; }
+same_bits() {
+  local one
+  for one in training/whole/checkpoint/step-1500/*.safetensors; do
+    cmp -s "$one" "training/run/checkpoint/step-1500/${one##*/}" || return 1
+  done
+}
+run phalanx train -n 2 training/run.toml --job.dump_folder="$folder/training/whole"
+id=$(sbatch --parsable "$none" --ntasks-per-node=2 --output="$folder/output.job" \
+  "$repository/recipes/slurm/requeue.sbatch" phalanx train training/run.toml)
+name="requeue.sbatch: warned, saved, requeued, and the same bits at the end"
+if ! until_true 60 has_begun; then
+  fail "$name" "training has not begun"
+else
+  scancel --batch --signal=USR1 "$id"
+  if ! until_true 60 is_pending; then
+    fail "$name" "the job is not back in the queue"
+  else
+    # Slurm holds a requeued job for two minutes.
+    scontrol update JobId="$id" StartTime=now
+    until_true 120 has_gone || fail "$name" "the job does not end"
+    cat output.job >>output
+    if ! grep -q "stopped on request after step" output.job || ! grep -q "continuing from" output.job; then
+      fail "$name" "not stopped and continued"
+    elif ! same_bits; then
+      fail "$name" "other bits"
+    else
+      echo "passed  $name"
+    fi
+  fi
+fi
+rm -f output.job
+
 # The batch script itself is no rank, whatever the job's variables say.
 cat >batch <<END
 #!/bin/bash

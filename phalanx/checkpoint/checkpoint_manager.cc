@@ -8,6 +8,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/log.h"
+#include "phalanx/base/start_thread.h"
 #include "phalanx/checkpoint/checkpoint_list.h"
 #include "phalanx/checkpoint/checkpoint_reader.h"
 #include "phalanx/checkpoint/mismatch.h"
@@ -79,9 +80,11 @@ StartedSave CheckpointManager::save_async(const TrainState& state, std::int64_t 
   started.bytes = staged.bytes;
   Manifest manifest{.step = step, .integers = state.integers, .metadata = metadata, .files = {}};
   // Nothing of this object but the staging buffer's memory, which stays until the outcome has been fetched.
-  under_way_ = std::async(std::launch::async, [writer = writer_, ranks = *background_ranks_,
-                                               manifest = std::move(manifest), staged = std::move(staged)] {
-    return writer.write(ranks, manifest, staged.tensors, staged.boxes);
+  under_way_ = starting("the writing of a checkpoint", [&] {
+    return std::async(std::launch::async, [writer = writer_, ranks = *background_ranks_, manifest = std::move(manifest),
+                                           staged = std::move(staged)] {
+      return writer.write(ranks, manifest, staged.tensors, staged.boxes);
+    });
   });
   started.stall_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return started;

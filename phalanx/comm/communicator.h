@@ -74,7 +74,7 @@ struct CommunicatorOptions {
   // before, for which the host waits, and the call itself throws. Other backends always do.
   bool strict = false;
   // The flight recorder: the last trace_capacity operations go to <trace_folder>/<trace_prefix><rank>.json on an error
-  // and on SIGUSR1. Without a folder: to $PHALANX_COMM_TRACE_DIR, else nowhere.
+  // and on SIGQUIT. Without a folder: to $PHALANX_COMM_TRACE_DIR, else nowhere.
   std::string trace_folder;
   std::string trace_prefix = "rank_";
   std::size_t trace_capacity = 2048;

@@ -10,7 +10,7 @@
 //    flight_recorder.h)
 //
 // The reason is the first failure's, also in what is written later; without a failure it is what asked for the file.
-// With a folder set, SIGUSR1 asks for the same, whatever the rank is doing (flight_signal.h). A file of an earlier run
+// With a folder set, SIGQUIT asks for the same, whatever the rank is doing (flight_signal.h). A file of an earlier run
 // is set aside, as <name>.previous, when the first communicator is made, so that files of two runs are never mixed.
 //
 // Thread-safe. Nothing here throws but write(): a dump that cannot be written is a warning in the log.

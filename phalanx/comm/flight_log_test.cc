@@ -140,17 +140,17 @@ TEST_F(FlightLogTest, ASignalAsksAllRanksWhateverTheyDo) {
           };
           until([&] { return rank_0.load() != nullptr; });
           until([&] { return rank_0.load()->recent_operations().back().verb == "all_reduce"; });
-          kill(getpid(), SIGUSR1);
+          kill(getpid(), SIGQUIT);
           until([&] { return std::filesystem::exists(path_of(0)) && std::filesystem::exists(path_of(1)); });
         }
         comm->all_reduce(at::full({2}, 1.0F));
       },
       options());
   const json waiting = dump_of(0), absent = dump_of(1);
-  EXPECT_EQ(waiting["reason"], "SIGUSR1");
+  EXPECT_EQ(waiting["reason"], "SIGQUIT");
   EXPECT_EQ(waiting["pid"], getpid());
   EXPECT_EQ(waiting["groups"][0]["entries"][1]["collective"], 1);
-  EXPECT_EQ(absent["reason"], "SIGUSR1");
+  EXPECT_EQ(absent["reason"], "SIGQUIT");
   EXPECT_EQ(absent["groups"][0]["entries"].size(), 1U);
 }
 

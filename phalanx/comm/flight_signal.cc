@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "phalanx/base/start_thread.h"
 #include "phalanx/comm/flight_log.h"
 
 namespace phalanx {
@@ -47,7 +48,10 @@ void ask_for_flight_logs_and_end(int number) {
 
 void install_handler(int number, void (*handler)(int)) {
   struct sigaction now {};
-  if (sigaction(number, nullptr, &now) != 0 || (now.sa_flags & SA_SIGINFO) != 0 || now.sa_handler != SIG_DFL) return;
+  if (sigaction(number, nullptr, &now) != 0 || (now.sa_flags & SA_SIGINFO) != 0) return;
+  // A shell's script starts what it puts into the background with SIGQUIT ignored: nobody's choice.
+  const bool is_free = now.sa_handler == SIG_DFL || (number == SIGQUIT && now.sa_handler == SIG_IGN);
+  if (!is_free) return;
   struct sigaction ours {};
   ours.sa_handler = handler;
   ours.sa_flags = SA_RESTART;
@@ -73,7 +77,7 @@ void answer_signals() {
       logs = flight_signal->logs;
     }
     for (const auto& one : logs)
-      if (const auto alive = one.lock()) alive->dump(flight_signal->ends.load() ? "SIGTERM" : "SIGUSR1");
+      if (const auto alive = one.lock()) alive->dump(flight_signal->ends.load() ? "SIGTERM" : "SIGQUIT");
     if (flight_signal->ends.load()) end_by_sigterm();
   }
 }
@@ -83,7 +87,7 @@ void start_answering() {
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread(answer_signals).detach();
+  start_thread("the flight recorder", answer_signals).detach();
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
@@ -100,7 +104,7 @@ void dump_on_flight_signal(const std::shared_ptr<FlightLogs>& logs) {
   if (flight_signal->process == getpid()) return;
   flight_signal->process = getpid();
   start_answering();
-  install_handler(SIGUSR1, ask_for_flight_logs);
+  install_handler(SIGQUIT, ask_for_flight_logs);
   install_handler(SIGTERM, ask_for_flight_logs_and_end);
 }
 

@@ -8,9 +8,11 @@
 #include <future>
 #include <numeric>
 #include <sstream>
+#include <system_error>
 #include <thread>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/start_thread.h"
 #include "phalanx/comm/futex.h"
 #include "phalanx/comm/gloo.h"
 #include "phalanx/comm/gloo_group.h"
@@ -64,8 +66,8 @@ c10::intrusive_ptr<c10d::Backend> GlooBackend::connect(const std::shared_ptr<Sto
     std::string error;
   };
   auto connecting = std::make_shared<Connecting>();
-  std::thread([=, rank = rank(), size = size(), host = setup_.host,
-               timeout = std::min(setup_.peers.connect_timeout, kConnectTimeout)] {
+  start_thread("the making of a group of gloo", [=, rank = rank(), size = size(), host = setup_.host,
+                                                 timeout = std::min(setup_.peers.connect_timeout, kConnectTimeout)] {
     c10::intrusive_ptr<c10d::Backend> group;
     std::string error;
     try {
@@ -99,10 +101,15 @@ GlooBackend::~GlooBackend() {
   if (!gloo_ || !aborted_.load()) return;
   auto ended = std::make_shared<std::promise<void>>();
   std::future<void> end = ended->get_future();
-  std::thread([ended, group = std::move(gloo_)]() mutable {
-    group.reset();
-    ended->set_value();
-  }).detach();
+  try {
+    std::thread([ended, group = gloo_]() mutable {
+      group.reset();
+      ended->set_value();
+    }).detach();
+  } catch (const std::system_error&) {
+    return;  // no thread to be had: then it ends here, however long that takes
+  }
+  gloo_.reset();
   end.wait_for(kLeaveGloo);
 }
 

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/start_thread.h"
 #include "phalanx/comm/futex.h"
 #include "phalanx/comm/gloo_operation.h"
 
@@ -133,12 +134,17 @@ class GlooMessages final : public GlooOperation {
       part->ended = true;
       return part;
     }
-    part->thread =
-        std::thread([part, group = backend_.group_pointer(), bell = backend_.bell(), rank = backend_.rank()] {
-          wait_through(*part, *group, rank);
-          part->ended.store(true, std::memory_order_release);
-          ring(bell->word, bell->sleepers, false);
-        });
+    try {
+      part->thread = start_thread("a message of gloo", [part, group = backend_.group_pointer(), bell = backend_.bell(),
+                                                        rank = backend_.rank()] {
+        wait_through(*part, *group, rank);
+        part->ended.store(true, std::memory_order_release);
+        ring(bell->word, bell->sleepers, false);
+      });
+    } catch (const Error& error) {
+      part->error = error.what();
+      part->ended = true;
+    }
     return part;
   }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/start_thread.h"
 
 namespace phalanx {
 namespace {
@@ -40,7 +41,7 @@ GroupWatch::GroupWatch(const std::shared_ptr<Store>& store, int rank, int size)
     : store_(store->clone()), rank_(rank), size_(size) {
   store_->set(hello_key(rank_), "");
   store_->set_when_lost(lost_key(rank_), "died");
-  thread_ = std::thread([this] { watch(); });
+  thread_ = start_thread("the watch over the ranks", [this] { watch(); });
 }
 
 GroupWatch::~GroupWatch() {

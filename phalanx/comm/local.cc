@@ -10,6 +10,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/log.h"
+#include "phalanx/base/start_thread.h"
 #include "phalanx/comm/local_backend.h"
 
 namespace phalanx {
@@ -75,7 +76,8 @@ void run_local_ranks(int world_size, const std::function<void(const std::shared_
     }
   };
   std::vector<std::thread> threads;
-  for (int rank = 0; rank < world_size; ++rank) threads.emplace_back(run_rank, rank);
+  for (int rank = 0; rank < world_size; ++rank)
+    threads.push_back(start_thread("a rank", [&, rank] { run_rank(rank); }));
   for (std::thread& thread : threads) thread.join();
   if (first_error) rethrow_from_rank(first_error, first_rank);
 }

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/start_thread.h"
 #include "phalanx/comm/wait.h"
 
 namespace phalanx {
@@ -68,7 +69,8 @@ void MpiBackend::make_comm() {
     std::string error;
   };
   auto making = std::make_shared<Making>();
-  std::thread([making, members = peers_.members(), tag = creation_tag(peers_.id(), process_.largest_tag())] {
+  start_thread("the making of a group of MPI", [making, members = peers_.members(),
+                                                tag = creation_tag(peers_.id(), process_.largest_tag())] {
     MPI_Comm comm = MPI_COMM_NULL;
     std::string error;
     try {

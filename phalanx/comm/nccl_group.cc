@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/start_thread.h"
 #include "phalanx/comm/wait.h"
 
 namespace phalanx {
@@ -155,7 +156,7 @@ void NcclGroup::abort() noexcept {
   const std::lock_guard lock(abort_mutex_);
   if (aborted_.exchange(true, std::memory_order_acq_rel)) return;
   try {
-    aborter_ = std::thread([this] {
+    aborter_ = start_thread("the end of a group of NCCL", [this] {
       const std::lock_guard in_no_call(call_mutex_);  // making and splitting see the flag and end
       if (comm_ != nullptr) {
         const auto device = setup_.streams->enter();

@@ -84,10 +84,15 @@ std::chrono::milliseconds heartbeat_patience(std::chrono::milliseconds limit) {
 }
 
 std::string PeerProcesses::identity() {
+  std::string text = identity_of(getpid());
+  if (text.empty()) throw CommError("this process's /proc/<pid>/stat cannot be read: is /proc mounted?");
+  return text;
+}
+
+std::string PeerProcesses::identity_of(int pid) {
   ProcessStat stat;
-  if (!read_process_stat(getpid(), stat))
-    throw CommError("this process's /proc/<pid>/stat cannot be read: is /proc mounted?");
-  return fmt::format("{} {} {} {}", name_space("pid"), getpid(), stat.start_time, name_space("net"));
+  if (!read_process_stat(pid, stat)) return {};
+  return fmt::format("{} {} {} {}", name_space("pid"), pid, stat.start_time, name_space("net"));
 }
 
 PeerProcesses::PeerProcesses(const std::vector<std::string>& identities, std::chrono::milliseconds heartbeat)

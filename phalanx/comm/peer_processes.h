@@ -30,6 +30,8 @@ class PeerProcesses {
   /// This process, in words that only processes of the same kernel and PID namespace can use, and its network
   /// namespace. Throws CommError without a /proc.
   static std::string identity();
+  /// The same of another process of this PID namespace; empty if there is none of that number.
+  static std::string identity_of(int pid);
 
   /// Whether the rank's state can be told here. Not of another machine or container, nor where /proc hides it.
   bool can_see(int rank) const;

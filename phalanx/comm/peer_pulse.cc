@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/start_thread.h"
 
 namespace phalanx {
 namespace {
@@ -30,7 +31,7 @@ PeerPulse::PeerPulse(const std::shared_ptr<Store>& store, int rank, const std::v
       processes_(identities, options.heartbeat),
       peers_(identities.size()) {
   store_->set(pulse_key(rank_), "0\n");
-  if (size_ > 1) thread_ = std::thread([this] { run(); });
+  if (size_ > 1) thread_ = start_thread("the signs of life", [this] { run(); });
 }
 
 PeerPulse::~PeerPulse() {

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/start_thread.h"
 #include "phalanx/comm/futex.h"
 #include "phalanx/comm/signature.h"
 
@@ -205,7 +206,7 @@ std::shared_ptr<ProgressEngine> ProgressEngine::shared() {
   return engine;
 }
 
-ProgressEngine::ProgressEngine() : thread_([this] { run(); }) {}
+ProgressEngine::ProgressEngine() : thread_(start_thread("the progress of communicators", [this] { run(); })) {}
 
 ProgressEngine::~ProgressEngine() {
   stopping_.store(true, std::memory_order_release);

@@ -19,6 +19,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/log.h"
+#include "phalanx/base/start_thread.h"
 #include "phalanx/comm/store_greeting.h"
 #include "phalanx/comm/store_table.h"
 #include "phalanx/comm/tcp_store.h"
@@ -99,7 +100,7 @@ class TcpStoreServer::Impl {
     if (!epoll_ || !stop_ || !spare_) throw CommError(fmt::format("the store's server: {}", std::strerror(errno)));
     watch(listener_.get(), kListenerId, EPOLLIN, EPOLL_CTL_ADD);
     watch(stop_.get(), kStopId, EPOLLIN, EPOLL_CTL_ADD);
-    thread_ = std::thread([this] { serve(); });
+    thread_ = start_thread("the store", [this] { serve(); });
   }
 
   ~Impl() {

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/start_thread.h"
 
 namespace phalanx {
 namespace {
@@ -46,7 +47,7 @@ struct BackgroundWriter::Shared {
 
 BackgroundWriter::BackgroundWriter(int target_fd)
     : shared_(std::make_shared<Shared>(target_fd)), is_terminal_(isatty(target_fd) != 0) {
-  std::thread([shared = shared_] { run(shared); }).detach();
+  start_thread("the output", [shared = shared_] { run(shared); }).detach();
 }
 
 BackgroundWriter::~BackgroundWriter() {

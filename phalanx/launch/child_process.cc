@@ -13,6 +13,7 @@
 #include <set>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/start_thread.h"
 
 namespace phalanx {
 namespace {
@@ -87,7 +88,7 @@ pid_t spawn_child(const ChildSpec& spec) {
   const pid_t parent = getpid();
   const CpuMask cpus = mask_of(spec.cpus);
   const pid_t pid = fork();
-  if (pid < 0) throw Error(fmt::format("cannot start a process: {}", std::strerror(errno)));
+  if (pid < 0) throw_not_started("a rank", errno);
   if (pid == 0) {
     const int error = become_program(spec, cpus, arguments.data(), environment.data(), parent);
     [[maybe_unused]] const auto written = write(failure_write.get(), &error, sizeof error);
@@ -115,7 +116,7 @@ ProcessGuard::ProcessGuard(const std::string& folder) {
   UniqueFd input;
   pipe_ = make_pipe(input);
   pid_ = fork();
-  if (pid_ < 0) throw Error(fmt::format("cannot start a process: {}", std::strerror(errno)));
+  if (pid_ < 0) throw_not_started("the guard of the ranks", errno);
   if (pid_ == 0) {
     pipe_.reset();
     // Deaf to what ends its owner, and holding none of its owner's streams open.

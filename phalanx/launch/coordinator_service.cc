@@ -11,6 +11,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/log.h"
+#include "phalanx/base/start_thread.h"
 
 namespace phalanx {
 
@@ -54,7 +55,7 @@ class CoordinatorService::Impl {
         broken_(std::move(broken)),
         address_(options.address),
         coordinator_(std::move(options), Clock::now()) {
-    thread_ = std::thread([this] { run(); });
+    thread_ = start_thread("the rendezvous", [this] { run(); });
   }
 
   ~Impl() {

@@ -17,7 +17,7 @@ namespace {
 
 class FlightFolder : public testing::TestWithParam<int> {};
 
-TEST_P(FlightFolder, IsOneForAllRanksUnderTheTemporaryFolderAndSigUsr1KillsNone) {
+TEST_P(FlightFolder, IsOneForAllRanksUnderTheTemporaryFolderAndSigQuitKillsNone) {
   const int ranks = GetParam();
   TempDirectory notes("notes"), temporary("temporary");
   auto environment = clean_environment();
@@ -32,7 +32,7 @@ TEST_P(FlightFolder, IsOneForAllRanksUnderTheTemporaryFolderAndSigUsr1KillsNone)
     }
     processes.push_back(std::make_unique<CollectedProcess>(command, environment));
   }
-  for (int rank = 0; rank < ranks; ++rank) kill(noted_pid(notes, fmt::format("sum.{}", rank)), SIGUSR1);
+  for (int rank = 0; rank < ranks; ++rank) kill(noted_pid(notes, fmt::format("sum.{}", rank)), SIGQUIT);
   const auto folder = [&]() -> std::filesystem::path {
     for (const auto& entry : std::filesystem::directory_iterator(temporary.path()))
       if (entry.path().filename().string().starts_with("phalanx_traces_")) return entry.path();

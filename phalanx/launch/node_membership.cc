@@ -14,6 +14,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/log.h"
+#include "phalanx/base/start_thread.h"
 #include "phalanx/comm/tcp_store.h"
 #include "phalanx/launch/coordinator_service.h"
 #include "phalanx/launch/own_address.h"
@@ -60,7 +61,7 @@ class NodeMembership::Impl {
         join_(std::move(join)),
         secret_(std::move(secret)),
         wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-    listener_ = std::thread([this] { listen(); });
+    listener_ = start_thread("the rendezvous", [this] { listen(); });
   }
 
   ~Impl() {
@@ -131,7 +132,7 @@ class NodeMembership::Impl {
       tell({{}, error.what()});
       return;
     }
-    std::thread sender([this] { speak(); });
+    std::thread sender = start_thread("the rendezvous", [this] { speak(); });
     take_orders();
     sender.join();
   }

@@ -119,6 +119,64 @@ void start_shared_heap() {
   }
 }
 
+bool is_one_machine(const Meeting& meeting) {
+  return std::equal(meeting.places.begin() + 1, meeting.places.end(), meeting.places.begin());
+}
+
+// The ranks have met: what they make together. Returns the backend of the host.
+std::string make_world(ProcessContext& context, const Meeting& meeting, const WorkerEnvironment& environment,
+                       InitOptions options, const std::string& asked) {
+  auto rendezvous = std::make_shared<PrefixStore>(meeting.store, "init");
+  choose_trace_folder(options.communicator, environment, [&](const std::string& own) {
+    return rendezvous->compare_and_set("trace_folder", std::nullopt, own).value_or(own);
+  });
+  // srun and mpirun leave each rank the threads of all the cores that it shares with others.
+  if (const int share = std::max(1, usable_cores() / meeting.ranks_on_these_cpus);
+      !env_string("OMP_NUM_THREADS") && at::get_num_threads() > share)
+    at::set_num_threads(share);
+  const auto& places = meeting.places;
+  const bool one_machine = is_one_machine(meeting);
+  context.local_rank = environment.local_rank;
+  context.local_world_size = environment.local_world_size;
+  if (context.local_rank < 0) {
+    // Nobody has told which rank this is on its machine: count.
+    const auto& own = places[static_cast<std::size_t>(context.rank)];
+    context.local_rank = static_cast<int>(std::count(places.begin(), places.begin() + context.rank, own));
+    context.local_world_size = static_cast<int>(std::count(places.begin(), places.end(), own));
+  }
+  context.device = choose_device(options, context.local_rank);
+  if (options.backend == "shm" && !one_machine)
+    throw ConfigError(
+        "backend shm: the ranks do not share one machine (kernel, network and process namespace): "
+        "choose gloo or auto");
+  if (options.backend == "shm" || (options.backend == "auto" && one_machine)) {
+    try {
+      context.world = make_shm_communicator(*rendezvous, context.rank, context.world_size, options.communicator);
+    } catch (const CommError& error) {
+      if (options.backend == "shm" || !meeting.watch->trouble().empty()) throw;
+      // The ranks have agreed on it, and on the reason.
+      log::warn_once(fmt::format("shared memory cannot be used, so gloo is: {}", error.what()));
+    }
+  }
+  const int store_rank = environment.rendezvous == Rendezvous::launcher ? -1 : 0;
+  if (options.backend == "mpi")
+    context.world = make_mpi_communicator(rendezvous, context.rank, context.world_size,
+                                          {.store_rank = store_rank, .communicator = options.communicator});
+  if (!context.world)
+    context.world = make_gloo_communicator(rendezvous, context.rank, context.world_size,
+                                           {.host = data_address(meeting.server, one_machine),
+                                            .store_rank = store_rank,
+                                            .communicator = options.communicator});
+  // Worth asking where it is asked for, or some seem to share a machine; whether they do is for the proof to say.
+  const std::set<std::string> different(places.begin(), places.end());
+  if (asked.starts_with("shm+") ||
+      (options.backend == "auto" && context.world->backend_name() == "gloo" && different.size() < places.size()))
+    context.world = make_two_level_communicator(std::move(context.world), {.communicator = options.communicator});
+  std::string host_backend = context.world->backend_name();
+  put_on_device(context, asked, options.communicator);
+  return host_backend;
+}
+
 }  // namespace
 
 ProcessContext init_from_environment(InitOptions options) {
@@ -153,57 +211,19 @@ ProcessContext init_from_environment(InitOptions options) {
   if (options.shared_heap ? *options.shared_heap : env_bool("PHALANX_SHARED_HEAP").value_or(false)) start_shared_heap();
   const auto timeout = options.communicator.first_timeout;
   log::info(fmt::format("rank {} of {}, from {}", context.rank, context.world_size, environment.launcher));
-  const Meeting meeting = meet_ranks(environment, timeout);
+  const Meeting meeting = meet_ranks(environment, timeout, heartbeat_limit(options.communicator.heartbeat));
   context.host = meeting.host;
   context.store = meeting.store;
-  auto rendezvous = std::make_shared<PrefixStore>(meeting.store, "init");
-  choose_trace_folder(options.communicator, environment, [&](const std::string& own) {
-    return rendezvous->compare_and_set("trace_folder", std::nullopt, own).value_or(own);
-  });
-  // srun and mpirun leave each rank the threads of all the cores that it shares with others.
-  if (const int share = std::max(1, usable_cores() / meeting.ranks_on_these_cpus);
-      !env_string("OMP_NUM_THREADS") && at::get_num_threads() > share)
-    at::set_num_threads(share);
-  const auto& places = meeting.places;
-  const bool one_machine = std::equal(places.begin() + 1, places.end(), places.begin());
-  context.local_rank = environment.local_rank;
-  context.local_world_size = environment.local_world_size;
-  if (context.local_rank < 0) {
-    // Nobody has told which rank this is on its machine: count.
-    const auto& own = places[static_cast<std::size_t>(context.rank)];
-    context.local_rank = static_cast<int>(std::count(places.begin(), places.begin() + context.rank, own));
-    context.local_world_size = static_cast<int>(std::count(places.begin(), places.end(), own));
+  std::string host_backend;
+  try {
+    host_backend = make_world(context, meeting, environment, options, asked);
+  } catch (const CommError&) {
+    const std::string why = meeting.watch->trouble();
+    if (why.empty()) throw;
+    throw CommError(fmt::format("the ranks did not all start: {}", why));
   }
-  context.device = choose_device(options, context.local_rank);
-  if (options.backend == "shm" && !one_machine)
-    throw ConfigError(
-        "backend shm: the ranks do not share one machine (kernel, network and process namespace): "
-        "choose gloo or auto");
-  if (options.backend == "shm" || (options.backend == "auto" && one_machine)) {
-    try {
-      context.world = make_shm_communicator(*rendezvous, context.rank, context.world_size, options.communicator);
-    } catch (const CommError& error) {
-      if (options.backend == "shm") throw;
-      // The ranks have agreed on it, and on the reason.
-      log::warn_once(fmt::format("shared memory cannot be used, so gloo is: {}", error.what()));
-    }
-  }
-  const int store_rank = environment.rendezvous == Rendezvous::launcher ? -1 : 0;
-  if (options.backend == "mpi")
-    context.world = make_mpi_communicator(rendezvous, context.rank, context.world_size,
-                                          {.store_rank = store_rank, .communicator = options.communicator});
-  if (!context.world)
-    context.world = make_gloo_communicator(rendezvous, context.rank, context.world_size,
-                                           {.host = data_address(meeting.server, one_machine),
-                                            .store_rank = store_rank,
-                                            .communicator = options.communicator});
-  // Worth asking where it is asked for, or some seem to share a machine; whether they do is for the proof to say.
-  const std::set<std::string> different(places.begin(), places.end());
-  if (asked.starts_with("shm+") ||
-      (options.backend == "auto" && context.world->backend_name() == "gloo" && different.size() < places.size()))
-    context.world = make_two_level_communicator(std::move(context.world), {.communicator = options.communicator});
-  const std::string host_backend = context.world->backend_name();
-  put_on_device(context, asked, options.communicator);
+  meeting.watch->started();
+  const bool one_machine = is_one_machine(meeting);
   log::info(security_line({.store = meeting.server,
                            .secret_source = meeting.secret_source,
                            .backend = context.world->backend_name(),

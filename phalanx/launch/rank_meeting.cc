@@ -242,16 +242,43 @@ class StoreHost {
   bool complete_ = false;
 };
 
+const std::string kNotStarted = "the ranks did not all start: ";
+
 // What goes wrong for one goes wrong for all: the others hear of it at once instead of waiting for one who cannot come.
 [[noreturn]] void call_off(Store& store, const std::string& reason) {
   store.compare_and_set("trouble", std::nullopt, reason);
   throw CommError(store.get("trouble"));
 }
 
-constexpr std::string_view kCpusAfter = " cpus:";
+constexpr std::string_view kCpusAfter = " cpus:", kProcessAfter = "\tprocess:";
+
+// The first of the keys that ends the wait for ranks that are still to come.
+std::string await_all(Store& store, StartWatch& watch, const WorkerEnvironment& environment, milliseconds timeout) {
+  using MeetingClock = std::chrono::steady_clock;
+  const auto look_every = std::max(milliseconds(200), environment.world_size * milliseconds(3));
+  const auto deadline = MeetingClock::now() + timeout;
+  for (;;) {
+    const auto begin = MeetingClock::now();
+    const auto slice = std::min(look_every, std::chrono::ceil<milliseconds>(deadline - begin));
+    try {
+      return store.wait_any({"complete", "trouble", StartWatch::kGone}, slice);
+    } catch (const CommError&) {
+      if (MeetingClock::now() - begin < slice) throw;  // not for the time
+    }
+    if (const std::string why = watch.trouble_in_meeting(); !why.empty()) call_off(store, kNotStarted + why);
+    if (MeetingClock::now() < deadline) continue;
+    std::string missing;
+    for (int rank = 0; rank < environment.world_size; ++rank)
+      if (!store.try_get(claim_key(rank))) missing += fmt::format("{}{}", missing.empty() ? "" : ", ", rank);
+    if (missing.empty()) continue;
+    call_off(store, fmt::format("{}: of {} ranks these have not come within {} s: {}", store.describe(),
+                                environment.world_size, static_cast<double>(timeout.count()) / 1000.0, missing));
+  }
+}
 
 // Every rank says who and where it is; all learn where all are. Ranks that come twice or not at all are named.
-std::vector<std::string> roll_call(Store& store, const WorkerEnvironment& environment, milliseconds timeout) {
+std::vector<std::string> roll_call(Store& store, StartWatch& watch, const WorkerEnvironment& environment,
+                                   milliseconds timeout) {
   const std::string size = std::to_string(environment.world_size);
   const auto agreed = store.compare_and_set("world_size", std::nullopt, size);
   if (agreed != size)
@@ -264,20 +291,12 @@ std::vector<std::string> roll_call(Store& store, const WorkerEnvironment& enviro
     if (store.compare_and_set(claim_key(environment.rank), std::nullopt, claim) != claim)
       call_off(store, fmt::format("rank {} was started twice: another process has it already ({})", environment.rank,
                                   store.describe()));
-    store.set(fmt::format("place/{}", environment.rank), fmt::format("{}{}{}", place, kCpusAfter, cpus_of_process()));
+    store.set(fmt::format("place/{}", environment.rank), fmt::format("{}{}{}{}{}", place, kCpusAfter, cpus_of_process(),
+                                                                     kProcessAfter, PeerProcesses::identity()));
     if (store.add("arrived", 1) == environment.world_size) store.set("complete", "");
   }
-  std::string first;
-  try {
-    first = store.wait_any({"complete", "trouble"}, timeout);
-  } catch (const CommError&) {
-    std::string missing;
-    for (int rank = 0; rank < environment.world_size; ++rank)
-      if (!store.try_get(claim_key(rank))) missing += fmt::format("{}{}", missing.empty() ? "" : ", ", rank);
-    if (missing.empty()) throw;
-    call_off(store, fmt::format("{}: of {} ranks these have not come within {} s: {}", store.describe(),
-                                environment.world_size, static_cast<double>(timeout.count()) / 1000.0, missing));
-  }
+  const std::string first = await_all(store, watch, environment, timeout);
+  if (first == StartWatch::kGone) throw CommError(kNotStarted + store.get(first));
   if (first == "trouble") throw CommError(store.get("trouble"));
   // Rank 0 puts the places together: asking for each would cost the square of the number of ranks.
   if (environment.rank == 0) {
@@ -296,7 +315,7 @@ std::vector<std::string> roll_call(Store& store, const WorkerEnvironment& enviro
 
 }  // namespace
 
-Meeting meet_ranks(const WorkerEnvironment& environment, milliseconds timeout) {
+Meeting meet_ranks(const WorkerEnvironment& environment, milliseconds timeout, milliseconds heartbeat) {
   ReachedStore reached = reach_store(environment, timeout);
   Meeting result;
   result.store = reached.store;
@@ -310,7 +329,20 @@ Meeting meet_ranks(const WorkerEnvironment& environment, milliseconds timeout) {
   auto keys = std::make_shared<PrefixStore>(result.store, "init");
   auto host = std::make_shared<StoreHost>(std::move(reached), keys, environment.rank, environment.world_size);
   result.host = host;
-  result.places = roll_call(*keys, environment, timeout);
+  result.watch = std::make_shared<StartWatch>(
+      keys, StartWatch::Options{.rank = environment.rank,
+                                .world_size = environment.world_size,
+                                .store_rank = environment.rendezvous == Rendezvous::launcher ? -1 : 0,
+                                .place = machine_hint(),
+                                .heartbeat = heartbeat});
+  result.places = roll_call(*keys, *result.watch, environment, timeout);
+  std::vector<std::string> identities;
+  for (auto& place : result.places) {
+    const std::size_t at = place.rfind(kProcessAfter);
+    identities.push_back(place.substr(at + kProcessAfter.size()));
+    place.erase(at);
+  }
+  result.watch->all_came(result.store, identities);
   const std::string& own = result.places[static_cast<std::size_t>(environment.rank)];
   result.ranks_on_these_cpus = static_cast<int>(std::count(result.places.begin(), result.places.end(), own));
   for (auto& place : result.places) place.erase(place.rfind(kCpusAfter));

@@ -5,6 +5,7 @@
 //   lets in whoever reaches it, and if others than this machine can, that is a warning.
 // - A rank that does not come, that comes twice, or that has another world size is the same CommError on every rank,
 //   with the store's address. The first rank whose time is up speaks for all.
+// - So is a rank that dies meanwhile, and on one machine one that is stopped (start_watch.h).
 // - The rank that hosts the store keeps it, when its Meeting goes, until those who came are done with theirs (5 s at
 // most).
 #pragma once
@@ -16,6 +17,7 @@
 
 #include "phalanx/comm/store.h"
 #include "phalanx/comm/tcp_store_socket.h"
+#include "phalanx/launch/start_watch.h"
 #include "phalanx/launch/worker_environment.h"
 
 namespace phalanx {
@@ -23,13 +25,16 @@ namespace phalanx {
 struct Meeting {
   std::shared_ptr<void> host;  // to be let go last
   std::shared_ptr<Store> store;
-  HostPort server;                  // the store's address
-  std::string secret_source;        // where the secret came from; empty: there is none
-  std::vector<std::string> places;  // of each rank: equal ones may share a machine (machine_hint(); not proved yet)
-  int ranks_on_these_cpus = 1;      // those whose place and CPUs are this rank's, with it
+  HostPort server;                    // the store's address
+  std::string secret_source;          // where the secret came from; empty: there is none
+  std::vector<std::string> places;    // of each rank: equal ones may share a machine (machine_hint(); not proved yet)
+  int ranks_on_these_cpus = 1;        // those whose place and CPUs are this rank's, with it
+  std::shared_ptr<StartWatch> watch;  // until the world is made
 };
 
-/// For environments whose rendezvous is not `none`. Throws CommError and ConfigError.
-Meeting meet_ranks(const WorkerEnvironment& environment, std::chrono::milliseconds timeout);
+/// For environments whose rendezvous is not `none`. Throws CommError and ConfigError. heartbeat: how long a rank may be
+/// stopped (peer_processes.h).
+Meeting meet_ranks(const WorkerEnvironment& environment, std::chrono::milliseconds timeout,
+                   std::chrono::milliseconds heartbeat = kDefaultHeartbeat);
 
 }  // namespace phalanx

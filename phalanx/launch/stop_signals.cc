@@ -25,7 +25,7 @@ SignalFd::SignalFd(const std::vector<int>& signals) {
   sigemptyset(&set);
   for (const int signal : signals)
     if (signal != SIGHUP || !is_ignored(SIGHUP)) sigaddset(&set, signal);
-  for (const int signal : {SIGCHLD, SIGUSR1, SIGUSR2}) sigaddset(&set, signal);
+  for (const int signal : {SIGCHLD, SIGUSR1, SIGUSR2, SIGQUIT}) sigaddset(&set, signal);
   blocked = set;
   sigaddset(&blocked, SIGPIPE);
   pthread_sigmask(SIG_BLOCK, &blocked, &before_);
@@ -53,7 +53,7 @@ std::optional<int> SignalFd::next() {
 }
 
 const std::vector<int>& default_stop_signals() {
-  static const std::vector<int> signals{SIGINT, SIGTERM, SIGHUP, SIGQUIT};
+  static const std::vector<int> signals{SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU};
   return signals;
 }
 

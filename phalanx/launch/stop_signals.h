@@ -16,7 +16,7 @@ namespace phalanx {
 
 class SignalFd {
  public:
-  /// Blocks `signals`, SIGCHLD, SIGUSR1 and SIGUSR2 in this thread and those it starts, until it is destroyed.
+  /// Blocks `signals`, SIGCHLD, SIGUSR1, SIGUSR2 and SIGQUIT in this thread and those it starts, until it is destroyed.
   explicit SignalFd(const std::vector<int>& signals);
   ~SignalFd();
   SignalFd(const SignalFd&) = delete;
@@ -30,7 +30,8 @@ class SignalFd {
   UniqueFd fd_;
 };
 
-/// SIGINT, SIGTERM, SIGHUP, SIGQUIT.
+/// SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU: from the user, the terminal or a batch system. SIGQUIT is none
+/// of them: it has ranks write their flight recorders.
 const std::vector<int>& default_stop_signals();
 
 }  // namespace phalanx

@@ -15,8 +15,8 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/log.h"
-#include "phalanx/base/temp_directory.h"
 #include "phalanx/comm/job_secret.h"
+#include "phalanx/launch/launch_folder.h"
 #include "phalanx/launch/meeting_place.h"
 #include "phalanx/launch/node_membership.h"
 #include "phalanx/launch/stop_signals.h"
@@ -31,6 +31,10 @@ double sent_now_s() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
+// Closing a terminal brings SIGHUP from the shell and from the kernel, the end of a login session SIGTERM with it; a
+// limit of processor time SIGXCPU every second: none of that means that somebody has lost patience.
+bool comes_again_by_itself(int signal) { return signal == SIGHUP || signal == SIGXCPU; }
+
 std::string own_host_name() {
   char name[256] = {};
   return gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
@@ -44,7 +48,7 @@ class Agent {
 
   SupervisorResult run() {
     // The guard is forked before there is any thread.
-    reports_ = std::make_unique<TempDirectory>("launch");
+    reports_ = std::make_unique<LaunchFolder>();
     guard_ = std::make_unique<ProcessGuard>(reports_->path().string());
     signals_ = std::make_unique<SignalFd>(stop_signals());
     logs_ = std::make_unique<WorkerLogs>(options_.logs, options_.run_id);
@@ -139,14 +143,12 @@ class Agent {
       if (group_) group_->pass_on(signal);
       return;
     }
-    // Closing a terminal brings SIGHUP from the shell and from the kernel, the end of a login session SIGTERM with it:
-    // none of that means that somebody has lost patience.
     const bool told = stop_signal_ != 0;
-    if (told && signal == SIGHUP) return;
-    const bool again = told_here_ && stop_signal_ != SIGHUP;
+    if (told && comes_again_by_itself(signal)) return;
+    const bool again = told_here_ && !comes_again_by_itself(stop_signal_);
     // A signal to all nodes at once, as batch systems send them, may come by the host's order first: that is the same
     // wish, and the ranks have it already.
-    const bool known_by_order = told && !told_here_ && stop_signal_ != SIGHUP;
+    const bool known_by_order = told && !told_here_ && !comes_again_by_itself(stop_signal_);
     stop_signal_ = signal;
     told_here_ = true;
     if (known_by_order) return;
@@ -347,7 +349,7 @@ class Agent {
   const SupervisorOptions& options_;
   const bool many_nodes_;
   const std::string secret_;
-  std::unique_ptr<TempDirectory> reports_;
+  std::unique_ptr<LaunchFolder> reports_;
   std::unique_ptr<ProcessGuard> guard_;
   std::unique_ptr<SignalFd> signals_;
   std::unique_ptr<WorkerLogs> logs_;

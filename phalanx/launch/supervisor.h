@@ -11,9 +11,10 @@
 //   ranks start again in a new round; else the result tells of the root cause first (worker_failure.h).
 // - The signals of `stop_signals` are passed on, to the ranks of the other nodes too (coordinator.h). Ranks that
 //   announced a graceful stop get the time they asked for; others are killed 1.5 s after SIGINT (30 s after the rest).
-//   A second signal kills at once, unless one of the two is SIGHUP; one that came by another node is none of the two.
-//   SIGHUP that is ignored (nohup) stays ignored, for the ranks too. SIGUSR1 and SIGUSR2 are passed on and mean nothing
-//   to the launcher.
+//   A second signal kills at once, unless one of the two is SIGHUP or SIGXCPU; one that came by another node is none of
+//   the two. SIGHUP that is ignored (nohup) stays ignored, for the ranks too. SIGUSR1, SIGUSR2 and SIGQUIT, where they
+//   are none of `stop_signals`, are passed on and mean nothing to the launcher; SIGQUIT only to processes that handle
+//   it.
 // - Ranks, and what they started, end with the supervisor, even when it is killed by SIGKILL; only processes that left
 //   their rank's process group do not.
 //
@@ -46,7 +47,7 @@ struct NodesOptions {
   std::chrono::milliseconds last_call{30'000};      // for more nodes, once enough have come
   std::chrono::milliseconds close_timeout{30'000};  // at the end, for the other nodes to hear of it
   std::chrono::milliseconds read_timeout{60'000};   // of one exchange while joining
-  std::chrono::milliseconds keep_alive{5'000};      // how often a node gives a sign of life
+  std::chrono::milliseconds keep_alive{2'000};      // how often a node gives a sign of life
   int missed_keep_alives = 3;                       // after so many it is lost
 };
 
@@ -62,11 +63,12 @@ struct SupervisorOptions {
   int max_restarts = 0;
   int master_port = 0;              // for the ranks' MASTER_PORT; 0: a free one
   bool virtual_local_rank = false;  // LOCAL_RANK is 0 and CUDA_VISIBLE_DEVICES one GPU
-  std::vector<int> stop_signals;    // empty: SIGINT, SIGTERM, SIGHUP, SIGQUIT
+  std::vector<int> stop_signals;    // empty: default_stop_signals()
   std::chrono::milliseconds interrupt_grace{1'500};
   std::chrono::milliseconds terminate_grace{30'000};
   std::chrono::milliseconds failure_grace{5'000};  // between SIGTERM and SIGKILL of the ranks that did not fail
-  std::chrono::milliseconds blame_grace{500};      // how long a CommError waits for the error that caused it
+  std::chrono::milliseconds stopped_grace{5'000};  // for a rank that is stopped (SIGSTOP) while others have ended
+  std::chrono::milliseconds blame_grace{500};      // how long an error waits for others: its cause, or the same
 };
 
 struct SupervisorResult {

@@ -12,6 +12,8 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <set>
+#include <sstream>
 
 #include "phalanx/base/cpu.h"
 #include "phalanx/base/cpu_list.h"
@@ -378,11 +380,91 @@ TEST(SupervisorTest, AnotherSignalMayBeTheOneThatEndsTheJobAndItsPatienceIsSet) 
 
 TEST(SupervisorTest, ASignalThatIsNoReasonToEndIsPassedOn) {
   TempDirectory notes("notes");
-  RunningLauncher launcher(2, {test_program(), "usr1", notes.path().string()});
+  RunningLauncher launcher(2, {fmt::format("--signal={}", SIGTERM), test_program(), "usr1", notes.path().string()});
   noted_pid(notes, "pid.0");
   noted_pid(notes, "pid.1");
   launcher.send(SIGUSR1);
   EXPECT_EQ(launcher.wait(), 0) << launcher.err();
+}
+
+// What batch systems send before they kill.
+TEST(SupervisorTest, RanksThatAnnounceItGetTheirTimeAtTheSignalsOfABatchSystem) {
+  TempDirectory notes("notes");
+  RunningLauncher launcher(1, {test_program(), "graceful", notes.path().string()});
+  noted_pid(notes, "pid.0");
+  launcher.send(SIGUSR1);
+  EXPECT_EQ(note_of(notes, "asked.0"), std::to_string(SIGUSR1));
+  launcher.send(SIGXCPU);  // comes again and again
+  EXPECT_EQ(launcher.wait(), 0) << launcher.err();
+  EXPECT_TRUE(std::filesystem::exists(notes.path() / "saved.0"));
+}
+
+TEST(SupervisorTest, ARankThatSaysThatItIsNearlyDoneIsNotWaitedForAnyLonger) {
+  expect_within_two_seconds([] {
+    TempDirectory notes("notes");
+    RunningLauncher launcher(1, {test_program(), "nearly-done", notes.path().string()});
+    noted_pid(notes, "pid.0");
+    const auto start = TestClock::now();
+    launcher.send(SIGTERM);
+    EXPECT_EQ(launcher.wait(), 128 + SIGTERM);
+    return TestClock::now() - start;
+  });
+}
+
+// The guard is the launcher's only child that is no rank.
+TEST(SupervisorTest, ALauncherThatIsKilledWithItsGuardLeavesAFolderThatTheNextOneRemoves) {
+  TempDirectory notes("notes"), temporary("temporary");
+  const RunningLauncher::Options options{.environment = {{"TMPDIR", temporary.path().string()}}};
+  const auto folders = [&] {
+    std::set<std::string> found;
+    for (const auto& entry : std::filesystem::directory_iterator(temporary.path()))
+      found.insert(entry.path().filename().string());
+    return found;
+  };
+  std::set<std::string> left;
+  {
+    RunningLauncher killed(1, {test_program(), "hold", notes.path().string()}, options);
+    const pid_t rank = noted_pid(notes, "hold.0.of.1");
+    left = folders();
+    EXPECT_EQ(left.size(), 1U);
+    std::string children = contents(fmt::format("/proc/{0}/task/{0}/children", killed.pid()));
+    std::istringstream list(children);
+    for (pid_t child; list >> child;)
+      if (child != rank) kill(child, SIGKILL);
+    killed.send(SIGKILL);
+    EXPECT_EQ(killed.wait(), 128 + SIGKILL);
+    EXPECT_TRUE(comes_true([&] { return is_gone(rank); }));
+  }
+  EXPECT_EQ(folders(), left);
+  std::filesystem::remove(notes.path() / "hold.0.of.1");
+  RunningLauncher lives(1, {test_program(), "hold", notes.path().string()}, options);
+  noted_pid(notes, "hold.0.of.1");
+  std::set<std::string> of_one_that_lives = folders();
+  EXPECT_EQ(of_one_that_lives.size(), 1U);
+  EXPECT_NE(of_one_that_lives, left);
+  RunningLauncher other(1, {test_program(), "print"}, options);
+  EXPECT_EQ(other.wait(), 0);
+  EXPECT_EQ(folders(), of_one_that_lives);
+  write_note(notes, "go");
+  EXPECT_EQ(lives.wait(), 0);
+}
+
+TEST(SupervisorTest, ARankThatIsStoppedWhileItEndsIsNotWaitedForForEver) {
+  RunningLauncher launcher(2, {"--stopped-ms=300", test_program(), "stopped-at-end", "."});
+  EXPECT_EQ(launcher.wait(), 128 + SIGKILL);
+  EXPECT_THAT(launcher.err(), HasSubstr("rank 1 is stopped (SIGSTOP): process "));
+}
+
+TEST(SupervisorTest, QuitGoesToThoseWhoHandleItAndEndsNobody) {
+  TempDirectory notes("notes");
+  RunningLauncher launcher(2, {test_program(), "quit", notes.path().string()});
+  const pid_t deaf = noted_pid(notes, "pid.0");
+  noted_pid(notes, "pid.1");
+  launcher.send(SIGQUIT);
+  note_of(notes, "quit.1");
+  EXPECT_FALSE(is_gone(deaf));
+  launcher.send(SIGTERM);
+  EXPECT_EQ(launcher.wait(), 128 + SIGTERM) << launcher.err();
 }
 
 }  // namespace

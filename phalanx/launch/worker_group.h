@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -44,10 +45,10 @@ class WorkerGroup {
   void step(Clock::time_point now);
   bool any_alive() const;
   bool all_succeeded() const;
-  /// True, once, when a rank has failed and its error is not one that another's may still explain.
+  /// True, once, when a rank has failed and others have had a moment to tell the cause of its error, or the same one.
   bool take_failure(Clock::time_point now);
 
-  /// SIGTERM now, SIGKILL after `grace`.
+  /// SIGTERM now, SIGKILL after `grace`, to ranks that are stopped at once.
   void terminate(std::chrono::milliseconds grace);
   /// Passes on a signal to stop. `again`: there was one before, so all are killed.
   void stop(int signal, bool again);
@@ -67,14 +68,19 @@ class WorkerGroup {
     int wait_status = 0;
     double ended_at_s = 0;
     Clock::time_point kill_at = kNever;
+    std::optional<std::chrono::seconds> announced;  // how long it takes for a stop, as it said when told
     std::string report_directory, error_file;
     WorkerStream streams[2];
+    std::optional<Clock::time_point> stopped_since;
     bool failed() const;
   };
 
   void start(int local_rank, const Order& order, const Seat& seat);
   EnvironmentMap environment_of(const Rank& entry, const Order& order, const Seat& seat) const;
   void reap(Rank& rank);
+  void hear_announcements(Clock::time_point now);
+  bool any_ended() const;
+  void end_who_stands_still(Clock::time_point now);
   void kill_all();
 
   Surroundings around_;
@@ -85,6 +91,8 @@ class WorkerGroup {
   std::size_t first_polled_ = 0;
   bool failure_taken_ = false;  // or of no interest any more
   Clock::time_point failure_certain_at_ = kNever;
+  bool stopping_ = false;  // by a signal
+  Clock::time_point announcements_heard_{}, stops_looked_for_{};
 };
 
 }  // namespace phalanx

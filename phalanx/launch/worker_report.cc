@@ -5,9 +5,11 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <system_error>
 
 #include "phalanx/base/error.h"
 
@@ -16,6 +18,7 @@ namespace {
 
 constexpr const char* kErrorFile = "/error.json";
 constexpr const char* kGracefulFile = "/graceful_stop";
+constexpr const char* kProcessFile = "/process";
 
 // Whoever reads sees the whole file or none.
 bool write_report_file(const std::string& path, const std::string& text) {
@@ -40,6 +43,12 @@ std::optional<std::string> read_report_file(const std::string& path) {
   std::ostringstream text;
   text << file.rdbuf();
   return text.str();
+}
+
+// A number is another process's where the rank has process numbers of its own.
+ino_t pid_namespace() {
+  struct stat status {};
+  return stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
 }
 
 double seconds_since_epoch() {
@@ -82,6 +91,25 @@ void announce_graceful_stop(std::chrono::seconds limit) noexcept {
       write_report_file(std::string(directory) + kGracefulFile, std::to_string(limit.count()));
   } catch (...) {  // out of memory: the worker then has the short limit
   }
+}
+
+void note_started_process(const std::string& directory, int rank, int pid) {
+  write_report_file(directory + kProcessFile,
+                    std::to_string(rank) + " " + std::to_string(pid) + " " + std::to_string(pid_namespace()));
+}
+
+std::map<int, int> read_started_processes() {
+  std::map<int, int> found;
+  const char* directory = std::getenv("PHALANX_REPORT_DIR");
+  if (directory == nullptr || *directory == '\0') return found;
+  std::error_code error;
+  for (const auto& one : std::filesystem::directory_iterator(std::filesystem::path(directory).parent_path(), error)) {
+    std::ifstream file(one.path().string() + kProcessFile);
+    int rank = -1, pid = 0;
+    ino_t name_space = 0;
+    if (file >> rank >> pid >> name_space && name_space == pid_namespace()) found[rank] = pid;
+  }
+  return found;
 }
 
 std::optional<WorkerReport> read_worker_report(const std::string& directory) {

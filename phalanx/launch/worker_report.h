@@ -15,6 +15,7 @@
 
 #include <chrono>
 #include <exception>
+#include <map>
 #include <optional>
 #include <string>
 
@@ -25,6 +26,11 @@ bool report_error_to_launcher(const std::exception& error) noexcept;
 
 /// From now on this process ends by itself on SIGINT and SIGTERM, within `limit`. Nothing happens without a launcher.
 void announce_graceful_stop(std::chrono::seconds limit) noexcept;
+
+/// By the launcher, into the folder that it gives a rank: which process that is.
+void note_started_process(const std::string& directory, int rank, int pid);
+/// By a rank: those that its launcher has started beside it so far, by rank. Empty without a launcher.
+std::map<int, int> read_started_processes();
 
 struct WorkerReport {
   int rank = -1;

@@ -19,6 +19,7 @@
 #include <thread>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/start_thread.h"
 
 namespace phalanx::measure {
 namespace {
@@ -104,6 +105,7 @@ double copy_speed(const CopyPair& pair, std::uint64_t bytes, std::chrono::millis
 }
 
 double speed_of(const std::vector<int>& cpus, std::uint64_t bytes, std::chrono::milliseconds time) {
+  check_threads(static_cast<int>(cpus.size()));  // or those that have started would wait at the barrier for ever
   std::barrier together(static_cast<std::ptrdiff_t>(cpus.size()));
   std::vector<double> speeds(cpus.size());
   std::atomic<bool> failed{false};
@@ -190,7 +192,7 @@ NumaSpeeds measure_numa(const Topology& machine, std::chrono::milliseconds each)
   std::exception_ptr failure;
   for (const int cpu : cpus) {
     std::vector<double>& row = speeds.bytes_per_second.emplace_back();
-    std::jthread([&] {
+    start_thread("a measurement of memory", [&] {
       bind_to(cpu);
       try {
         for (const int node : speeds.memory_nodes) row.push_back(copy_speed(CopyPair(bytes, node), bytes, each));

@@ -18,6 +18,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/human.h"
+#include "phalanx/base/start_thread.h"
 
 namespace phalanx::measure {
 namespace {
@@ -68,6 +69,7 @@ std::string output_of(const std::vector<std::string>& command, std::chrono::mill
   for (const std::string& word : command) words.push_back(const_cast<char*>(word.c_str()));
   words.push_back(nullptr);
   const pid_t parent = ::getpid(), child = ::fork();
+  const int refusal = errno;
   if (child == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     const int nothing = ::open("/dev/null", O_RDWR);
@@ -93,7 +95,7 @@ std::string output_of(const std::vector<std::string>& command, std::chrono::mill
     output.append(buffer, static_cast<std::size_t>(bytes));
   }
   ::close(ends[0]);
-  if (child < 0) throw Error(fmt::format("cannot start '{}'", command[0]));
+  if (child < 0) throw_not_started(command[0], refusal);
   if (late) ::kill(child, SIGKILL);
   int status = 0;
   ::waitpid(child, &status, 0);

@@ -19,6 +19,7 @@
 #include <memory>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/start_thread.h"
 #include "phalanx/measure/bandwidth.h"
 
 namespace phalanx::measure {
@@ -40,7 +41,7 @@ class Helper {
   explicit Helper(const std::function<void()>& body) {
     const pid_t parent = ::getpid();
     pid_ = ::fork();
-    if (pid_ < 0) fail("fork");
+    if (pid_ < 0) throw_not_started("a helper that measures", errno);
     if (pid_ == 0) {
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
       if (::getppid() == parent) body();

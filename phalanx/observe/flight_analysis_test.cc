@@ -90,7 +90,7 @@ const FlightEntry kBarrier{.verb = "barrier"};
 
 class FlightAnalysisTest : public ::testing::Test {
  protected:
-  void write(int rank, const Rank& what, const std::string& reason = "SIGUSR1") const {
+  void write(int rank, const Rank& what, const std::string& reason = "SIGQUIT") const {
     write_file(path(fmt::format("rank_{}.json", rank)), what.json(reason));
   }
   FlightAnalysis analyze() const { return analyze_flight_files(read_flight_files(folder_.path())); }
@@ -122,7 +122,7 @@ TEST_F(FlightAnalysisTest, TheRankThatIsBehindIsNamed) {
   EXPECT_EQ(found.groups[0].standings[1].number, 1);
   EXPECT_THAT(to_text(found),
               AllOf(HasSubstr("group 'world' of ranks 0 to 3: op 2 is incomplete\n"),
-                    HasSubstr("\n  rank 1                1  finished   "), HasSubstr("\n  ranks 0 to 3: SIGUSR1\n")));
+                    HasSubstr("\n  rank 1                1  finished   "), HasSubstr("\n  ranks 0 to 3: SIGQUIT\n")));
 }
 
 TEST_F(FlightAnalysisTest, ARankThatHasIssuedNothingOrHasLeftTheGroupIsMissingToo) {

@@ -11,11 +11,13 @@
 #include <thread>
 #include <utility>
 
+#include "phalanx/base/start_thread.h"
+
 namespace phalanx {
 
 class TaskThread {
  public:
-  TaskThread() : thread_([this] { run(); }) {}
+  TaskThread() : thread_(start_thread("work beside the main thread", [this] { run(); })) {}
   ~TaskThread() {
     {
       const std::lock_guard lock(mutex_);

@@ -17,6 +17,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/nearest.h"
+#include "phalanx/base/signals.h"
 #include "phalanx/train/config_schema.h"
 
 namespace phalanx::train {
@@ -334,7 +335,17 @@ void refuse_zero(std::string_view section, std::string_view name, std::int64_t v
   }
 }
 
+int stop_signal(const std::string& name) {
+  const std::vector<std::string> known{"SIGTERM", "SIGINT",  "SIGHUP",  "SIGUSR1",
+                                       "SIGUSR2", "SIGXCPU", "SIGALRM", "SIGURG"};
+  if (std::ranges::find(known, name) != known.end()) return *signal_of_name(name);
+  throw ConfigError(fmt::format("[checkpoint] stop_signals names '{}'{}: expected some of {}{}", name,
+                                did_you_mean(name, known), fmt::join(known, ", "),
+                                name == "SIGQUIT" ? "; SIGQUIT has the flight recorder written" : ""));
+}
+
 void resolve(TrainConfig& config) {
+  for (const std::string& name : config.checkpoint.stop_signals) stop_signal(name);
   auto& training = config.training;
   take_token_budget("num_tokens_per_microbatch_per_dp_rank", training.num_tokens_per_microbatch_per_dp_rank,
                     training.local_batch_size, training.seq_len);
@@ -423,6 +434,12 @@ TrainConfig read_config(const std::string& path, const std::vector<std::string>&
     throw ConfigError(fmt::format("cannot read the configuration '{}': {}", path, std::strerror(errno)));
   }
   return parse_config(text.str(), path, overrides);
+}
+
+std::vector<int> stop_signals(const TrainConfig& config) {
+  std::vector<int> numbers;
+  for (const std::string& name : config.checkpoint.stop_signals) numbers.push_back(stop_signal(name));
+  return numbers;
 }
 
 std::string in_dump_folder(const TrainConfig& config, const std::string& path) {

@@ -109,6 +109,7 @@ struct TrainConfig {
     bool initial_random_weights = false;
     bool allow_model_mismatch = false;
     bool last_save_in_hf = false;
+    std::vector<std::string> stop_signals{"SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"};
   } checkpoint;
 
   struct Metrics {
@@ -165,6 +166,9 @@ TrainConfig parse_config(std::string_view toml, const std::string& source, const
 
 /// The effective configuration as TOML; parse_config() of it gives the same configuration.
 std::string print_config(const TrainConfig& config);
+
+/// [checkpoint] stop_signals by number.
+std::vector<int> stop_signals(const TrainConfig& config);
 
 /// A path as the keys give it: relative ones are in job.dump_folder.
 std::string in_dump_folder(const TrainConfig& config, const std::string& path);

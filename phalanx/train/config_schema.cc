@@ -235,7 +235,8 @@ const std::vector<Key>& known_keys() {
       {"checkpoint", "folder", at<&C::checkpoint, &C::Checkpoint::folder>,
        "Folder of the checkpoints, in job.dump_folder unless absolute."},
       {"checkpoint", "interval", at<&C::checkpoint, &C::Checkpoint::interval>,
-       "Steps between checkpoints. One is also saved at the end and on Ctrl-C, SIGTERM or SIGHUP.", 1, kAny},
+       "Steps between checkpoints. One is also saved at the end and after the step in which one of stop_signals comes.",
+       1, kAny},
       {"checkpoint", "keep_latest_k", at<&C::checkpoint, &C::Checkpoint::keep_latest_k>,
        "Older checkpoints than the latest k are removed. 0: keep all.", 0, kAny},
       {"checkpoint",
@@ -267,6 +268,11 @@ const std::vector<Key>& known_keys() {
       {"checkpoint", "last_save_in_hf", at<&C::checkpoint, &C::Checkpoint::last_save_in_hf>,
        "At the end also write the model to hf/ in job.dump_folder as transformers reads it: config.json, "
        "model.safetensors and, from model.hf_assets_path, the tokenizer's files."},
+
+      {"checkpoint", "stop_signals", at<&C::checkpoint, &C::Checkpoint::stop_signals>,
+       "Signals at which all ranks finish the step, save a checkpoint and end with status 0; outside of the steps, or "
+       "at "
+       "the second one, the process ends at once. On the command line separated by commas."},
 
       {"metrics", "log_freq", at<&C::metrics, &C::Metrics::log_freq>,
        "Steps between log lines; the first step is always logged. metrics.jsonl has every step.", 1, kAny},
@@ -312,7 +318,7 @@ const std::vector<Key>& known_keys() {
        "operation's error, not a later one's."},
       {"comm", "trace_buf_size", at<&C::comm, &C::Comm::trace_buf_size>,
        "Operations of each group of ranks that the flight recorder keeps, to be written on an error, a time-out or "
-       "SIGUSR1. 0: nothing is written.",
+       "SIGQUIT. 0: nothing is written.",
        0, 10'000'000},
       {"comm", "save_traces_folder", at<&C::comm, &C::Comm::save_traces_folder>,
        "Folder of the flight recorder's files, in job.dump_folder; see `phalanx trace analyze`. The variable "

@@ -1,8 +1,10 @@
 #include "phalanx/train/config.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 
@@ -82,6 +84,19 @@ TEST(Config, PrintedConfigurationReadsBackTheSame) {
   EXPECT_EQ(again.optimizer.lr, 0.1);
   EXPECT_EQ(again.lr_scheduler.decay_ratio, 0.0);
   EXPECT_EQ(again.training.global_batch_size, 16);
+}
+
+TEST(Config, StopSignalsAreNamedAndAreSignalsThatMayMeanToStop) {
+  EXPECT_THAT(stop_signals(parse("")), ::testing::ElementsAre(SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU));
+  EXPECT_THAT(stop_signals(parse("", {"--checkpoint.stop_signals=SIGUSR1,SIGTERM"})),
+              ::testing::ElementsAre(SIGUSR1, SIGTERM));
+  const std::pair<const char*, const char*> wrong[] = {{"SIGKILL", "[checkpoint] stop_signals names 'SIGKILL'"},
+                                                       {"SIGSEGV", "expected some of SIGTERM, SIGINT, "},
+                                                       {"SIGUSR3", "(did you mean 'SIGUSR1'?)"},
+                                                       {"SIGQUIT", "SIGQUIT has the flight recorder written"}};
+  for (const auto& [name, message] : wrong) {
+    EXPECT_THAT(refusal(fmt::format("[checkpoint]\nstop_signals = [\"{}\"]\n", name)), HasSubstr(message));
+  }
 }
 
 TEST(Config, UnknownKeysNameTheNearest) {

@@ -87,6 +87,7 @@ const std::vector<SettingRule>& setting_rules() {
       {"checkpoint", "initial_load_in_hf", silent, "of a new run alone"},
       {"checkpoint", "initial_random_weights", silent, "of a new run alone"},
       {"checkpoint", "last_save_in_hf", silent, saving},
+      {"checkpoint", "stop_signals", silent, saving},
 
       {"metrics", "log_freq", silent, shown},
       {"metrics", "enable_tensorboard", silent, shown},

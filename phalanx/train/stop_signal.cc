@@ -1,6 +1,5 @@
 #include "phalanx/train/stop_signal.h"
 
-#include <cstddef>
 #include <cstdint>
 #include <ctime>
 
@@ -10,6 +9,7 @@ namespace {
 // Signals belong to the process, so this cannot belong to an object.
 volatile std::sig_atomic_t received_signal = 0;
 volatile std::sig_atomic_t asked_by_user = 0;
+volatile std::sig_atomic_t is_in_steps = 1;
 std::int64_t asked_at_ms = 0;
 std::int64_t patience_ms = 0;
 
@@ -19,39 +19,52 @@ std::int64_t now_ms() {
   return std::int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1'000'000;
 }
 
+void end_by(int number) {
+  std::signal(number, SIG_DFL);
+  std::raise(number);  // delivered on return from the handler
+}
+
 void note_signal(int number) {
-  if (received_signal == 0) received_signal = number;
-  if (number == SIGHUP) return;
+  if (received_signal == 0) {
+    received_signal = number;
+    if (is_in_steps == 0) return end_by(number);
+  }
+  if (number == SIGHUP || number == SIGXCPU) return;
   if (asked_by_user == 0) {
     asked_at_ms = now_ms();
     asked_by_user = 1;
   } else if (now_ms() - asked_at_ms >= patience_ms) {
-    std::signal(number, SIG_DFL);
-    std::raise(number);  // delivered on return from this handler
+    end_by(number);
   }
 }
 
 }  // namespace
 
-StopSignal::StopSignal(std::chrono::milliseconds patience) {
+std::vector<int> default_stop_signals() { return {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU}; }
+
+StopSignal::StopSignal(const StopSignalOptions& options) {
   received_signal = 0;
   asked_by_user = 0;
-  patience_ms = patience.count();
+  patience_ms = options.patience.count();
+  is_in_steps = options.in_steps ? 1 : 0;
   struct sigaction action {};
   action.sa_handler = note_signal;
   action.sa_flags = SA_RESTART;  // writes and waits of the step under way go on
   sigemptyset(&action.sa_mask);
-  for (std::size_t i = 0; i < kSignals.size(); ++i) {
-    sigaction(kSignals[i], nullptr, &old_[i]);
-    if (kSignals[i] == SIGHUP && old_[i].sa_handler == SIG_IGN) continue;
-    sigaction(kSignals[i], &action, nullptr);
+  for (const int number : options.signals) {
+    struct sigaction before {};
+    sigaction(number, nullptr, &before);
+    old_.emplace_back(number, before);
+    if (number == SIGHUP && before.sa_handler == SIG_IGN) continue;
+    sigaction(number, &action, nullptr);
   }
 }
 
 StopSignal::~StopSignal() {
-  for (std::size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &old_[i], nullptr);
+  for (const auto& [number, before] : old_) sigaction(number, &before, nullptr);
 }
 
+void StopSignal::set_in_steps(bool in_steps) const noexcept { is_in_steps = in_steps ? 1 : 0; }
 bool StopSignal::requested() const noexcept { return received_signal != 0; }
 int StopSignal::signal_number() const noexcept { return received_signal; }
 

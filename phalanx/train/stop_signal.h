@@ -1,37 +1,49 @@
-// SIGTERM, SIGINT and SIGHUP as a wish to stop: the handler only raises a flag, which the training loop reads between
-// steps.
+// Signals as a wish to stop: in a training step the handler only raises a flag, which the training loop reads between
+// steps. Outside of the steps there is nothing to save, and the first signal ends the process.
 //
-//   StopSignal stop;                       // installs the handlers, gives the old ones back when it goes
+//   StopSignal stop({.in_steps = false});  // installs the handlers, gives the old ones back when it goes
+//   stop.set_in_steps(true);
 //   while (!done) { ...; if (stop.requested()) { save(); break; } }
+//   stop.set_in_steps(false);
 //
-// - A second SIGTERM or SIGINT ends the process at once, as if there were no handler; within `patience` of the first it
-//   is taken for the same wish, since Ctrl-C may reach a rank both from the terminal and through its launcher.
-// - SIGHUP, the end of the terminal, never counts as a second one: shell and kernel both send it, and closing the
-// window
-//   after Ctrl-C is no reason to lose the save. Ignored from the start, as under nohup, it stays ignored.
+// - A second signal ends the process at once, as if there were no handler; within `patience` of the first it is taken
+//   for the same wish, since Ctrl-C may reach a rank both from the terminal and through its launcher.
+// - SIGHUP and SIGXCPU come more than once by themselves (shell and kernel both send SIGHUP; the kernel sends SIGXCPU
+//   every second), so they never count as a second one. SIGHUP that is ignored from the start, as under nohup, stays
+//   ignored.
 //
 // One object per process.
 #pragma once
 
-#include <array>
 #include <chrono>
 #include <csignal>
+#include <utility>
+#include <vector>
 
 namespace phalanx::train {
 
+/// What a user, a terminal or a batch system sends to end a job: SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU.
+std::vector<int> default_stop_signals();
+
+struct StopSignalOptions {
+  std::vector<int> signals = default_stop_signals();
+  std::chrono::milliseconds patience{1'000};
+  bool in_steps = true;  // at first
+};
+
 class StopSignal {
  public:
-  explicit StopSignal(std::chrono::milliseconds patience = std::chrono::seconds(2));
+  explicit StopSignal(const StopSignalOptions& options = {});
   ~StopSignal();
   StopSignal(const StopSignal&) = delete;
   StopSignal& operator=(const StopSignal&) = delete;
 
+  void set_in_steps(bool in_steps) const noexcept;
   bool requested() const noexcept;
   int signal_number() const noexcept;  // the first one's; 0 while not requested
 
  private:
-  static constexpr std::array<int, 3> kSignals{SIGTERM, SIGINT, SIGHUP};
-  std::array<struct sigaction, kSignals.size()> old_{};
+  std::vector<std::pair<int, struct sigaction>> old_;
 };
 
 }  // namespace phalanx::train

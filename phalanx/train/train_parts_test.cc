@@ -74,7 +74,7 @@ decltype(SIG_DFL) handler_of(int number) {
 }
 
 TEST(StopSignalTest, HearsEachSignalOnceAndGivesThemBack) {
-  const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
+  const int numbers[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU};
   std::vector<decltype(SIG_DFL)> before;
   for (const int number : numbers) before.push_back(handler_of(number));
   for (const int number : numbers) {
@@ -91,7 +91,7 @@ TEST(StopSignalTest, HearsEachSignalOnceAndGivesThemBack) {
 
 TEST(StopSignalTest, OnlyASecondWishOfTheUsersEndsTheProcess) {
   const auto raise_all = [](std::vector<int> numbers) {
-    const StopSignal stop(std::chrono::milliseconds(0));
+    const StopSignal stop({.patience = std::chrono::milliseconds(0)});
     for (const int number : numbers) std::raise(number);
     std::exit(stop.signal_number());
   };
@@ -99,6 +99,31 @@ TEST(StopSignalTest, OnlyASecondWishOfTheUsersEndsTheProcess) {
   EXPECT_EXIT(raise_all({SIGHUP, SIGINT, SIGINT}), ::testing::KilledBySignal(SIGINT), "");
   EXPECT_EXIT(raise_all({SIGHUP, SIGHUP, SIGTERM, SIGHUP}), ::testing::ExitedWithCode(SIGHUP), "");
   EXPECT_EXIT(raise_all({SIGTERM, SIGHUP}), ::testing::ExitedWithCode(SIGTERM), "");
+  EXPECT_EXIT(raise_all({SIGUSR1, SIGXCPU, SIGXCPU}), ::testing::ExitedWithCode(SIGUSR1), "");
+  EXPECT_EXIT(raise_all({SIGUSR1, SIGTERM}), ::testing::KilledBySignal(SIGTERM), "");
+}
+
+TEST(StopSignalTest, OutsideOfTheStepsTheFirstEndsTheProcessAndOneThatIsHeededMayComeTwice) {
+  const auto raise_one = [](int number, bool in_steps, bool after) {
+    const StopSignal stop({.patience = std::chrono::hours(1), .in_steps = in_steps});
+    if (after) std::raise(number);
+    stop.set_in_steps(false);
+    std::raise(number);
+    std::exit(stop.signal_number());
+  };
+  for (const int number : default_stop_signals()) {
+    EXPECT_EXIT(raise_one(number, false, false), ::testing::KilledBySignal(number), "");
+    EXPECT_EXIT(raise_one(number, true, false), ::testing::KilledBySignal(number), "");
+    EXPECT_EXIT(raise_one(number, true, true), ::testing::ExitedWithCode(number), "");
+  }
+}
+
+TEST(StopSignalTest, WhatIsNotListedIsLeftAlone) {
+  const auto before = handler_of(SIGUSR2);
+  const StopSignal stop({.signals = {SIGUSR1}});
+  EXPECT_EQ(handler_of(SIGUSR2), before);
+  std::raise(SIGUSR1);
+  EXPECT_EQ(stop.signal_number(), SIGUSR1);
 }
 
 TEST(StopSignalTest, AnIgnoredHangUpStaysIgnored) {

@@ -320,6 +320,10 @@ void Trainer::run_steps() {
   trace_.watch(model_->communicators());
   bool first = true, between_steps = false;
   last_cpu_seconds_ = process_cpu_seconds();
+  const auto tell_of_steps = [&](bool runs) {
+    if (context_.on_steps) context_.on_steps(runs);
+  };
+  if (step_ < steps) tell_of_steps(true);
   while (step_ < steps && !result_.stopped) {
     const double lr = update_->lr_at(step_);
     trace_.begin(step_ + 1);
@@ -353,6 +357,7 @@ void Trainer::run_steps() {
   }
   bar.finish();
   checkpoints_.finish();
+  tell_of_steps(false);
   trace_.close();  // a stop may have come in the middle of what one file was to hold
   if (result_.stopped) {
     say(checkpoints_.enabled()

@@ -46,7 +46,8 @@ namespace phalanx::train {
 struct TrainerContext {
   std::shared_ptr<Communicator> world;  // a world of one too
   at::Device device = at::kCPU;
-  std::function<bool()> stop_requested;                          // asked between steps; unset: never
+  std::function<bool()> stop_requested;  // asked between steps; unset: never
+  std::function<void(bool)> on_steps;    // told true before the first step, false when the last save is on the disk
   std::vector<std::pair<std::string, std::string>> environment;  // more lines for the start and the report
   bool quiet = false;                                            // no log lines and no progress bar
 };

@@ -66,6 +66,7 @@ phalanx::SupervisorOptions supervisor_options(const std::vector<std::string>& ar
     if (name == "keep-alive-ms") options.nodes.keep_alive = time();
     if (name == "local-addr") options.nodes.local_address = value;
     if (name == "terminate-ms") options.terminate_grace = time();
+    if (name == "stopped-ms") options.stopped_grace = time();
     if (name == "id") options.run_id = value;
     if (name == "role") options.role = value;
     if (name == "log-dir") options.logs.directory = value;
@@ -215,12 +216,38 @@ int run(const std::vector<std::string>& arguments) {
     while (access(fmt::format("{}/child.{}", directory, rank).c_str(), F_OK) != 0) usleep(1000);
     return 0;
   }
+  if (mode == "nearly-done") {  // DIRECTORY: asks for a long time, at SIGTERM for none any more, and never ends
+    announce_graceful_stop(std::chrono::seconds(3'600));
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigprocmask(SIG_BLOCK, &set, nullptr);
+    note(directory, fmt::format("pid.{}", rank), getpid());
+    int got = 0;
+    sigwait(&set, &got);
+    announce_graceful_stop(std::chrono::seconds(0));
+    sleep_for_ever();
+  }
+  if (mode == "stopped-at-end") {  // rank 1 of a program that announces its stop stands still when the other ends
+    announce_graceful_stop(std::chrono::seconds(3));
+    if (rank == 1) raise(SIGSTOP);
+    return 0;
+  }
+  if (mode == "quit") {  // DIRECTORY: rank 1 tells of SIGQUIT, the others do not handle it
+    static volatile sig_atomic_t quit = 0;
+    signal(SIGQUIT, SIG_DFL);
+    if (rank == 1) signal(SIGQUIT, [](int number) { quit = number; });
+    note(directory, fmt::format("pid.{}", rank), getpid());
+    while (quit == 0) usleep(5000);
+    note(directory, "quit.1", static_cast<int>(quit));
+    sleep_for_ever();
+  }
   if (mode == "graceful") {  // DIRECTORY: takes 2 s to end after a signal, longer than a silent rank is given; tells
                              // of each, and which it was
     announce_graceful_stop(std::chrono::seconds(30));
     sigset_t awaited;
     sigemptyset(&awaited);
-    for (const int number : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&awaited, number);
+    for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGXCPU}) sigaddset(&awaited, number);
     sigprocmask(SIG_BLOCK, &awaited, nullptr);
     note(directory, fmt::format("pid.{}", rank), getpid());
     int got = 0;

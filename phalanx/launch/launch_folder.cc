@@ -1,0 +1,64 @@
+#include "phalanx/launch/launch_folder.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <system_error>
+
+#include "phalanx/base/env.h"
+#include "phalanx/base/error.h"
+#include "phalanx/base/memory_limits.h"
+
+namespace phalanx {
+namespace {
+
+constexpr const char* kOwnerFile = "owner";
+
+// Whether it is a folder of this user's on this machine whose owners have gone. The lock is the caller's then.
+UniqueFd lock_of_dead(const std::filesystem::path& folder) {
+  struct stat status {};
+  if (lstat(folder.c_str(), &status) != 0 || !S_ISDIR(status.st_mode) || status.st_uid != geteuid()) return {};
+  UniqueFd owner(open((folder / kOwnerFile).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+  if (!owner) return {};
+  char text[256];
+  const ssize_t got = read(owner.get(), text, sizeof text);
+  const std::string machine = machine_identity();
+  if (got < 0 || machine.empty() || std::string(text, static_cast<std::size_t>(got)) != machine) return {};
+  if (flock(owner.get(), LOCK_EX | LOCK_NB) != 0) return {};
+  return owner;
+}
+
+}  // namespace
+
+LaunchFolder::LaunchFolder() : folder_((remove_abandoned(), "launch")) {
+  // Under another name until it is locked: nobody is to find the file and nobody's lock on it.
+  const auto unfinished = path() / "owner.new";
+  lock_.reset(open(unfinished.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  const std::string machine = machine_identity();
+  if (!lock_ || write(lock_.get(), machine.data(), machine.size()) != static_cast<ssize_t>(machine.size()))
+    throw Error(fmt::format("cannot write {}: {}", unfinished.string(), std::strerror(errno)));
+  if (flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) return;  // a file system without locks: then no proof, and no removal
+  std::error_code ignored;
+  std::filesystem::rename(unfinished, path() / kOwnerFile, ignored);
+}
+
+void LaunchFolder::remove_abandoned() noexcept {
+  try {
+    const std::filesystem::path parent = env_string("TMPDIR").value_or("/tmp");
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator(parent, error)) {
+      if (!entry.path().filename().string().starts_with("phalanx-launch-")) continue;
+      if (const UniqueFd lock = lock_of_dead(entry.path())) std::filesystem::remove_all(entry.path(), error);
+    }
+  } catch (const std::exception&) {
+    // What was left behind does no harm.
+  }
+}
+
+}  // namespace phalanx

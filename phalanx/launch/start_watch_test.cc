@@ -1,0 +1,118 @@
+// Ranks that die or are stopped while they meet and make their world.
+#include "phalanx/launch/start_watch.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "phalanx/base/error.h"
+#include "phalanx/comm/tcp_store.h"
+#include "phalanx/launch/testing/collected_process.h"
+#include "phalanx/launch/testing/launcher_process.h"
+
+namespace phalanx {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::HasSubstr;
+
+class StartWatchTest : public testing::Test {
+ protected:
+  StartWatchTest() : child_(fork()) {
+    if (child_ == 0)
+      for (;;) pause();
+  }
+  ~StartWatchTest() override {
+    kill(child_, SIGKILL);
+    waitpid(child_, nullptr, 0);
+  }
+  std::shared_ptr<Store> client() const { return std::make_shared<TcpStore>(server_.address()); }
+  std::unique_ptr<StartWatch> watch(int rank, const std::string& place = "here") const {
+    return std::make_unique<StartWatch>(
+        client(), StartWatch::Options{.rank = rank, .world_size = 2, .place = place, .heartbeat = 400ms});
+  }
+  /// What a rank that waits is told; it would wait for a minute.
+  static std::string reason_of(StartWatch& watch, Store& store) {
+    try {
+      store.get("never", 60s);
+    } catch (const CommError&) {
+      return watch.trouble();
+    }
+    return "nothing";
+  }
+
+  TcpStoreServer server_;
+  const pid_t child_;  // plays rank 1's process
+};
+
+TEST_F(StartWatchTest, ARankThatHasComeAndIsStoppedIsNamedToThoseWhoWaitForMore) {
+  const auto mine = watch(0);
+  EXPECT_EQ(mine->trouble_in_meeting(), "");
+  client()->add("here/here/came", 1);
+  EXPECT_EQ(mine->trouble_in_meeting(), "");  // it is just saying who it is
+  client()->set("here/here/2", fmt::format("1 {}", PeerProcesses::identity_of(child_)));
+  EXPECT_EQ(mine->trouble_in_meeting(), "");
+  kill(child_, SIGSTOP);
+  EXPECT_TRUE(comes_true([&] {
+    usleep(20'000);
+    return mine->trouble_in_meeting().starts_with(fmt::format("rank 1 is stopped (SIGSTOP): process {} ", child_));
+  }));
+  kill(child_, SIGKILL);
+  EXPECT_TRUE(
+      comes_true([&] { return mine->trouble_in_meeting() == fmt::format("rank 1 has died (process {})", child_); }));
+}
+
+TEST_F(StartWatchTest, WhoMakesTheWorldHearsOfARankThatIsStopped) {
+  const auto mine = watch(0);
+  const auto store = client();
+  mine->all_came(store, {PeerProcesses::identity(), PeerProcesses::identity_of(child_)});
+  kill(child_, SIGSTOP);
+  EXPECT_THAT(reason_of(*mine, *store), HasSubstr("rank 1 is stopped (SIGSTOP): process "));
+}
+
+TEST_F(StartWatchTest, WhoMakesTheWorldHearsOfARankThatHasGoneUnlessItHadStarted) {
+  for (const bool had_started : {true, false}) {
+    const auto mine = watch(0);
+    auto other = watch(1);
+    const auto store = client();
+    const std::vector<std::string> identities{PeerProcesses::identity(), PeerProcesses::identity()};
+    mine->all_came(store, identities);
+    other->all_came(client(), identities);
+    if (had_started) other->started();
+    other.reset();
+    if (had_started) {
+      usleep(300'000);  // three looks
+      EXPECT_EQ(mine->trouble(), "");
+      mine->started();
+    } else {
+      EXPECT_EQ(reason_of(*mine, *store), "rank 1 has died, or ended, before all ranks had started");
+    }
+  }
+}
+
+// Before the rank has said anything to anybody, under the launcher.
+TEST_F(StartWatchTest, ARankThatIsStoppedBeforeItComesIsNamed) {
+  for (const std::string backend : {"shm", "gloo"}) {
+    auto environment = clean_environment();
+    environment["PHALANX_COMM_HEARTBEAT_SECONDS"] = "1";
+    CollectedProcess process({built_program("launch_test_program"), "supervise", "3", "/bin/sh", "-c",
+                              "if [ $RANK = 1 ]; then kill -STOP $$; fi; exec \"$0\" \"$@\"",
+                              built_program("launch_test_worker"), "--backend", backend},
+                             environment);
+    const auto begin = std::chrono::steady_clock::now();
+    EXPECT_EQ(process.wait(), 1);
+    EXPECT_THAT(process.output(), HasSubstr("the ranks did not all start: rank 1 is stopped (SIGSTOP): process "));
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, 30s);  // some 2 s on a quiet machine; 300 s unnoticed
+  }
+}
+
+}  // namespace
+}  // namespace phalanx
