@@ -94,10 +94,18 @@ int train_worker(const Arguments& arguments) {
     stop.set_in_steps(runs);
     if (!runs) announce_graceful_stop(kStopElsewhere);
   };
-  const ProcessContext process =
-      init_from_environment({.backend = config.comm.backend,
-                             .shared_heap = config.comm.shared_heap ? std::optional(true) : std::nullopt,
-                             .communicator = communicator_options(config)});
+  const auto start = [&] {
+    return init_from_environment({.backend = config.comm.backend,
+                                  .shared_heap = config.comm.shared_heap ? std::optional(true) : std::nullopt,
+                                  .communicator = communicator_options(config)});
+  };
+  ProcessContext process;
+  try {
+    process = start();
+  } catch (...) {
+    stop.set_in_steps(true);  // the error is told before the launcher's signal may end this process
+    throw;
+  }
   try {
     const JobIdentity job = job_identity();
     train::Trainer trainer(
@@ -108,6 +116,7 @@ int train_worker(const Arguments& arguments) {
                  .job = {.name = job.name, .is_restart = job.attempt > 0, .patience = patience_with_predecessor(job)}});
     conclude(config, trainer, trainer.run());
   } catch (const std::exception& error) {
+    stop.set_in_steps(true);
     process.world->abort(error.what());  // the other ranks need not wait for this one
     throw;
   }

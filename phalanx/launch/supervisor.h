@@ -67,7 +67,8 @@ struct SupervisorOptions {
   std::chrono::milliseconds interrupt_grace{1'500};
   std::chrono::milliseconds terminate_grace{30'000};
   std::chrono::milliseconds failure_grace{5'000};  // between SIGTERM and SIGKILL of the ranks that did not fail
-  std::chrono::milliseconds blame_grace{500};      // how long a CommError waits for the error that caused it
+  std::chrono::milliseconds stopped_grace{5'000};  // for a rank that is stopped (SIGSTOP) while others have ended
+  std::chrono::milliseconds blame_grace{500};      // how long an error waits for others: its cause, or the same
 };
 
 struct SupervisorResult {

@@ -449,6 +449,12 @@ TEST(SupervisorTest, ALauncherThatIsKilledWithItsGuardLeavesAFolderThatTheNextOn
   EXPECT_EQ(lives.wait(), 0);
 }
 
+TEST(SupervisorTest, ARankThatIsStoppedWhileItEndsIsNotWaitedForForEver) {
+  RunningLauncher launcher(2, {"--stopped-ms=300", test_program(), "stopped-at-end", "."});
+  EXPECT_EQ(launcher.wait(), 128 + SIGKILL);
+  EXPECT_THAT(launcher.err(), HasSubstr("rank 1 is stopped (SIGSTOP): process "));
+}
+
 TEST(SupervisorTest, QuitGoesToThoseWhoHandleItAndEndsNobody) {
   TempDirectory notes("notes");
   RunningLauncher launcher(2, {test_program(), "quit", notes.path().string()});

@@ -13,6 +13,7 @@
 
 #include "phalanx/base/cpu.h"
 #include "phalanx/base/error.h"
+#include "phalanx/base/log.h"
 #include "phalanx/base/signals.h"
 #include "phalanx/launch/visible_gpus.h"
 #include "phalanx/launch/worker_report.h"
@@ -169,6 +170,7 @@ void WorkerGroup::pump(const std::vector<pollfd>& fds) {
 
 WorkerGroup::Clock::time_point WorkerGroup::wake_at() const {
   auto result = failure_certain_at_;
+  if (any_ended() && any_alive()) result = std::min(result, stops_looked_for_ + kHearEvery);
   if (stopping_ && any_alive()) result = std::min(result, announcements_heard_ + kHearEvery);
   for (const Rank& rank : ranks_)
     if (rank.alive) result = std::min(result, rank.kill_at);
@@ -179,6 +181,7 @@ void WorkerGroup::step(Clock::time_point now) {
   for (Rank& rank : ranks_)
     if (rank.alive) reap(rank);
   hear_announcements(now);
+  end_who_stands_still(now);
   for (Rank& rank : ranks_) {
     if (!rank.alive || now < rank.kill_at) continue;
     rank.told_to_end = true;
@@ -199,10 +202,10 @@ void WorkerGroup::reap(Rank& rank) {
   for (WorkerStream& stream : rank.streams)
     if (stream.relay && stream.relay->is_open()) stream.relay->finish();
   if (rank.failed() && !failure_taken_) {
-    const auto report = read_worker_report(rank.report_directory);
-    const bool secondary = report && report->kind == "CommError";
+    // What a rank tells may have its cause in another, or be the same there: those are to tell it, too.
+    const bool has_told = read_worker_report(rank.report_directory).has_value();
     failure_certain_at_ = std::min(
-        failure_certain_at_, Clock::now() + (secondary ? around_.options->blame_grace : std::chrono::milliseconds(0)));
+        failure_certain_at_, Clock::now() + (has_told ? around_.options->blame_grace : std::chrono::milliseconds(0)));
   }
 }
 
@@ -250,6 +253,32 @@ void WorkerGroup::stop(int signal, bool again) {
     rank.kill_at = std::min(rank.kill_at, Clock::now() + grace);
   }
   stopping_ = true;
+}
+
+bool WorkerGroup::any_ended() const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.pid > 0 && !rank.alive; });
+}
+
+// Ranks watch over each other as long as they wait for each other. A rank that is stopped while it ends is waited for
+// by the launcher alone. Of programs that announce how they stop, which are ours.
+void WorkerGroup::end_who_stands_still(Clock::time_point now) {
+  if (!any_ended() || now < stops_looked_for_ + kHearEvery) return;
+  // Of time in which the launcher itself stood still nothing is known: the whole job may have been suspended.
+  const bool has_slept = now - stops_looked_for_ > 4 * kHearEvery;
+  stops_looked_for_ = now;
+  for (Rank& rank : ranks_) {
+    if (!rank.alive || !is_stopped(rank.pid) || !read_graceful_stop(rank.report_directory)) {
+      rank.stopped_since.reset();
+      continue;
+    }
+    if (!rank.stopped_since || has_slept) rank.stopped_since = now;
+    if (now - *rank.stopped_since < around_.options->stopped_grace) continue;
+    log::warn(
+        fmt::format("rank {} is stopped (SIGSTOP): process {} has stood still for {:.1f} s while other ranks have "
+                    "ended: it is killed",
+                    rank.rank, rank.pid, std::chrono::duration<double>(now - *rank.stopped_since).count()));
+    kill(-rank.pid, SIGKILL);
+  }
 }
 
 // A rank whose work is saved needs less time from then on.

@@ -45,7 +45,7 @@ class WorkerGroup {
   void step(Clock::time_point now);
   bool any_alive() const;
   bool all_succeeded() const;
-  /// True, once, when a rank has failed and its error is not one that another's may still explain.
+  /// True, once, when a rank has failed and others have had a moment to tell the cause of its error, or the same one.
   bool take_failure(Clock::time_point now);
 
   /// SIGTERM now, SIGKILL after `grace`, to ranks that are stopped at once.
@@ -71,6 +71,7 @@ class WorkerGroup {
     std::optional<std::chrono::seconds> announced;  // how long it takes for a stop, as it said when told
     std::string report_directory, error_file;
     WorkerStream streams[2];
+    std::optional<Clock::time_point> stopped_since;
     bool failed() const;
   };
 
@@ -78,6 +79,8 @@ class WorkerGroup {
   EnvironmentMap environment_of(const Rank& entry, const Order& order, const Seat& seat) const;
   void reap(Rank& rank);
   void hear_announcements(Clock::time_point now);
+  bool any_ended() const;
+  void end_who_stands_still(Clock::time_point now);
   void kill_all();
 
   Surroundings around_;
@@ -89,7 +92,7 @@ class WorkerGroup {
   bool failure_taken_ = false;  // or of no interest any more
   Clock::time_point failure_certain_at_ = kNever;
   bool stopping_ = false;  // by a signal
-  Clock::time_point announcements_heard_{};
+  Clock::time_point announcements_heard_{}, stops_looked_for_{};
 };
 
 }  // namespace phalanx

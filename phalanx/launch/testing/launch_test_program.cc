@@ -66,6 +66,7 @@ phalanx::SupervisorOptions supervisor_options(const std::vector<std::string>& ar
     if (name == "keep-alive-ms") options.nodes.keep_alive = time();
     if (name == "local-addr") options.nodes.local_address = value;
     if (name == "terminate-ms") options.terminate_grace = time();
+    if (name == "stopped-ms") options.stopped_grace = time();
     if (name == "id") options.run_id = value;
     if (name == "role") options.role = value;
     if (name == "log-dir") options.logs.directory = value;
@@ -226,6 +227,11 @@ int run(const std::vector<std::string>& arguments) {
     sigwait(&set, &got);
     announce_graceful_stop(std::chrono::seconds(0));
     sleep_for_ever();
+  }
+  if (mode == "stopped-at-end") {  // rank 1 of a program that announces its stop stands still when the other ends
+    announce_graceful_stop(std::chrono::seconds(3));
+    if (rank == 1) raise(SIGSTOP);
+    return 0;
   }
   if (mode == "quit") {  // DIRECTORY: rank 1 tells of SIGQUIT, the others do not handle it
     static volatile sig_atomic_t quit = 0;

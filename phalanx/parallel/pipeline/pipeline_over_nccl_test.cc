@@ -144,7 +144,7 @@ TEST(PipelineOverNccl, ProgramsEndOnTheDoubleAndReceivesAheadHangThere) {
                          run_transfers(*rank.comm, plan, ahead[static_cast<std::size_t>(rank.comm->rank())]);
                        },
                        {.communicator = {.timeout = 500ms}});
-  EXPECT_THAT(failures, AllOf(HasSubstr("rank 0: "), HasSubstr("rank 1: "), HasSubstr("timed out after 0.")));
+  EXPECT_THAT(failures, AllOf(HasSubstr("rank 0: "), HasSubstr("rank 1: "), HasSubstr("timed out after ")));
 }
 
 TEST(PipelineOverNccl, AnOrderThatWaitsForEverIsAnErrorThatNamesTheCycle) {
