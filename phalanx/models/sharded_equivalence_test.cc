@@ -336,6 +336,7 @@ TEST(ShardedLlamaAccumulating, ReductionInEveryMicroBatchIsWithinRounding) {
   for (const int world : {2, 3, 4}) {
     for (const int stage : {1, 2, 3}) {
       for (const bool hand_out : {false, true}) {
+        if (!hand_out && world != 3) continue;  // a test below
         SCOPED_TRACE(fmt::format("{} ranks, stage {}, handed out {}", world, stage, hand_out));
         const auto ranks = run(world, {.name = "sharded",
                                        .stage = stage,

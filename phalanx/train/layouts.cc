@@ -98,8 +98,8 @@ NamedLayout with_layout(const TrainConfig& config, const std::string& name, std:
   const Parts parts = split_layout(name);
   NamedLayout layout{.name = name.empty() ? "one rank" : name, .config = config};
   auto& parallelism = layout.config.parallelism;
-  parallelism = {.fsdp_reduce_each_microbatch = parallelism.fsdp_reduce_each_microbatch,
-                 .enable_async_tensor_parallel = parallelism.enable_async_tensor_parallel};
+  const std::string reduces = parallelism.fsdp_reduce_each_microbatch;
+  parallelism = {.enable_async_tensor_parallel = parallelism.enable_async_tensor_parallel};
   parallelism.data_parallel_replicate_degree = number_of(parts, "dp_replicate", 1, name);
   parallelism.data_parallel_shard_degree = number_of(parts, "dp_shard", 1, name);
   parallelism.tensor_parallel_degree = number_of(parts, "tp", 1, name);
@@ -111,6 +111,9 @@ NamedLayout with_layout(const TrainConfig& config, const std::string& name, std:
   if (parallelism.zero_stage > 3) {
     throw ConfigError(fmt::format("layout '{}': zero is {}: expected 1, 2 or 3", name, parallelism.zero_stage));
   }
+  const bool can_reduce = parallelism.data_parallel_shard_degree > 1 && parallelism.zero_stage > 1 &&
+                          parallelism.pipeline_parallel_degree == 1;
+  if (can_reduce) parallelism.fsdp_reduce_each_microbatch = reduces;
   parallelism.enable_sequence_parallel = choice_of(parts, "sp", {"on", "off"}, name) == "on";
   parallelism.fsdp_reshard_after_forward = choice_of(parts, "reshard", {"default", "always", "never"}, name);
   layout.config.activation_checkpoint = recomputation_of(parts, name);
