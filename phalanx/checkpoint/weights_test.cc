@@ -266,10 +266,12 @@ TEST(Weights, GoIntoSeveralFilesAndAnIndexWhereOneWouldBeTooLarge) {
   EXPECT_THAT(names(), testing::ElementsAre("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
                                             "model.safetensors.index.json"));
   EXPECT_TRUE(loads());
-  FaultyFileSystem counter(posix_file_system());
-  export_weights_to_folder(folder, ours, {.max_file_bytes = 20}, counter);
+  export_weights_to_folder(folder, ours, {.max_file_bytes = 20}, posix_file_system());
   EXPECT_EQ(names().size(), 4U);
   EXPECT_TRUE(loads());
+  export_weights_to_folder(folder, ours, {.max_file_bytes = 64}, posix_file_system());
+  FaultyFileSystem counter(posix_file_system());
+  export_weights_to_folder(folder, ours, {.max_file_bytes = 64}, counter);
   // A failure leaves the old weights, the new ones, or what is refused.
   const auto other = zeros_like_all(ours);
   for (std::int64_t n = 0; n < counter.operations(); ++n) {
