@@ -101,8 +101,15 @@ def from_gpt2(path, _):
 
 
 def from_tiktoken(path, pattern):
+    from tokenizers import Tokenizer
     from transformers.convert_slow_tokenizer import TikTokenConverter
-    return TikTokenConverter(str(path), pattern, extra_special_tokens=["<|endoftext|>"]).converted()
+    file = json.loads(TikTokenConverter(str(path), pattern).converted().to_str())
+    # Where the ranks leave an id out it is this token's, as in p50k.
+    vocab = file["model"]["vocab"]
+    vocab["<|endoftext|>"] = min(set(range(len(vocab) + 1)) - set(vocab.values()))
+    file["added_tokens"] = [{"id": vocab["<|endoftext|>"], "content": "<|endoftext|>", "single_word": False, "lstrip": False,
+                             "rstrip": False, "normalized": False, "special": True}]
+    return Tokenizer.from_str(json.dumps(file))
 
 
 def from_sentencepiece(path, _):
