@@ -154,8 +154,6 @@ class Prediction {
       if (direct && !resident) add_shared(MemoryCategory::parameters, unit.count * mine * s_.weight_bytes);
       if (own_grads) add_shared(MemoryCategory::gradients, unit.count * flat * s_.reduce_bytes);
       if (!own_grads || s_.offload) note_averages(unit.count, mine * (own_grads ? s_.reduce_bytes : sum_bytes));
-      if (!own_grads && s_.adds_up_rows())
-        on_their_way_ = std::max(on_their_way_, kPooledUnits * mine * s_.reduce_bytes);
       if (!unit.is_root || !has_copy(part)) {
         add_of_shards(MemoryCategory::optimizer, unit.count * mine * kFloatBytes * copies_of_float32());
       }
@@ -187,6 +185,14 @@ class Prediction {
   std::int64_t averages_of(std::size_t units) const {
     const auto count = static_cast<std::ptrdiff_t>(std::min(units, averages_.size()));
     return std::accumulate(averages_.end() - count, averages_.end(), std::int64_t{0});
+  }
+
+  // Of the nth unit from the end, counted from 1: what is added to the averages of passes before, while the backward
+  // pass of the unit before it runs.
+  std::int64_t on_its_way(std::size_t number) const {
+    if (!s_.adds_up_rows() || averages_.empty() || number == 0) return 0;
+    const std::int64_t sum = averages_[averages_.size() - std::min(number, averages_.size())];
+    return sum * s_.reduce_bytes / std::max(s_.reduce_bytes, kFloatBytes);
   }
 
   // Nothing is kept for a backward pass.
@@ -228,9 +234,8 @@ class Prediction {
       for (const std::int64_t activations : activations_by_moment(s_)) {
         const bool is_block = !moments.empty();
         // From the second pass on all of them are there, and what this one brings is added.
-        const std::int64_t of_units = !s_.adds_up_rows()
-                                          ? averages_of(moments.size())
-                                          : averages_of(averages_.size()) + (is_block ? on_their_way_ : 0);
+        const std::int64_t of_units = !s_.adds_up_rows() ? averages_of(moments.size())
+                                                         : averages_of(averages_.size()) + on_its_way(moments.size());
         moments.push_back({activations, of_units + made - (is_block && makes_gradients && !has_all ? gone : 0)});
         if (makes_gradients && !has_all) made += block * s_.weight_bytes;
       }
@@ -240,7 +245,9 @@ class Prediction {
       moments.back().gradients += averages;
     } else {
       const std::int64_t all = makes_gradients ? weights_ * s_.weight_bytes : averages;
-      moments.push_back({0, all + new_buckets_ + on_their_way_});
+      const std::size_t units = averages_.size();
+      const std::int64_t of_first_units = units > 0 ? on_its_way(units) + on_its_way(units - 1) : 0;
+      moments.push_back({0, all + new_buckets_ + of_first_units});
       if (s_.resumes) moments.push_back({moments.front().activations, new_buckets_});
     }
     if (s_.validation_batch != 0) moments.push_back({validation_activations(), 0});
@@ -271,7 +278,6 @@ class Prediction {
   std::int64_t stepped_ = 0;    // of these
   std::int64_t new_buckets_ = 0;
   std::vector<std::int64_t> averages_;  // of each unit, in the order of use
-  std::int64_t on_their_way_ = 0;       // averages that are added to those of passes before
   std::int64_t export_only_ = 0;        // of the activations, on the first rank
   TrainingMemory memory_;
 };

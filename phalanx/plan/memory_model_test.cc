@@ -83,7 +83,7 @@ TEST(MemoryModel, BuffersAreTwoUnitsOfEachKind) {
   EXPECT_NEAR(buffers({.replicas = 8, .copies_to_save = true}), 12 * p / 8, 8);
 }
 
-// What the GPUs had to keep: 32 GB of the 8B model.
+// 32 GB of the 8B model where they are whole.
 TEST(MemoryModel, AccumulatedGradientsAreAShareOfTheModel) {
   TrainingShape shape{.model = models::llama_flavor("llama3_8b"), .accumulates = true, .shards = 8, .on_device = true};
   const auto p = static_cast<double>(shape.model.parameter_count());
@@ -91,7 +91,8 @@ TEST(MemoryModel, AccumulatedGradientsAreAShareOfTheModel) {
   const double each = total();
   shape.reduces_each_pass = false;
   const double largest = 4.0 * static_cast<double>(shape.model.vocab_size * shape.model.dim);
-  EXPECT_NEAR(total() - each, 4 * p - 2 * largest, 0.01 * 4 * p);  // buffers for two units instead of all
+  // Buffers for two units instead of all; the embedding's rows are on their way when a pass ends.
+  EXPECT_NEAR(total() - each, 4 * p - 2 * largest - largest / 8, 0.01 * 4 * p);
   // Of a reduction in 16 bits the sums are in 32.
   shape.reduces_each_pass = true;
   shape.gather_bytes = shape.reduce_bytes = 2;
