@@ -78,7 +78,12 @@ TEST(Exchange, IsThatOfRings) {
   EXPECT_EQ(sent({.parallel = {.dp_replicate = 4}}).inside, 2 * bytes * 3 / 4);
   EXPECT_EQ(sent({.parallel = {.dp_replicate = 4}}).across, 0);
   EXPECT_EQ(sent({.parallel = {.dp_shard = 4, .zero_stage = 2}}).total(), 2 * (bytes * 3 / 4));
-  EXPECT_EQ(sent({.parallel = {.dp_shard = 4}, .passes = 3}).total(), (1 + 2 * 3) * bytes * 3 / 4);
+  // Gradients are scattered in every pass, or once; where they stay whole always once.
+  EXPECT_EQ(sent({.parallel = {.dp_shard = 4}, .passes = 3}).total(), (3 + 2 * 3) * bytes * 3 / 4);
+  EXPECT_EQ(sent({.parallel = {.dp_shard = 4}, .passes = 3, .reduces_each_pass = false}).total(),
+            (1 + 2 * 3) * bytes * 3 / 4);
+  EXPECT_EQ(sent({.parallel = {.dp_shard = 4, .zero_stage = 2}, .passes = 3}).total(), (3 + 1) * (bytes * 3 / 4));
+  EXPECT_EQ(sent({.parallel = {.dp_shard = 4, .zero_stage = 1}, .passes = 3}).total(), 2 * (bytes * 3 / 4));
   // Four ranks on two machines: half inside, then half of a half across, for each of the two directions.
   EXPECT_EQ(sent({.parallel = {.dp_replicate = 4}}, 2).inside, 2 * bytes / 2);
   EXPECT_EQ(sent({.parallel = {.dp_replicate = 4}}, 2).across, 2 * (bytes / 2) / 2);
