@@ -103,7 +103,7 @@ TEST_F(StartWatchTest, ARankThatIsStoppedBeforeItComesIsNamed) {
   for (const std::string backend : {"shm", "gloo"}) {
     auto environment = clean_environment();
     environment["PHALANX_COMM_HEARTBEAT_SECONDS"] = "1";
-    CollectedProcess process({built_program("launch_test_program"), "supervise", "3", "/bin/sh", "-c",
+    CollectedProcess process({built_program("launch_test_program"), "supervise", "3", "--blame-ms=200", "/bin/sh", "-c",
                               "if [ $RANK = 1 ]; then kill -STOP $$; fi; exec \"$0\" \"$@\"",
                               built_program("launch_test_worker"), "--backend", backend},
                              environment);

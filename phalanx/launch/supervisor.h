@@ -68,7 +68,8 @@ struct SupervisorOptions {
   std::chrono::milliseconds terminate_grace{30'000};
   std::chrono::milliseconds failure_grace{5'000};  // between SIGTERM and SIGKILL of the ranks that did not fail
   std::chrono::milliseconds stopped_grace{5'000};  // for a rank that is stopped (SIGSTOP) while others have ended
-  std::chrono::milliseconds blame_grace{500};      // how long an error waits for others: its cause, or the same
+  std::chrono::milliseconds blame_grace{500};      // how long a CommError waits for the error that caused it
+  std::chrono::milliseconds same_grace{500};       // how long another error waits for the same one of other ranks
 };
 
 struct SupervisorResult {

@@ -203,9 +203,11 @@ void WorkerGroup::reap(Rank& rank) {
     if (stream.relay && stream.relay->is_open()) stream.relay->finish();
   if (rank.failed() && !failure_taken_) {
     // What a rank tells may have its cause in another, or be the same there: those are to tell it, too.
-    const bool has_told = read_worker_report(rank.report_directory).has_value();
-    failure_certain_at_ = std::min(
-        failure_certain_at_, Clock::now() + (has_told ? around_.options->blame_grace : std::chrono::milliseconds(0)));
+    const auto report = read_worker_report(rank.report_directory);
+    const auto moment = !report                       ? std::chrono::milliseconds(0)
+                        : report->kind == "CommError" ? around_.options->blame_grace
+                                                      : around_.options->same_grace;
+    failure_certain_at_ = std::min(failure_certain_at_, Clock::now() + moment);
   }
 }
 

@@ -67,6 +67,7 @@ phalanx::SupervisorOptions supervisor_options(const std::vector<std::string>& ar
     if (name == "local-addr") options.nodes.local_address = value;
     if (name == "terminate-ms") options.terminate_grace = time();
     if (name == "stopped-ms") options.stopped_grace = time();
+    if (name == "blame-ms") options.blame_grace = time();
     if (name == "id") options.run_id = value;
     if (name == "role") options.role = value;
     if (name == "log-dir") options.logs.directory = value;
