@@ -19,7 +19,7 @@
 namespace phalanx::train {
 namespace {
 
-constexpr std::size_t kMostLines = 16;
+constexpr std::size_t kMostLines = 16, kMostTensors = 4;
 
 std::string hash_of_text(std::string_view text) { return format_hash(hash_block(std::as_bytes(std::span(text)))); }
 
@@ -30,7 +30,9 @@ bool are_all_equal(const std::vector<std::string>& texts) {
 /// "0.001 on ranks 0, 2 to 4; 0.002 on rank 1": the value of most ranks first.
 std::string values_on_ranks(const std::map<std::string, std::vector<int>>& ranks_by_value) {
   std::vector<std::pair<std::string, std::vector<int>>> values(ranks_by_value.begin(), ranks_by_value.end());
-  std::ranges::stable_sort(values, [](const auto& a, const auto& b) { return a.second.size() > b.second.size(); });
+  std::ranges::sort(values, [](const auto& a, const auto& b) {
+    return a.second.size() != b.second.size() ? a.second.size() > b.second.size() : a.second[0] < b.second[0];
+  });
   std::string text;
   for (const auto& [value, ranks] : values) {
     text += fmt::format("{}{} on {}", text.empty() ? "" : "; ", value, observe::ranks_text(ranks));
@@ -40,7 +42,8 @@ std::string values_on_ranks(const std::map<std::string, std::vector<int>>& ranks
 
 /// Lines of keys that differ among those ranks that have them; where `all_must_have` is set, also not having is a
 /// value.
-std::string differences_between(const std::vector<nlohmann::json>& documents, bool all_must_have) {
+std::string differences_between(const std::vector<nlohmann::json>& documents, bool all_must_have,
+                                std::size_t most_lines = kMostLines) {
   std::vector<std::map<std::string, nlohmann::json>> flat;
   std::map<std::string, bool> keys;
   for (const auto& document : documents) {
@@ -58,9 +61,9 @@ std::string differences_between(const std::vector<nlohmann::json>& documents, bo
       ranks_by_value[json_value_text(value)].push_back(static_cast<int>(rank));
     }
     if (ranks_by_value.size() < 2) continue;
-    if (++count <= kMostLines) lines += fmt::format("\n  {}: {}", key, values_on_ranks(ranks_by_value));
+    if (++count <= most_lines) lines += fmt::format("\n  {}: {}", key, values_on_ranks(ranks_by_value));
   }
-  if (count > kMostLines) lines += fmt::format("\n  and {} more", count - kMostLines);
+  if (count > most_lines) lines += fmt::format("\n  and {} more", count - most_lines);
   return lines;
 }
 
@@ -111,7 +114,7 @@ void require_same_weights(Communicator& world, const std::vector<NamedTensor>& w
   throw Error(fmt::format(
       "the ranks do not begin with the same weights:{}\nthe lines show hashes of what each rank holds; give every rank "
       "the same files, and the same build of Phalanx and libtorch",
-      differences_between(gather_documents(world, whole), /*all_must_have=*/false)));
+      differences_between(gather_documents(world, whole), /*all_must_have=*/false, kMostTensors)));
 }
 
 }  // namespace phalanx::train

@@ -47,7 +47,7 @@ TEST(RankAgreement, AllRanksAreToldWhichOnesDiffer) {
   }
 }
 
-TEST(RankAgreement, WhereAllAgreeNothingIsSaidAndOneExchangeIsEnough) {
+TEST(RankAgreement, WhereAllAgreeNothingIsSaid) {
   for (const int ranks : {1, 3}) {
     const auto messages = told<Error>(ranks, [](Communicator& world) {
       require_same_on_ranks(world, "configuration", {{"a", 1}}, "");

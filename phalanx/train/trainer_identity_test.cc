@@ -2,10 +2,12 @@
 #include <fmt/format.h>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/file.h"
 #include "phalanx/base/folder_lock.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/checkpoint/rewrite.h"
 #include "phalanx/checkpoint/saved_state.h"
+#include "phalanx/checkpoint/weights.h"
 #include "phalanx/models/hf_config.h"
 #include "phalanx/models/llama_config.h"
 #include "phalanx/train/trainer_test_support.h"
@@ -117,7 +119,8 @@ TEST_F(TrainerIdentityTest, RanksWithOtherInitialWeightsAreToldBeforeTheFirstSte
     }
   });
   for (const std::string& message : messages) {
-    EXPECT_THAT(message, AllOf(HasSubstr("do not begin with the same weights"), HasSubstr("tok_embeddings.weight: ")));
+    EXPECT_THAT(message,
+                AllOf(HasSubstr("do not begin with the same weights"), HasSubstr("layers.0.attention.wk.weight: ")));
   }
 }
 
@@ -160,6 +163,7 @@ TEST_F(TrainerIdentityTest, AnotherModelIsRefusedOnResumeAndNothingIsTouched) {
              {"--model.rope_theta=500000", "model rope.theta: saved 10000.0, now 500000.0"},
              {"--model.norm_eps=1e-6", "model norm_eps: saved 1e-05, now 1e-06"},
              {"--model.tie_embeddings", "model tie_embeddings: saved false, now true"}}) {
+      if (ranks > 1 && flag != "--model.n_heads=8") continue;
       const std::string message = refusal<CheckpointError>(small(run, {flag, "--training.steps=3"}), ranks);
       EXPECT_THAT(message, AllOf(HasSubstr("step-2 does not fit this model"), HasSubstr(text))) << flag;
     }
@@ -214,8 +218,9 @@ TEST_F(TrainerIdentityTest, WeightsOfAnotherModelThanConfigJsonSaysAreRefused) {
   EXPECT_THAT(refusal<CheckpointError>(from(same, {"--model.norm_eps=1e-3"})), HasSubstr("norm_eps"));
   // One file of that directory is of the same model.
   EXPECT_THAT(refusal<CheckpointError>(from(other + "/model.safetensors")), HasSubstr("rope.theta"));
+  // Without it the header of what Phalanx exported says it still.
   std::filesystem::remove(other + "/config.json");
-  EXPECT_THAT(log_of(from(other)), HasSubstr("nothing at " + other + " says of which model they are"));
+  EXPECT_THAT(refusal<CheckpointError>(from(other, {"--model.norm_eps=1e-3"})), HasSubstr("model.safetensors:"));
 }
 
 TEST_F(TrainerIdentityTest, WeightsOfAnotherRunsModelAreRefused) {
@@ -230,10 +235,23 @@ TEST_F(TrainerIdentityTest, WeightsOfAnotherRunsModelAreRefused) {
       return small("second", more);
     };
     EXPECT_THAT(log_of(from({})), Not(HasSubstr("could not be compared"))) << place;
-    EXPECT_THAT(refusal<CheckpointError>(from({"--model.n_heads=8"})), HasSubstr("n_heads")) << place;
-    EXPECT_THAT(log_of(from({"--model.n_heads=8", "--checkpoint.allow_model_mismatch"})), HasSubstr("n_heads: 4"));
+    const std::string other = "--model.rope_theta=500000";
+    EXPECT_THAT(refusal<CheckpointError>(from({other})), HasSubstr("rope.theta")) << place;
+    EXPECT_THAT(log_of(from({other, "--checkpoint.allow_model_mismatch"})), HasSubstr("rope.theta: 10000.0"));
     EXPECT_THAT(log_of(from({"--training.seq_len=64"})), HasSubstr("sequences up to 32"));
   }
+}
+
+TEST_F(TrainerIdentityTest, WeightsThatSayNothingLoadAndOneLineSaysSo) {
+  train(small("first", {"--training.steps=1"}), 1);
+  std::vector<NamedTensor> weights;
+  for (const NamedTensor& named : state_in("first", 1).tensors) {
+    if (named.name.starts_with("model.")) weights.push_back({named.name.substr(6), named.tensor});
+  }
+  export_weights(path("bare.safetensors"), weights, {}, posix_file_system());
+  EXPECT_THAT(log_of(small("second", {"--checkpoint.initial_load_path=" + path("bare.safetensors")})),
+              AllOf(HasSubstr("nothing at " + path("bare.safetensors") + " says of which model they are"),
+                    HasSubstr("could not be compared")));
 }
 
 TEST_F(TrainerIdentityTest, AModelDirectoryWithoutAWordOnWeightsIsRefused) {
