@@ -124,49 +124,45 @@ TEST_F(TrainerCheckpointTest, ARollbackBeginsABranchThatWhatComesNextFollows) {
     return steps;
   };
   const std::vector<std::string> every = {"--checkpoint.interval=4"};
-  for (const int ranks : {1, 2}) {
-    std::filesystem::remove_all(path("run"));
-    job_ = {};
-    train(config("run", every), ranks);
-    const auto losses_before = losses("run");
-    const auto back = [&](std::vector<std::string> more = {}) {
-      more.insert(more.end(), {"--checkpoint.interval=4", "--checkpoint.load_step=4"});
-      train(config("run", more), ranks, stop_after_first_step());
-      return result_.step;
-    };
-    EXPECT_EQ(back(), 5);
-    EXPECT_THAT(steps_in(""), ElementsAre(5, 4));
-    EXPECT_THAT(steps_in("/abandoned-1"), ElementsAre(12, 8));
-    // One history in one curve; the other goes with its steps.
-    EXPECT_THAT(trained_steps(lines_with("run", "loss")), ElementsAre(1, 2, 3, 4, 5));
-    EXPECT_EQ(read_file(path("run/checkpoint/abandoned-1/metrics.jsonl")).find("\"step\":12") != std::string::npos,
-              true);
-    auto run = nlohmann::json::parse(std::ifstream(path("run/run.json")));
-    EXPECT_EQ(run["branches"][0]["step"], 4);
-    EXPECT_FALSE(run.contains("validation_loss")) << "it was of step 12";
-    // The same command goes on; so does one that asks for no step.
-    EXPECT_EQ(back(), 6);
-    train(config("run", every), ranks, stop_after_first_step());
-    EXPECT_EQ(result_.step, 7);
-    // Asked for again after that, or with other settings, the step begins another branch.
-    EXPECT_EQ(back(), 5);
-    EXPECT_THAT(steps_in("/abandoned-2"), ElementsAre(7, 6, 5));
-    EXPECT_EQ(back({"--optimizer.lr=1e-3"}), 5);
-    EXPECT_THAT(steps_in("/abandoned-3"), ElementsAre(5));
-    // Not so for the later attempts of a job, whatever has become of the file with its settings.
-    job_ = {.name = "job 7", .is_restart = false};
-    EXPECT_EQ(back(), 5);
-    job_.is_restart = true;
-    EXPECT_EQ(back({"--optimizer.lr=2e-3"}), 6);
-    EXPECT_EQ(back(), 7);
-    job_.name = "job 8";
-    EXPECT_EQ(back({"--optimizer.lr=2e-3"}), 5);
-    job_ = {};
-    train(config("run", every), ranks);
-    EXPECT_EQ(result_.step, 12);
-    EXPECT_EQ(trained_steps(lines_with("run", "loss")).size(), 12u);
-    EXPECT_EQ(losses("run").at(3), losses_before.at(3));
-  }
+  constexpr int ranks = 2;
+  train(config("run", every), ranks);
+  const auto losses_before = losses("run");
+  const auto back = [&](std::vector<std::string> more = {}) {
+    more.insert(more.end(), {"--checkpoint.interval=4", "--checkpoint.load_step=4"});
+    train(config("run", more), ranks, stop_after_first_step());
+    return result_.step;
+  };
+  EXPECT_EQ(back(), 5);
+  EXPECT_THAT(steps_in(""), ElementsAre(5, 4));
+  EXPECT_THAT(steps_in("/abandoned-1"), ElementsAre(12, 8));
+  // One history in one curve; the other goes with its steps.
+  EXPECT_THAT(trained_steps(lines_with("run", "loss")), ElementsAre(1, 2, 3, 4, 5));
+  EXPECT_EQ(read_file(path("run/checkpoint/abandoned-1/metrics.jsonl")).find("\"step\":12") != std::string::npos, true);
+  auto run = nlohmann::json::parse(std::ifstream(path("run/run.json")));
+  EXPECT_EQ(run["branches"][0]["step"], 4);
+  EXPECT_FALSE(run.contains("validation_loss")) << "it was of step 12";
+  // The same command goes on; so does one that asks for no step.
+  EXPECT_EQ(back(), 6);
+  train(config("run", every), ranks, stop_after_first_step());
+  EXPECT_EQ(result_.step, 7);
+  // Asked for again after that, or with other settings, the step begins another branch.
+  EXPECT_EQ(back(), 5);
+  EXPECT_THAT(steps_in("/abandoned-2"), ElementsAre(7, 6, 5));
+  EXPECT_EQ(back({"--optimizer.lr=1e-3"}), 5);
+  EXPECT_THAT(steps_in("/abandoned-3"), ElementsAre(5));
+  // Not so for the later attempts of a job, whatever has become of the file with its settings.
+  job_ = {.name = "job 7", .is_restart = false};
+  EXPECT_EQ(back(), 5);
+  job_.is_restart = true;
+  EXPECT_EQ(back({"--optimizer.lr=2e-3"}), 6);
+  EXPECT_EQ(back(), 7);
+  job_.name = "job 8";
+  EXPECT_EQ(back({"--optimizer.lr=2e-3"}), 5);
+  job_ = {};
+  train(config("run", every), ranks);
+  EXPECT_EQ(result_.step, 12);
+  EXPECT_EQ(trained_steps(lines_with("run", "loss")).size(), 12u);
+  EXPECT_EQ(losses("run").at(3), losses_before.at(3));
 }
 
 TEST_F(TrainerCheckpointTest, ARollbackThatCannotBeLoadedMovesNothing) {
