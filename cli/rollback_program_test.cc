@@ -62,8 +62,8 @@ TEST_F(RollbackProgramTest, ARestartedAttemptGoesOnFromItsBranchsNewestStep) {
                           HasSubstr("load_step = 2: an earlier attempt of this job has begun its branch"),
                           HasSubstr("continuing from " + path("run/checkpoint/step-4"))));
   EXPECT_THAT(steps_in_curve(), ElementsAre(1, 2, 3, 4, 5, 6));
-  // By hand the same settings mean the same branch, which is at its end.
-  const Outcome again = train({"--checkpoint.load_step", "2"});
+  // By hand the settings that began the branch mean the same one, which is at its end.
+  const Outcome again = train({"--checkpoint.load_step", "2", "--training.steps", "4"});
   EXPECT_EQ(again.status, 0);
   EXPECT_THAT(again.out + again.err, AllOf(HasSubstr("this command has begun its branch"),
                                            HasSubstr("nothing to train"), Not(HasSubstr("set aside"))));
