@@ -211,7 +211,7 @@ TEST_F(GenerateCommandTest, AMalformedPromptLeavesTheOthersAnsweredAndStatusOne)
              "{\"id\": \"a\", \"ids\": [1, 2]}\n   \n{\"id\": \"b\", \"ids\": [1,\n{\"id\": \"c\", \"ids\": \"x\"}\n"
              "{\"id\": \"d\", \"ids\": [512]}\n{\"id\": \"e\", \"ids\": [3]}\n");
   const auto all_named =
-      AllOf(HasSubstr("skipped: " + file("mixed.jsonl") + ", line 3: not valid JSON at column 22"),
+      AllOf(HasSubstr("skipped: " + file("mixed.jsonl") + ", line 3: not valid JSON at column 23"),
             HasSubstr("skipped: " + file("mixed.jsonl") + ", line 4: \"ids\" must be a list"),
             HasSubstr("skipped: " + file("mixed.jsonl") + ", line 5: token 512 is not in the model's"),
             HasSubstr("mixed.jsonl: 2 results, 3 prompts skipped"));
