@@ -57,7 +57,7 @@ class VerifyCommandTest : public ::testing::Test {
 };
 
 TEST_F(VerifyCommandTest, EveryLayoutOfTwoRanksIsRight) {
-  ASSERT_EQ(run("-n 2 --all --steps 2 --json " + file("figures.json")), 0) << error_;
+  ASSERT_EQ(run("-n 2 --all --steps 2 --training.seq_len 16 --json " + file("figures.json")), 0) << error_;
   for (const char* layout :
        {"one rank", "dp_replicate=2", "dp_shard=2,zero=1", "dp_shard=2,zero=3", "tp=2", "pp=2", "ac=full",
         "precision=bfloat16,ac=full", "precision=float16,ac=op", "dp_replicate=2,precision=float16,ac=op",
@@ -88,7 +88,7 @@ TEST_F(VerifyCommandTest, SaysWhatIsExpectedIn16Bits) {
   EXPECT_THAT(out_, HasSubstr("expected in bfloat16, of replicas and stages: loss within "));
   EXPECT_THAT(out_, HasSubstr("expected in bfloat16, averaged in float32, of weights that are cut: loss within 0.01 of "
                               "its value, gradients within 0.02 of their norm at step 1 and 0.02 more with each "
-                              "further one, weights within 0.02 with each step; that much because sums of products are "
+                              "further one, weights within 0.05 with each step; that much because sums of products are "
                               "rounded where the weights are cut"));
   EXPECT_THAT(out_, HasSubstr("4 of 4 layouts right over 2 steps"));
 }

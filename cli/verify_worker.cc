@@ -25,8 +25,9 @@ struct Verdict {
 
 std::optional<train::LayoutTolerance> tolerance_of(const VerifyArguments& arguments) {
   if (!arguments.tolerance) return std::nullopt;
+  const double gradient = *arguments.tolerance;
   return train::LayoutTolerance{
-      .loss = 2 * *arguments.tolerance, .gradient = *arguments.tolerance, .weight = 2 * *arguments.tolerance};
+      .loss = 2 * gradient, .gradient = gradient, .weight = 2 * gradient, .activation = 20 * gradient};
 }
 
 /// What layouts may be off by: a line for each kind.

@@ -165,9 +165,8 @@ class Comparison {
     return worst;
   }
 
-  /// The first difference from the same layout without recomputation: there must be none.
-  void find_unlike_plain(std::int64_t step, const std::string& what, const ValueOf& value) {
-    if (result_.finding) return;
+  /// The largest difference from the same layout without recomputation: there must be none.
+  std::optional<LayoutFinding> unlike_plain(std::int64_t step, const std::string& what, const ValueOf& value) {
     std::map<std::string, at::Tensor> plain;
     for (const NamedTensor& p : plain_->model.parameters()) plain[p.name] = value(p);
     json mine = json::array();
@@ -186,15 +185,27 @@ class Comparison {
     const std::vector<ParameterCheck> checks = worst_of_ranks(mine);
     const auto relative = [](const ParameterCheck& check) { return check.difference.relative; };
     const auto worst = std::ranges::max_element(checks, {}, relative);
-    if (worst->difference.relative == 0) return;
+    if (worst->difference.relative == 0) return std::nullopt;
     const auto wrong = std::ranges::count_if(checks, [&](const ParameterCheck& check) { return relative(check) > 0; });
-    result_.finding = LayoutFinding{.step = step,
-                                    .what = what,
-                                    .parameter = worst->name,
-                                    .rank = worst->rank,
-                                    .difference = worst->difference,
-                                    .others = wrong - 1,
-                                    .cause = kUnlikePlain};
+    return LayoutFinding{.step = step,
+                         .what = what,
+                         .parameter = worst->name,
+                         .rank = worst->rank,
+                         .difference = worst->difference,
+                         .others = wrong - 1,
+                         .cause = kUnlikePlain};
+  }
+
+  /// What recomputation has changed is the finding, or the cause of what was found.
+  void add_unlike_plain(std::optional<LayoutFinding> unlike) {
+    if (!unlike) return;
+    if (!result_.finding) {
+      result_.finding = std::move(unlike);
+    } else if (result_.finding->cause.starts_with(kNoSimpleCause) || result_.finding->cause.empty()) {
+      result_.finding->cause = kUnlikePlain;
+    } else {
+      result_.finding->cause += fmt::format("; {}", kUnlikePlain);
+    }
   }
 
   /// Of the parameters that are further off than `tolerance` the first one, or, where `order` is known, the one that
@@ -268,7 +279,7 @@ class Comparison {
       path = find_origin(laid_out_, reference_.get(), *world_,
                          {.step = step - 1,
                           .weight_tolerance = allowed.weight * static_cast<double>(step),
-                          .activation_tolerance = 10 * allowed.weight * static_cast<double>(step),
+                          .activation_tolerance = allowed.activation * static_cast<double>(step),
                           .weights_before = std::move(weights_before)});
     }
     const ValueOf saved = [&](const NamedTensor& p) { return gradients.at(p.tensor.unsafeGetTensorImpl()); };
@@ -372,6 +383,13 @@ class Comparison {
     if (!std::isfinite(check.expected_loss)) fail_diverged(fmt::format("the loss of step {} is not finite", step));
     check.loss = mean_over_ranks(laid_out_.find_gradients(step - 1));
     observe(step);
+    std::optional<LayoutFinding> unlike;
+    double plain_loss = 0;
+    if (plain_) {
+      plain_loss = mean_over_ranks(plain_->find_gradients(step - 1));
+      const at::NoGradGuard no_grad;
+      unlike = unlike_plain(step, "gradient", gradient_of);
+    }
     {
       const at::NoGradGuard no_grad;
       check.gradients = compare(gradient_of);
@@ -380,12 +398,8 @@ class Comparison {
     }
     find_wrong_number(step, "loss", check.expected_loss, check.loss, allowed.loss,
                       "the gradients are right: the losses of the ranks are not put together as they should be");
-    if (plain_) {
-      const double plain_loss = mean_over_ranks(plain_->find_gradients(step - 1));
-      const at::NoGradGuard no_grad;
-      find_unlike_plain(step, "gradient", gradient_of);
-      find_wrong_number(step, "loss", plain_loss, check.loss, 0, kUnlikePlain);
-    }
+    add_unlike_plain(std::move(unlike));
+    if (plain_) find_wrong_number(step, "loss", plain_loss, check.loss, 0, kUnlikePlain);
     if (result_.finding) {
       result_.steps.push_back(std::move(check));
       return;
@@ -400,7 +414,7 @@ class Comparison {
       find_wrong_number(step, "gradient norm", check.expected_norm, check.norm, allowed.gradient * grown,
                         "the gradients are right: the norm counts some of them twice, or not at all");
       find_wrong(step, "weight", check.weights, allowed.weight * static_cast<double>(step), weight_of);
-      if (plain_) find_unlike_plain(step, "weight", weight_of);
+      if (plain_) add_unlike_plain(unlike_plain(step, "weight", weight_of));
       weights_older_ = weights_before_;
       if (reference_) keep(weights_before_, weight_of);
     }

@@ -42,6 +42,7 @@ struct LayoutTolerance {
   double gradient = 1e-5;
   double weight = 2e-5;
   double drift = 2;
+  double activation = 2e-4;  // of what a layer hands on, where the origin of a wrong gradient is looked for
 };
 
 /// What this layout may differ by from one rank in the same precision: by nothing where it is one rank on the host.
