@@ -101,15 +101,16 @@ GlooBackend::~GlooBackend() {
   if (!gloo_ || !aborted_.load()) return;
   auto ended = std::make_shared<std::promise<void>>();
   std::future<void> end = ended->get_future();
+  // The thread has the last reference, so that it is the one to wait.
+  auto last = std::make_shared<decltype(gloo_)>(std::move(gloo_));
   try {
-    std::thread([ended, group = gloo_]() mutable {
-      group.reset();
+    std::thread([ended, last] {
+      last->reset();
       ended->set_value();
     }).detach();
   } catch (const std::system_error&) {
     return;  // no thread to be had: then it ends here, however long that takes
   }
-  gloo_.reset();
   end.wait_for(kLeaveGloo);
 }
 

@@ -83,7 +83,7 @@ TEST(MemoryModel, BuffersAreTwoUnitsOfEachKind) {
   EXPECT_NEAR(buffers({.replicas = 8, .copies_to_save = true}), 12 * p / 8, 8);
 }
 
-// 32 GB of the 8B model where they are whole.
+// Whole ones would be 32 GB of the 8B model.
 TEST(MemoryModel, AccumulatedGradientsAreAShareOfTheModel) {
   TrainingShape shape{.model = models::llama_flavor("llama3_8b"), .accumulates = true, .shards = 8, .on_device = true};
   const auto p = static_cast<double>(shape.model.parameter_count());

@@ -274,7 +274,16 @@ class Reader {
       for (auto&& [name, value] : *table) {
         // Where a section is off, what is not supported in it asks for nothing; memory snapshots have their own switch.
         const bool asks = !is_off || name.str() == "enable_memory_snapshot";
-        if (!asks && !find_key(section.str(), name.str()) && find_refused(section.str(), name.str())) continue;
+        const Key* key = find_key(section.str(), name.str());
+        if (!asks && !key && find_refused(section.str(), name.str())) continue;
+        // Nor does a choice that there is not here.
+        if (!asks && key && !key->choices.empty() && value.is_string()) {
+          Problems ignored;
+          ignored.collect([&, &name = name, &value = value, &section = section] {
+            set(section.str(), name.str(), given_from(value, source));
+          });
+          continue;
+        }
         set_or_collect(section.str(), name.str(), given_from(value, source));
       }
     }
@@ -432,6 +441,12 @@ void resolve(TrainConfig& config, const std::set<std::string>& wrong_keys, Probl
     if (std::ranges::any_of(keys, [&](const char* key) { return wrong_keys.contains(key); })) return;
     problems.collect(body);
   };
+  check({"checkpoint.load_step", "checkpoint.enable"}, [&] {
+    if (config.checkpoint.load_step < 0 || config.checkpoint.enable) return;
+    throw ConfigError(
+        fmt::format("[checkpoint] load_step is {}, but enable is false: nothing is loaded then; remove one of them",
+                    config.checkpoint.load_step));
+  });
   check({"checkpoint.stop_signals"}, [&] {
     for (const std::string& name : config.checkpoint.stop_signals) stop_signal(name);
   });

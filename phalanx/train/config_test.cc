@@ -209,6 +209,8 @@ TEST(Config, KeysThatNeedEachOtherAreRefusedAlone) {
   EXPECT_THAT(refusal("[checkpoint]\ninitial_load_in_hf = true\n"),
               HasSubstr("neither initial_load_path nor [model] hf_assets_path is set"));
   EXPECT_THAT(refusal("[metrics]\nsample_prompt = \"x\"\n"), HasSubstr("hf_assets_path"));
+  EXPECT_THAT(refusal("[checkpoint]\nenable = false\nload_step = 3\n"),
+              HasSubstr("load_step is 3, but enable is false"));
   EXPECT_THAT(refusal("[validation]\nenable = true\nfraction = 0\n"), HasSubstr("nothing is held out"));
   EXPECT_NO_THROW(parse("[validation]\nenable = true\nfraction = 0\ndataset_path = \"t.bin\"\n"));
 }
@@ -343,6 +345,7 @@ context_parallel_degree = 1
 context_parallel_rotate_method = "allgather"
 [checkpoint]
 enable = false
+async_mode = "async_with_pinned_mem"
 last_save_model_only = true
 export_dtype = "bfloat16"
 [activation_checkpoint]
@@ -364,6 +367,7 @@ freq = 5
   EXPECT_EQ(config.model.name, "llama");
   EXPECT_EQ(config.model.flavor, "llama3_8b");
   EXPECT_FALSE(config.checkpoint.enable);
+  EXPECT_EQ(config.checkpoint.async_mode, "disabled");
   for (const auto& [written, meant] :
        {std::pair{"debugmodel", "llama3_debug"}, {"70B", "llama3_70b"}, {"405B", "llama3_405b"}}) {
     EXPECT_EQ(parse("[model]\nflavor = \"" + std::string(written) + "\"\n").model.flavor, meant);

@@ -67,9 +67,16 @@ std::string differences_between(const std::vector<nlohmann::json>& documents, bo
   return lines;
 }
 
+/// A path in it need not be valid UTF-8.
+std::string text_of_document(const nlohmann::json& document) {
+  return document.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
 std::vector<nlohmann::json> gather_documents(Communicator& world, const nlohmann::json& mine) {
   std::vector<nlohmann::json> documents;
-  for (const std::string& text : world.all_gather_bytes(mine.dump())) documents.push_back(nlohmann::json::parse(text));
+  for (const std::string& text : world.all_gather_bytes(text_of_document(mine))) {
+    documents.push_back(nlohmann::json::parse(text));
+  }
   return documents;
 }
 
@@ -88,7 +95,7 @@ std::string hash_of_values(const at::Tensor& tensor) {
 
 void require_same_on_ranks(Communicator& world, const std::string& what, const nlohmann::json& mine,
                            const std::string& advice) {
-  if (world.size() == 1 || are_all_equal(world.all_gather_bytes(hash_of_text(mine.dump())))) return;
+  if (world.size() == 1 || are_all_equal(world.all_gather_bytes(hash_of_text(text_of_document(mine))))) return;
   throw ConfigError(fmt::format("the ranks do not have the same {}:{}\n{}", what,
                                 differences_between(gather_documents(world, mine), /*all_must_have=*/true), advice));
 }

@@ -1,6 +1,7 @@
 #include "phalanx/train/run_lock.h"
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 
 #include "phalanx/base/file.h"
@@ -22,11 +23,14 @@ std::filesystem::path plain_path(const std::filesystem::path& path) {
 }  // namespace
 
 RunLock::RunLock(const TrainConfig& config, Communicator& world, const RunLockOptions& options) {
+  // The other ranks wait for this one meanwhile.
+  const auto patience = std::min<std::chrono::milliseconds>(
+      options.patience, std::chrono::milliseconds(500 * config.comm.init_timeout_seconds));
   on_first_rank(world, [&] {
     const auto take = [&](const std::filesystem::path& folder, const char* key) {
       locks_.push_back(std::make_unique<FolderLock>(
-          folder, FolderLockOptions{
-                      .advice = std::string("choose another ") + key, .wait = options.patience, .say = options.say}));
+          folder,
+          FolderLockOptions{.advice = std::string("choose another ") + key, .wait = patience, .say = options.say}));
       if (const std::string& reason = locks_.back()->unsupported(); !reason.empty()) log::warn_once(reason);
     };
     const auto run = plain_path(config.job.dump_folder);

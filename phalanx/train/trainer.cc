@@ -352,7 +352,10 @@ void Trainer::validate() {
 void Trainer::save_checkpoint() {
   if (!checkpoints_.enabled() || checkpoints_.saved_step() == step_) return;
   const TraceSpan span(trace_.recorder(), "checkpoint save", "checkpoint");
-  checkpoints_.save(collect_state(), step_, checkpoint_metadata(model().config(), config_, identity_).dump());
+  // A path in it need not be valid UTF-8.
+  checkpoints_.save(collect_state(), step_,
+                    checkpoint_metadata(model().config(), config_, identity_)
+                        .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
 void Trainer::save_in_hf() {
