@@ -262,6 +262,31 @@ TEST_F(GenerateCommandTest, WhatCannotBeDoneIsNamed) {
   EXPECT_THAT(error_, HasSubstr("wrong.jsonl, line 2: token 512 is not in the model's vocabulary of 512"));
 }
 
+TEST_F(GenerateCommandTest, RanksThatWereGivenOtherArgumentsAreAllTold) {
+  const std::string program = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "phalanx";
+  write_file(file("rank.sh"), "exec " + program + " generate --checkpoint " + file("run/hf") + " --prompts-file " +
+                                  file("prompts.jsonl") + " --tp 2 --max-new-tokens $((4 + RANK))\n");
+  EXPECT_EQ(call("launch -n 2 -- sh " + file("rank.sh")), 2);
+  EXPECT_THAT(error_, AllOf(HasSubstr("the ranks do not have the same command"),
+                            HasSubstr("argument 08: \"4\" on rank 0; \"5\" on rank 1")));
+}
+
+// The shapes are the same, the results would not be.
+TEST_F(GenerateCommandTest, AConfigJsonThatWasChangedAfterTheExportIsRefused) {
+  std::filesystem::copy(file("run/hf"), file("changed"));
+  auto config = nlohmann::json::parse(read_file(file("changed/config.json")));
+  config["rope_theta"] = 777.0;
+  write_file(file("changed/config.json"), config.dump());
+  for (const std::string& command : {"generate --max-new-tokens 2 --prompts-file " + file("prompts.jsonl"),
+                                     "eval --max-tokens 40 --tokens " + file("tokens.bin")}) {
+    EXPECT_EQ(call(command + " --checkpoint " + file("changed")), 1) << command;
+    EXPECT_THAT(error_, AllOf(HasSubstr("rope.theta: the weights were saved with 10000.0, this model has 777.0"),
+                              HasSubstr("--allow-model-mismatch")));
+    EXPECT_EQ(call(command + " --allow-model-mismatch --checkpoint " + file("changed")), 0) << error_;
+    EXPECT_THAT(error_, HasSubstr("rope.theta"));
+  }
+}
+
 TEST_F(GenerateCommandTest, EvalGivesTheSamePerplexityInEveryLayout) {
   const std::string eval = "eval --checkpoint " + file("run/hf") + " --tokens " + file("tokens.bin") +
                            " --seq-len 32 --json " + file("figures.json") + " ";
