@@ -98,7 +98,7 @@ def check(name, family, options, program, ranks, scratch):
     if found[-NEW:] != ids:
         raise SystemExit(f"{name}: generated {found}, transformers {ids}")
     check_ends(name, program, source, ids, prompt, (outputs / "hf", scratch / f"{name}-hf"), scratch)
-    print(f"{name}: exported twice, the same logits to the bit; {NEW} greedy tokens the same")
+    print(f"{name}: exported twice, the same logits to the bit; {NEW} greedy tokens the same, and their end")
 
 
 def main():
