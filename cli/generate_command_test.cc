@@ -255,7 +255,7 @@ TEST_F(GenerateCommandTest, WhatCannotBeDoneIsNamed) {
   EXPECT_THAT(error_, HasSubstr("and cache_bytes allows 1.00 KiB"));
   EXPECT_EQ(generate("--final-file a/b --output x"), 2);
   EXPECT_THAT(error_, HasSubstr("--final-file is 'a/b': expected the name of a file in the folder"));
-  EXPECT_EQ(generate("--dtype f32"), 2);
+  EXPECT_EQ(generate("--dtype float23"), 2);
   EXPECT_THAT(error_, HasSubstr("--dtype"));
   write_file(file("wrong.jsonl"), "{\"id\": \"a\", \"ids\": [1]}\n{\"id\": \"b\", \"ids\": [512]}\n");
   EXPECT_EQ(generate("-n 2 --output " + file("wrong"), "wrong.jsonl"), 1);

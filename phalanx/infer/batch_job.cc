@@ -89,7 +89,8 @@ std::vector<std::filesystem::path> BatchJob::parts() const {
 
 std::vector<std::string> BatchJob::open(const nlohmann::json& description) {
   const std::filesystem::path path = folder_ / "job.json";
-  nlohmann::json written = description;
+  // As a file can hold it: a stop text from the command line need not be valid UTF-8.
+  auto written = nlohmann::json::parse(description.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
   written["format"] = kFormat;
   std::error_code error;
   if (!std::filesystem::exists(path, error)) {

@@ -89,6 +89,12 @@ TEST(BatchJob, EveryDifferenceIsNamedWithBothValues) {
               HasSubstr("its seed is 1, this one's 2; its weights.step is 10, this one's 20; give what"));
 }
 
+TEST(BatchJob, ATextThatIsNoUtf8IsTheSameTextAgain) {
+  const TempDirectory scratch("batch_job");
+  BatchJob job(scratch.path());
+  for (int time = 0; time < 2; ++time) EXPECT_THAT(job.open({{"stop", "a\xff"}}), IsEmpty());
+}
+
 TEST(BatchJob, AFolderOfPathsGoesOnAndSaysWhatCouldNotBeCompared) {
   const TempDirectory scratch("batch_job");
   const auto path = scratch.path() / "job.json";
