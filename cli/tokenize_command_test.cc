@@ -51,7 +51,7 @@ TEST_F(TokenizeCommandTest, ShowsIdsAndTokens) {
   const auto id = [&](const char* token) { return fmt::format("{:>8}", *tokenizer.id_of(token)); };
   EXPECT_EQ(out_, id("at") + "  \"at\"\n" + id("\n") + "  \"\\n\"\n" + id("\"") + "  \"\\\"\"\n" + id("\xC3") +
                       "  \"\\xC3\"\n" + id("\xA9") + "  \"\\xA9\"\n" + id("<|endoftext|>") +
-                      "  \"<|endoftext|>\"  special\n6 tokens, 18 bytes; vocabulary of 259; a document ends with 0 "
+                      "  \"<|endoftext|>\"  special\n6 tokens, 19 bytes; vocabulary of 259; a document ends with 0 "
                       "(\"<|endoftext|>\")\n");
   EXPECT_EQ(run({"--show", "a"}), 2);
   EXPECT_THAT(error_, HasSubstr("--tokenizer FILE is missing"));
