@@ -149,7 +149,8 @@ const std::string kLlamaMetadata = nlohmann::json({{"model", models::llama_metad
 TEST_F(CheckpointCommandTest, ConsolidateWritesWhatHuggingFaceReads) {
   write_small_step(path("run"), 1, llama_state(), 3, kLlamaMetadata);
   ASSERT_EQ(run({"consolidate", path("run"), path("hf"), "--hf", "--dtype", "bf16", "-q"}), 0) << error_;
-  EXPECT_THAT(out_, AllOf(HasSubstr("hf: 12 tensors, "), HasSubstr("in 2 files\n")));
+  EXPECT_THAT(out_, AllOf(HasSubstr("hf: 12 tensors, "), HasSubstr("in 3 files\n")));
+  EXPECT_THAT(file_bytes(path("hf/generation_config.json")), HasSubstr("\"eos_token_id\": null"));
   const safetensors::File file(path("hf/model.safetensors"));
   ASSERT_EQ(file.tensors().size(), 12U);
   EXPECT_EQ(file.find("model.layers.0.self_attn.k_proj.weight")->shape, (std::vector<std::int64_t>{4, 8}));
