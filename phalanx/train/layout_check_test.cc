@@ -144,6 +144,7 @@ class RecomputedLayoutTest : public LayoutCheckTest {
   }
   static std::vector<std::string> in(const std::string& type, std::vector<std::string> more = {}) {
     more.push_back("--training.mixed_precision_param=" + type);
+    more.emplace_back("--training.global_batch_size=2");
     more.emplace_back("--activation_checkpoint.mode=full");
     return more;
   }
@@ -152,11 +153,10 @@ class RecomputedLayoutTest : public LayoutCheckTest {
 TEST_F(RecomputedLayoutTest, AStaleCopyOfAWeightIsNamedInEveryPrecision) {
   for (const std::string type : {"bfloat16", "float16", "float32"}) {
     at::Tensor before;
-    const LayoutCheck found = check_spoilt({"one", 1, in(type, {"--training.global_batch_size=1"})},
-                                           [&](const at::Tensor& weight, std::int64_t step) {
-                                             if (step == 1) before = weight.detach().clone();
-                                             return step == 1 ? weight : weight + (before - weight).detach();
-                                           });
+    const LayoutCheck found = check_spoilt({"one", 1, in(type)}, [&](const at::Tensor& weight, std::int64_t step) {
+      if (step == 1) before = weight.detach().clone();
+      return step == 1 ? weight : weight + (before - weight).detach();
+    });
     ASSERT_TRUE(found.finding) << type;
     EXPECT_EQ(found.finding->step, 2) << type;
     EXPECT_EQ(found.finding->what, "output") << found.finding->text();

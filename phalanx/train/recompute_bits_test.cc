@@ -1,5 +1,7 @@
 // Recomputation changes no bit: ten steps in 16 bits, by every kind of layout and of recomputation, beside the same ten
-// steps without it. A copy of a weight that outlives its update shows from the second step on.
+// steps without it. A copy of a weight that outlives its update shows from the second step on. Each layout has one kind
+// of recomputation here, the first two have all; with PHALANX_ALL_MUTATIONS=1 (make mutations) every layout has.
+#include <cstdlib>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -55,8 +57,9 @@ class RecomputeBitsTest : public TrainerTest {
   TrainConfig config_of(const BitsLayout& layout, const std::string& type,
                         const std::vector<std::string>& recompute) const {
     std::vector<std::string> keys = {"--model.flavor=debug",
-                                     "--training.dataset_path=" + path("tokens.bin"),
-                                     "--training.seq_len=16",
+                                     "--model.vocab_size=64",
+                                     "--training.dataset_path=" + path("few.bin"),
+                                     "--training.seq_len=8",
                                      "--training.local_batch_size=2",
                                      "--training.global_batch_size=4",
                                      "--training.steps=10",
@@ -64,7 +67,7 @@ class RecomputeBitsTest : public TrainerTest {
                                      "--optimizer.lr=3e-3",
                                      "--parallelism.pipeline_parallel_microbatch_size=1",
                                      "--training.mixed_precision_param=" + type};
-    if (layout.ranks == 4) keys[3] = "--training.local_batch_size=1";
+    if (layout.ranks == 4) keys[4] = "--training.local_batch_size=1";
     keys.insert(keys.end(), layout.keys.begin(), layout.keys.end());
     keys.insert(keys.end(), recompute.begin(), recompute.end());
     return parse_config("", "test", keys);
@@ -84,16 +87,25 @@ class RecomputeBitsTest : public TrainerTest {
     return bits;
   }
 
-  void expect_same_bits(const std::string& type) const {
+  void expect_same_bits(const std::string& type, bool is_rare) const {
     const std::string mode = "--activation_checkpoint.mode=", which = "--activation_checkpoint.selective_ac_option=";
     const std::vector<std::pair<std::string, std::vector<std::string>>> recomputations = {
         {"every second block", {mode + "selective", which + "2"}},
         {"op", {mode + "selective", which + "op"}},
         {"full", {mode + "full"}}};
-    for (const BitsLayout& layout : layouts_of_bits()) {
+    std::vector<std::uint16_t> tokens;
+    for (const std::uint16_t token : tokens_) tokens.push_back(token % 64);
+    write_tokens("few.bin", tokens);
+    const bool all = std::getenv("PHALANX_ALL_MUTATIONS") != nullptr;
+    const std::vector<BitsLayout> layouts = layouts_of_bits();
+    for (std::size_t i = 0; i < layouts.size(); ++i) {
+      const BitsLayout& layout = layouts[i];
+      if (!all && is_rare && i % 4 > 1) continue;
       run_local_ranks(layout.ranks, [&](const std::shared_ptr<Communicator>& world) {
         const Bits expected = ten_steps(config_of(layout, type, {mode + "none"}), world);
-        for (const auto& [name, keys] : recomputations) {
+        for (std::size_t kind = 0; kind < recomputations.size(); ++kind) {
+          if (!all && i > 1 && kind != (i / (is_rare ? 2 : 1)) % recomputations.size()) continue;
+          const auto& [name, keys] = recomputations[kind];
           const auto [losses, weights] = ten_steps(config_of(layout, type, keys), world);
           EXPECT_EQ(losses, expected.first)
               << layout.name << ", " << name << ": losses and norms, rank " << world->rank();
@@ -104,9 +116,9 @@ class RecomputeBitsTest : public TrainerTest {
   }
 };
 
-TEST_F(RecomputeBitsTest, InBfloat16) { expect_same_bits("bfloat16"); }
-TEST_F(RecomputeBitsTest, InFloat16) { expect_same_bits("float16"); }
-TEST_F(RecomputeBitsTest, InFloat32) { expect_same_bits("float32"); }
+TEST_F(RecomputeBitsTest, InBfloat16) { expect_same_bits("bfloat16", /*is_rare=*/false); }
+// By half of the layouts: on most processors it is slow.
+TEST_F(RecomputeBitsTest, InFloat16) { expect_same_bits("float16", /*is_rare=*/true); }
 
 }  // namespace
 }  // namespace phalanx::train
