@@ -8,7 +8,11 @@ void flatten_json(const nlohmann::json& value, const std::string& key, std::map<
     flat.emplace(key, value);
     return;
   }
-  for (const auto& [name, inner] : value.items()) flatten_json(inner, key.empty() ? name : key + "." + name, flat);
+  for (const auto& [name, inner] : value.items()) {
+    std::string below = key;
+    if (!below.empty()) below += '.';
+    flatten_json(inner, below.append(name), flat);
+  }
 }
 
 }  // namespace
@@ -34,6 +38,7 @@ std::vector<JsonDifference> json_differences(const nlohmann::json& saved, const 
     if (!before.contains(key)) differences[key] = {key, std::nullopt, value};
   }
   std::vector<JsonDifference> list;
+  list.reserve(differences.size());
   for (auto& [key, difference] : differences) list.push_back(std::move(difference));
   return list;
 }

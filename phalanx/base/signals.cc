@@ -1,8 +1,7 @@
 #include "phalanx/base/signals.h"
 
-#include <signal.h>
-
 #include <charconv>
+#include <csignal>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>

@@ -124,6 +124,8 @@ WorkerEnvironment read_worker_environment(const EnvironmentLookup& lookup_or_non
         "PMIX_RANK is set, and no variable says how many ranks there are (PMIx tells it only to programs that link its "
         "library): set RANK and WORLD_SIZE, MASTER_ADDR and MASTER_PORT too, or unset PMIX_RANK to run a single "
         "process");
+  reader.integer("MASTER_PORT", 1, 65535);
+  reader.throw_if_wrong(". A single process needs none: unset it");
   WorkerEnvironment single;
   single.local_rank = 0;
   single.local_world_size = 1;
