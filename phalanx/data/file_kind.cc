@@ -10,7 +10,7 @@
 namespace phalanx::data {
 namespace {
 
-using std::string_view_literals::operator""sv;
+using std::string_view_literals::operator""sv;  // NOLINT(misc-unused-using-decls): literals use it
 
 struct Magic {
   std::string_view bytes;
