@@ -23,7 +23,7 @@ done > "$folder/prompts.jsonl"
 echo '{"unique_id": "without"}' >> "$folder/prompts.jsonl"
 job=(-n "$ranks" --checkpoint "$folder/run/hf" --prompts-file "$folder/prompts.jsonl" --output "$folder/answers"
      --id-field unique_id --prompt-field input_prompt --response-field generated_response
-     --max-new-tokens 50 --batch-size 4 --final-file merged.jsonl)
+     --max-new-tokens 50 --batch-size 4 --final-file merged.jsonl --allow-skipped)
 
 rm -rf "$folder/answers"
 setsid "$phalanx" generate "${job[@]}" --quiet & started=$!

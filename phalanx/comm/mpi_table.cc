@@ -22,7 +22,7 @@ std::vector<std::string> module_places() {
   std::error_code error;
   const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
   for (const char* folder :
-       {".", "..", "../lib/phalanx", "../../lib/phalanx", "../lib64/phalanx", "../../lib64/phalanx"}) {
+       {".", "..", "../bin", "../lib/phalanx", "../../lib/phalanx", "../lib64/phalanx", "../../lib64/phalanx"}) {
     const std::filesystem::path place = program / folder / kModule;
     if (!error && std::filesystem::exists(place, error)) places.push_back(place.string());
   }
