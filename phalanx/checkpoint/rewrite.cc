@@ -220,8 +220,11 @@ WrittenFiles consolidate(SavedState& saved, const std::filesystem::path& path, c
   const auto temporary = std::filesystem::path(out) += ".tmp";
   fs.make_directory(folder_of(out));
   FileRewriter rewriter(saved, fs, options.progress);
-  const std::map<std::string, std::string> header = {
-      {"format", "pt"}, {kMetadataInHeader, metadata_for_weights(saved.manifest().metadata)}};
+  std::map<std::string, std::string> header = {{"format", "pt"}};
+  // Of a program that says nothing of its model there is nothing to say.
+  if (const std::string told = metadata_for_weights(saved.manifest().metadata); told != "{}") {
+    header.emplace(kMetadataInHeader, told);
+  }
   put_in_place(fs, temporary, out, [&] {
     if (is_file) {
       rewriter.write(temporary, outputs, header);
