@@ -77,7 +77,7 @@ function(phalanx_test folder)
   phalanx_unity(${target})
   add_test(NAME ${folder} COMMAND ${target} --gtest_brief=1)
   # One intra-op thread a rank: many tests run several ranks as threads.
-  set_tests_properties(${folder} PROPERTIES TIMEOUT 600 ENVIRONMENT "OMP_NUM_THREADS=1")
+  set_tests_properties(${folder} PROPERTIES TIMEOUT 900 ENVIRONMENT "OMP_NUM_THREADS=1")
 endfunction()
 
 function(phalanx_umbrella)
