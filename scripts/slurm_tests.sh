@@ -150,6 +150,9 @@ else
   echo "skipped job scripts as they are: the cluster has no two nodes with 4 GPUs"
 fi
 
+if [[ -z "${PHALANX_SLURM_REQUEUE:-}" ]]; then
+  echo "skipped requeue.sbatch: a minute or more; PHALANX_SLURM_REQUEUE=1 runs it"
+else
 # The warning before a job's end, as Slurm sends it, comes while a run trains: it saves, the job is requeued, and the run
 # ends with the bits of one that was not disturbed.
 mkdir training
@@ -213,6 +216,7 @@ else
   fi
 fi
 rm -f output.job
+fi
 
 # The batch script itself is no rank, whatever the job's variables say.
 cat >batch <<END
