@@ -55,12 +55,14 @@ class RoleTokens {
       const std::string key = fmt::format("{}_token_id", role);
       json& token = tokens_[role];
       for (const auto& [source, name] : {std::pair{&config, kConfig}, std::pair{&generation, kGeneration}}) {
-        if (!token.is_null() || !source->contains(key)) continue;
-        token = source->at(key);
-        if (token.is_null() || are_tokens(token, vocab_size)) continue;
-        log::warn(fmt::format("{}: \"{}\" is {}, no token of the model's vocabulary of {}: left out",
-                              (folder / name).string(), key, token.dump(-1, ' ', true).substr(0, 80), vocab_size));
-        token = nullptr;
+        const json value = source->value(key, json());
+        if (value.is_null()) continue;
+        if (!are_tokens(value, vocab_size)) {
+          log::warn(fmt::format("{}: \"{}\" is {}, no token of the model's vocabulary of {}: left out",
+                                (folder / name).string(), key, value.dump(-1, ' ', true).substr(0, 80), vocab_size));
+        } else if (token.is_null()) {
+          token = value;
+        }
       }
       const auto own = tokenizer ? own_token(role, *tokenizer) : std::nullopt;
       if (token.is_null() && own && *own < vocab_size) token = *own;
@@ -69,7 +71,6 @@ class RoleTokens {
 
   const json& of(const std::string& role) const { return tokens_.at(role); }
 
- private:
   static bool are_tokens(const json& value, std::int64_t vocab_size) {
     const auto is_token = [&](const json& one) {
       return is_whole_number(one) && one.get<std::int64_t>() >= 0 && one.get<std::int64_t>() < vocab_size;
@@ -77,6 +78,7 @@ class RoleTokens {
     return value.is_array() ? std::all_of(value.begin(), value.end(), is_token) : is_token(value);
   }
 
+ private:
   static std::optional<data::TokenId> own_token(std::string_view role, const data::BpeTokenizer& tokenizer) {
     const data::BpeModel& model = tokenizer.model();
     if (role == "eos") return tokenizer.end_of_text();
@@ -130,7 +132,8 @@ std::map<std::string, std::string> hf_files(const models::LlamaConfig& config, c
   for (const char* role : kRoles) {
     const std::string key = fmt::format("{}_token_id", role);
     description[key] = tokens.of(role);
-    if (!generation.contains(key) || generation[key].is_null()) generation[key] = tokens.of(role);
+    const json own = generation.value(key, json());  // may be another one than config.json's
+    if (own.is_null() || !RoleTokens::are_tokens(own, config.vocab_size)) generation[key] = tokens.of(role);
   }
   texts[kConfig] = description.dump(2) + "\n";
   texts[kGeneration] = generation.dump(2) + "\n";

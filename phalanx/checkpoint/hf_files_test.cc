@@ -90,6 +90,14 @@ TEST_F(HfFilesTest, WhatIsNoTokenOfTheModelIsLeftOutAndSaid) {
   EXPECT_EQ(tokens(), json({nullptr, nullptr, nullptr}));
   EXPECT_THAT(::testing::internal::GetCapturedStderr(),
               ::testing::HasSubstr("config.json: \"pad_token_id\" is -1, no token of the model's vocabulary of 300"));
+  // Nor does generation_config.json keep one, whether config.json says another or not.
+  write("config.json", R"({"eos_token_id": 7})");
+  write("generation_config.json", R"({"eos_token_id": [7, 300], "pad_token_id": 300})");
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(tokens(), json({nullptr, 7, nullptr}));
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              ::testing::AllOf(::testing::HasSubstr("generation_config.json: \"eos_token_id\" is [7,300], no token"),
+                               ::testing::HasSubstr("generation_config.json: \"pad_token_id\" is 300, no token")));
   write("config.json", "{");
   EXPECT_THROW(files(), CheckpointError);
 }
