@@ -278,8 +278,8 @@ EncodingSummary encode_corpus(const std::vector<Document>& documents, const BpeT
   const std::optional<TokenId> end = tokenizer.end_of_text();
   if (options.end_of_text && !end) {
     throw DataError(
-        "the tokenizer has no end-of-text token (<|endoftext|>, <|end_of_text|>, </s> or <eos>): encode "
-        "without one between documents (--no-end-of-text)");
+        "the tokenizer has no end-of-text token (<|endoftext|>, <|end_of_text|>, </s> or <eos>), nor do the files "
+        "beside it name one: encode without one between documents (--no-end-of-text)");
   }
   const fs::path directory = fs::path(prefix).parent_path();
   if (!directory.empty()) posix_file_system().make_directory(directory);

@@ -149,7 +149,7 @@ TEST_F(CorpusTest, EncodedCorpusDecodesToItsDocuments) {
   BpeTrainer bare({.vocab_size = 256, .special_tokens = {}});
   const BpeTokenizer without_end = bare.train();
   EXPECT_THAT(corpus_error([&] { encode_corpus(documents, without_end, root("x")); }),
-              HasSubstr("no end-of-text token"));
+              HasSubstr("nor do the files beside it name one"));
   EXPECT_EQ(encode_corpus({documents[1]}, without_end, root("x"), {.end_of_text = false}).tokens, 7);
 }
 
