@@ -286,6 +286,7 @@ LoadedWeights load_weights(const std::filesystem::path& path, const std::vector<
     const std::string other = options.copy_in_file ? options.copy_in_file(named.name) : std::string();
     const auto copy = other.empty() ? sources.end() : find(other);
     if (copy == sources.end()) continue;
+    copy->second.used = true;  // it is compared
     chosen.back().copy = copy->second;
     if (copy->second.info->shape != wanted.shape) mismatches.differs(wanted, *copy->second.info);
   }

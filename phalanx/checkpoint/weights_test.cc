@@ -204,7 +204,7 @@ TEST(Weights, ACopyInTheFileMustBeOne) {
                                 .copy_in_file = [](const std::string& name) { return name == "embed" ? "head" : ""; }};
   const auto loaded = zeros_like_all(two_layers());
   export_to(path, theirs);
-  EXPECT_THAT(load_weights(path, loaded, tied).ignored, testing::ElementsAre("head"));
+  EXPECT_THAT(load_weights(path, loaded, tied).ignored, testing::IsEmpty()) << "it is compared";
   EXPECT_TRUE(loaded[0].tensor.equal(embed));
   // In another type the same values are the same.
   theirs[0].tensor = embed.to(at::kBFloat16);
