@@ -144,7 +144,7 @@ TEST_F(GenerateCommandTest, AJobGoesOnWithTheSameWeightsByContent) {
   const std::string folder = file("by_content"), moved = file("moved");
   const auto generate_with = [&](const std::string& model, const std::string& more = "") {
     return call("generate --checkpoint " + model + " --prompts-file " + file("prompts.jsonl") +
-                " --max-new-tokens 2 --output " + folder + more);
+                " --greedy --max-new-tokens 2 --output " + folder + more);
   };
   ASSERT_EQ(generate_with(file("run/hf")), 0) << error_;
   const std::string expected = read_file(folder + "/results.jsonl");

@@ -120,6 +120,14 @@ std::vector<std::string> BatchJob::open(const nlohmann::json& description) {
                     "folder, or remove it to begin anew",
                     folder_.string(), fmt::join(differences.lines, "; ")));
   }
+  const auto temperature = found.value("temperature", nlohmann::json());
+  if (of_paths && temperature.is_number() && temperature.get<double>() > 0) {
+    throw DataError(
+        fmt::format("{} was begun by an earlier version of Phalanx, which drew the answers of each prompt by another "
+                    "seed (its temperature is {}): the rest would not be of the same job. Choose another folder, or "
+                    "remove it to begin anew",
+                    folder_.string(), temperature.dump()));
+  }
   if (of_paths) replace_file(path, written.dump(1) + "\n", files_);
   return differences.missing;
 }

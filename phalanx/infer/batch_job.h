@@ -34,7 +34,8 @@ class BatchJob {
 
   /// Makes the folder, or finds the job in it. DataError if it is another: names every part of the description that
   /// differs, with both values. Returns the parts that could not be compared, because the version of Phalanx that began
-  /// the job did not write them; from now on they are.
+  /// the job did not write them; from now on they are. Sampled answers of that version are a DataError: their seeds
+  /// were others.
   std::vector<std::string> open(const nlohmann::json& description);
   /// By prompt, whether there is a result. DataError names a line that is no result of this job. The last line of a
   /// part, if its rank was stopped while it wrote, counts as not written.

@@ -113,6 +113,20 @@ TEST(BatchJob, AFolderOfPathsGoesOnAndSaysWhatCouldNotBeCompared) {
   EXPECT_THAT(job_error([&] { job.open(now); }), HasSubstr("its format is 3: this program reads formats up to 2"));
 }
 
+TEST(BatchJob, SampledAnswersOfTheFirstFormatAreNotGoneOnWith) {
+  const TempDirectory scratch("batch_job");
+  BatchJob job(scratch.path());
+  const std::string begun = R"({"model": "/a/step-10", "seed": 1, "temperature": 0.5, "tokenizer": ""})";
+  write_file(scratch.path() / "job.json", begun);
+  EXPECT_THAT(job_error([&] {
+                job.open({{"seed", 1}, {"temperature", 0.5}});
+              }),
+              testing::AllOf(HasSubstr("by another seed (its temperature is 0.5)"), HasSubstr("remove it")));
+  EXPECT_EQ(read_file(scratch.path() / "job.json"), begun);
+  write_file(scratch.path() / "job.json", R"({"model": "/a/step-10", "seed": 1, "temperature": 0, "tokenizer": ""})");
+  EXPECT_THAT(job.open({{"seed", 1}, {"temperature", 0.0}}), IsEmpty());
+}
+
 TEST(BatchJob, AnotherJobsFolderAndSpoiledPartsAreNamed) {
   const TempDirectory scratch("batch_job");
   BatchJob job(scratch.path());
