@@ -50,13 +50,14 @@ std::string free_name(const std::filesystem::path& folder) {
 }
 
 /// Moves what branch.json names, and says there that it is done.
-SetAside move_aside(const std::filesystem::path& folder, Branch branch, FileSystem& fs) {
+SetAside move_aside(const std::filesystem::path& folder, Branch branch, FileSystem& fs, const KeepBeside& keep) {
   SetAside moved{.names = {}, .into = folder / branch.set_aside_in};
   for (const auto& name : branch.being_set_aside) {
     if (!branch_entry_exists(folder / name)) continue;  // moved before an interruption
     fs.rename(folder / name, moved.into / name);
     moved.names.push_back(name);
   }
+  if (keep) keep(moved.into);
   fs.sync_directory(moved.into);
   fs.sync_directory(folder);
   branch.being_set_aside.clear();
@@ -98,7 +99,7 @@ std::optional<Branch> read_branch(const std::filesystem::path& folder) {
   return branch;
 }
 
-SetAside begin_branch(const std::filesystem::path& folder, Branch branch, FileSystem& fs) {
+SetAside begin_branch(const std::filesystem::path& folder, Branch branch, FileSystem& fs, const KeepBeside& keep) {
   branch.base = base_of(step_directory(folder, branch.step));
   std::vector<std::pair<std::int64_t, std::string>> newer;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
@@ -116,13 +117,13 @@ SetAside begin_branch(const std::filesystem::path& folder, Branch branch, FileSy
   fs.make_directory(folder / branch.set_aside_in);
   fs.sync_directory(folder);
   replace_file(folder / kBranchName, branch_text(branch), fs);
-  return move_aside(folder, std::move(branch), fs);
+  return move_aside(folder, std::move(branch), fs, keep);
 }
 
-SetAside finish_branch(const std::filesystem::path& folder, FileSystem& fs) {
+SetAside finish_branch(const std::filesystem::path& folder, FileSystem& fs, const KeepBeside& keep) {
   auto branch = read_branch(folder);
   if (!branch || branch->being_set_aside.empty()) return {};
-  return move_aside(folder, std::move(*branch), fs);
+  return move_aside(folder, std::move(*branch), fs, keep);
 }
 
 void forget_branch(const std::filesystem::path& folder, FileSystem& fs) {

@@ -16,6 +16,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -43,10 +44,16 @@ struct SetAside {
 /// CheckpointError where the file is malformed.
 std::optional<Branch> read_branch(const std::filesystem::path& folder);
 
+/// Puts beside the steps that were set aside, in the folder that it is given, what else belongs to them. Called before
+/// branch.json says that all is done; after an interruption once more.
+using KeepBeside = std::function<void(const std::filesystem::path& into)>;
+
 /// Begins a branch from step-`branch.step`, which must be there. Returns what was set aside.
-SetAside begin_branch(const std::filesystem::path& folder, Branch branch, FileSystem& fs = posix_file_system());
+SetAside begin_branch(const std::filesystem::path& folder, Branch branch, FileSystem& fs = posix_file_system(),
+                      const KeepBeside& keep = {});
 /// Completes one whose beginning was interrupted. Returns what was left to be set aside.
-SetAside finish_branch(const std::filesystem::path& folder, FileSystem& fs = posix_file_system());
+SetAside finish_branch(const std::filesystem::path& folder, FileSystem& fs = posix_file_system(),
+                       const KeepBeside& keep = {});
 /// A command that asks for no branch goes on with the newest step: the next that asks for one begins it anew.
 void forget_branch(const std::filesystem::path& folder, FileSystem& fs = posix_file_system());
 

@@ -79,6 +79,8 @@ TEST(Branch, SetsAsideWhatIsNewerThanItsStep) {
   EXPECT_FALSE(read_branch(folder));
 }
 
+void keep_metrics(const std::filesystem::path& into) { write_file(into / "metrics.jsonl", "{}"); }
+
 class InterruptedBranch : public ::testing::TestWithParam<Fault> {};
 
 TEST_P(InterruptedBranch, IsBegunOrNotAtEveryOperation) {
@@ -87,7 +89,7 @@ TEST_P(InterruptedBranch, IsBegunOrNotAtEveryOperation) {
     const TempDirectory scratch("branch");
     fill_with_steps(scratch.path() / "run");
     FaultyFileSystem fs(posix_file_system());
-    begin_branch(scratch.path() / "run", {.step = 2}, fs);
+    begin_branch(scratch.path() / "run", {.step = 2}, fs, keep_metrics);
     operations = fs.operations();
   }
   ASSERT_GT(operations, 12);
@@ -99,7 +101,7 @@ TEST_P(InterruptedBranch, IsBegunOrNotAtEveryOperation) {
     fill_with_steps(folder);
     FaultyFileSystem fs(posix_file_system(), {.fail_at = n, .kind = GetParam()});
     try {
-      begin_branch(folder, {.step = 2}, fs);
+      begin_branch(folder, {.step = 2}, fs, keep_metrics);
     } catch (const SimulatedCrash&) {
     } catch (const FileError&) {
     }
@@ -109,13 +111,14 @@ TEST_P(InterruptedBranch, IsBegunOrNotAtEveryOperation) {
     const std::vector<std::int64_t> before = {4, 3, 2, 1}, after = {2, 1};
     EXPECT_EQ(complete_steps(folder), begun ? after : before);
     if (!begun) {
-      EXPECT_THAT(finish_branch(folder).names, IsEmpty());
-      begin_branch(folder, {.step = 2});
+      EXPECT_THAT(finish_branch(folder, posix_file_system(), keep_metrics).names, IsEmpty());
+      begin_branch(folder, {.step = 2}, posix_file_system(), keep_metrics);
     } else {
-      finish_branch(folder);
+      finish_branch(folder, posix_file_system(), keep_metrics);
     }
     EXPECT_THAT(complete_steps(folder), ElementsAre(2, 1));
-    EXPECT_EQ(entries_of(folder / "abandoned-1"), (std::set<std::string>{"step-3.replaced", "step-4", "step-5"}));
+    EXPECT_EQ(entries_of(folder / "abandoned-1"),
+              (std::set<std::string>{"metrics.jsonl", "step-3.replaced", "step-4", "step-5"}));
     EXPECT_THAT(read_branch(folder)->being_set_aside, IsEmpty());
     CheckpointManager(folder).save(make_state(8), 4);  // the branch's own
     EXPECT_THAT(complete_steps(folder), ElementsAre(4, 2, 1));

@@ -84,13 +84,17 @@ std::string hash_of_settings(TrainConfig config) {
   return format_hash(hash_block(std::as_bytes(std::span(text))));
 }
 
-/// Beside the steps that were set aside, the metrics with theirs, before the run's own are cut back.
+/// Beside the steps that were set aside, the metrics with theirs, before the run's own are cut back. Whole or not at
+/// all; after an interruption again.
 void keep_curve(const std::filesystem::path& run_folder, const std::filesystem::path& into) {
   const auto metrics = run_folder / "metrics.jsonl";
   std::error_code error;
   if (!std::filesystem::exists(metrics, error)) return;
-  std::filesystem::copy_file(metrics, into / "metrics.jsonl", std::filesystem::copy_options::skip_existing, error);
-  if (error) log::warn_once(fmt::format("cannot copy {} to {}: {}", metrics.string(), into.string(), error.message()));
+  try {
+    replace_file(into / "metrics.jsonl", read_file(metrics));
+  } catch (const FileError& failure) {
+    log::warn_once(fmt::format("cannot copy {} to {}: {}", metrics.string(), into.string(), failure.what()));
+  }
 }
 
 std::string list_of_steps(const std::vector<std::string>& names) { return fmt::format("{}", fmt::join(names, ", ")); }
@@ -203,11 +207,11 @@ bool RunCheckpoints::follows_its_branch() const {
 
 /// Rank 0: after the state was loaded from there, so that what cannot be loaded moves nothing.
 void RunCheckpoints::begin_its_branch() {
-  set_aside_ = begin_branch(folder_, {.step = config_.load_step, .command = command_, .job = job_.name});
+  set_aside_ = begin_branch(folder_, {.step = config_.load_step, .command = command_, .job = job_.name},
+                            posix_file_system(), [&](const auto& into) { keep_curve(run_folder_, into); });
   if (set_aside_->names.empty()) return;
   say_(fmt::format("[checkpoint] load_step = {}: newer than that, and set aside in {}: {}", config_.load_step,
                    set_aside_->into.string(), list_of_steps(set_aside_->names)));
-  keep_curve(run_folder_, set_aside_->into);
 }
 
 std::optional<std::int64_t> RunCheckpoints::load(TrainState& state, const LoadCheck& check) {
@@ -215,10 +219,10 @@ std::optional<std::int64_t> RunCheckpoints::load(TrainState& state, const LoadCh
   bool follows = false;
   on_first_rank(*world_, [&] {
     check_can_save(folder_);
-    if (const SetAside left = finish_branch(folder_); !left.names.empty()) {
+    const auto keep = [&](const std::filesystem::path& into) { keep_curve(run_folder_, into); };
+    if (const SetAside left = finish_branch(folder_, posix_file_system(), keep); !left.names.empty()) {
       say_(fmt::format("a rollback was interrupted; set aside in {} now: {}", left.into.string(),
                        list_of_steps(left.names)));
-      keep_curve(run_folder_, left.into);
     }
     follows = config_.load_step >= 0 && follows_its_branch();
   });
