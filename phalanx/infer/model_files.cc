@@ -50,6 +50,11 @@ void take_end_tokens(ModelFiles& files, const std::filesystem::path& folder) {
   }
 }
 
+std::string fingerprint_in_metadata(const nlohmann::json& metadata) {
+  const nlohmann::json::json_pointer saved("/run/tokenizer/fingerprint");
+  return metadata.contains(saved) && metadata.at(saved).is_string() ? metadata.at(saved).get<std::string>() : "";
+}
+
 ModelFiles find_hugging_face_model(const std::filesystem::path& path) {
   ModelFiles files{.weights = path, .hugging_face = true};
   const auto config = path / "config.json";
@@ -58,6 +63,11 @@ ModelFiles find_hugging_face_model(const std::filesystem::path& path) {
   files.not_honoured = models::hf_not_honoured(text, config.string());
   look_for_tokenizer(files, {path});
   take_end_tokens(files, path);
+  for (const WeightsDescription& told : describe_weights(path)) {  // Phalanx's own exports say it
+    if (files.tokenizer_fingerprint.empty()) {
+      files.tokenizer_fingerprint = fingerprint_in_metadata(nlohmann::json::parse(told.metadata));
+    }
+  }
   return files;
 }
 
@@ -85,10 +95,7 @@ ModelFiles find_model(const std::filesystem::path& path) {
   if (const auto assets = read.get_or<std::string>("hf_assets_path", ""); !assets.empty()) folders.emplace_back(assets);
   look_for_tokenizer(files, folders);
   if (files.tokenizer) take_end_tokens(files, std::filesystem::path(*files.tokenizer).parent_path());
-  const nlohmann::json::json_pointer saved("/run/tokenizer/fingerprint");
-  if (metadata.contains(saved) && metadata.at(saved).is_string()) {
-    files.tokenizer_fingerprint = metadata.at(saved).get<std::string>();
-  }
+  files.tokenizer_fingerprint = fingerprint_in_metadata(metadata);
   return files;
 }
 

@@ -14,6 +14,7 @@
 #include "phalanx/checkpoint/hf_model.h"
 #include "phalanx/checkpoint/saved_state.h"
 #include "phalanx/checkpoint/weights.h"
+#include "phalanx/checkpoint/weights_description.h"
 #include "phalanx/comm/local.h"
 #include "phalanx/data/bpe_model.h"
 #include "phalanx/data/bpe_trainer.h"
@@ -262,6 +263,25 @@ TEST(ModelFiles, AHuggingFaceDirectoryIsAModelToo) {
   EXPECT_TRUE(files.hugging_face);
   EXPECT_EQ(files.config, kTiny);
   EXPECT_TRUE(same_weights(*load_model(files, at::kCPU), *model));
+}
+
+TEST(ModelFiles, ASwappedTokenizerInAnExportedDirectoryIsRefused) {
+  const TempDirectory scratch("model");
+  const auto mine = trained_tokenizer("the cat sat on the mat, the cat"), other = trained_tokenizer("xyxyxy zzzz");
+  write_file(scratch.path() / "config.json", tiny_hf_config().dump());
+  auto metadata = tiny_metadata();
+  metadata["run"] = {{"version", 1}, {"tokenizer", {{"fingerprint", data::tokenizer_fingerprint(mine)}}}};
+  export_weights(
+      scratch.path() / "model.safetensors", nn::named_parameters(*tiny_model()),
+      {.place_in_file = models::llama_hf_name, .metadata = {{"phalanx", metadata_for_weights(metadata.dump())}}},
+      posix_file_system());
+  mine.save((scratch.path() / "tokenizer.json").string());
+  EXPECT_NO_THROW(load_tokenizer(find_model(scratch.path())));
+  other.save((scratch.path() / "tokenizer.json").string());
+  const ModelFiles files = find_model(scratch.path());
+  EXPECT_EQ(files.tokenizer_fingerprint, data::tokenizer_fingerprint(mine));
+  EXPECT_THROW(load_tokenizer(files), DataError);
+  EXPECT_NO_THROW(load_tokenizer(files, "", /*allow_mismatch=*/true));
 }
 
 TEST(ModelFiles, AHuggingFaceFileMayHoldWhatFollowsFromTheRest) {

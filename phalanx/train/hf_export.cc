@@ -21,11 +21,12 @@ std::vector<std::filesystem::path> export_in_hf(const std::filesystem::path& fol
                                                 const HfExportOptions& options) {
   // Read first: the folder may be the one that they are in.
   const auto texts = hf_files(model, options.dtype, options.assets);
+  const std::string told = options.metadata.empty() ? metadata_of_model(model) : metadata_for_weights(options.metadata);
   const auto paths =
       export_weights_to_folder(folder, weights,
                                {.place_in_file = [&](const std::string& name) { return models::hf_place(model, name); },
                                 .dtype = type_of_export(options.dtype),
-                                .metadata = {{kMetadataInHeader, metadata_of_model(model)}},
+                                .metadata = {{kMetadataInHeader, told}},
                                 .max_file_bytes = options.max_file_bytes},
                                posix_file_system());
   for (const auto& [name, text] : texts) replace_file(folder / name, text);

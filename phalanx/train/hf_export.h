@@ -13,6 +13,7 @@ namespace phalanx::train {
 
 struct HfExportOptions {
   std::filesystem::path assets;                  // of the tokenizer's files; empty: none
+  std::string metadata = {};                     // a checkpoint's: what of it may go out goes into the files' headers
   std::string dtype = "float32";                 // of the weights: float32, bfloat16, float16
   std::uint64_t max_file_bytes = 5'000'000'000;  // more than that: several files and their index
 };

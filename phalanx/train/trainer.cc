@@ -352,10 +352,13 @@ void Trainer::validate() {
 void Trainer::save_checkpoint() {
   if (!checkpoints_.enabled() || checkpoints_.saved_step() == step_) return;
   const TraceSpan span(trace_.recorder(), "checkpoint save", "checkpoint");
+  checkpoints_.save(collect_state(), step_, saved_metadata());
+}
+
+std::string Trainer::saved_metadata() const {
   // A path in it need not be valid UTF-8.
-  checkpoints_.save(collect_state(), step_,
-                    checkpoint_metadata(model().config(), config_, identity_)
-                        .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  return checkpoint_metadata(model_->model().config(), config_, identity_)
+      .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 void Trainer::save_in_hf() {
@@ -366,6 +369,7 @@ void Trainer::save_in_hf() {
   const auto written = export_in_hf(
       folder, model().config(), whole,
       {.assets = config_.model.hf_assets_path,
+       .metadata = saved_metadata(),
        .dtype = config_.checkpoint.export_dtype,
        .max_file_bytes = static_cast<std::uint64_t>(std::llround(config_.checkpoint.export_file_gb * 1e9))});
   say(fmt::format("wrote {}{} in {}", written.back().string(),

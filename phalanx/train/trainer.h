@@ -106,6 +106,7 @@ class Trainer {
   void validate();
   void save_checkpoint();
   void save_in_hf();
+  std::string saved_metadata() const;  // of checkpoints and of the exported weights
   void report_memory();
   void announce() const;
   bool is_first_rank() const { return context_.world->rank() == 0; }

@@ -8,6 +8,8 @@
 #include "phalanx/checkpoint/rewrite.h"
 #include "phalanx/checkpoint/saved_state.h"
 #include "phalanx/checkpoint/weights.h"
+#include "phalanx/checkpoint/weights_description.h"
+#include "phalanx/data/token_file_writer.h"
 #include "phalanx/models/hf_config.h"
 #include "phalanx/models/llama_config.h"
 #include "phalanx/train/trainer_test_support.h"
@@ -240,6 +242,18 @@ TEST_F(TrainerIdentityTest, WeightsOfAnotherRunsModelAreRefused) {
     EXPECT_THAT(log_of(from({other, "--checkpoint.allow_model_mismatch"})), HasSubstr("rope.theta: 10000.0"));
     EXPECT_THAT(log_of(from({"--training.seq_len=64"})), HasSubstr("sequences up to 32"));
   }
+}
+
+TEST_F(TrainerIdentityTest, AnExportSaysItsTokenizer) {
+  data::TokenFileWriter writer(path("known"), {.vocab_size = 512, .tokenizer = "tok1:a"});
+  writer.add_document(std::vector<std::int32_t>(tokens_.begin(), tokens_.end()));
+  writer.finish();
+  train(small("first",
+              {"--training.dataset_path=" + path("known"), "--training.steps=1", "--checkpoint.last_save_in_hf"}),
+        1);
+  const auto told = describe_weights(path("first") + "/hf");
+  ASSERT_FALSE(told.empty());
+  EXPECT_EQ(nlohmann::json::parse(told[0].metadata).at("run").at("tokenizer").at("fingerprint"), "tok1:a");
 }
 
 TEST_F(TrainerIdentityTest, WeightsThatSayNothingLoadAndOneLineSaysSo) {
