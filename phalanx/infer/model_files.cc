@@ -103,7 +103,13 @@ namespace {
 
 void require_same_tokenizer(const std::string& expected, const std::string& found, const std::string& model,
                             const std::string& what, bool allow_mismatch) {
-  if (!data::are_other_tokenizers(expected, found)) return;
+  if (!data::are_other_tokenizers(expected, found)) {
+    if (expected != found) {  // one is not known, or of another version
+      log::info(fmt::format("the tokenizer of {} ({}) and that of the model in {} ({}) could not be compared", what,
+                            found.empty() ? "not said" : found, model, expected.empty() ? "not said" : expected));
+    }
+    return;
+  }
   const std::string text =
       fmt::format("{} is of the tokenizer {}, but the model in {} was trained with {}", what, found, model, expected);
   if (!allow_mismatch) {
@@ -131,9 +137,14 @@ std::string fingerprint_of_model(const ModelFiles& files, const std::string& pat
 }  // namespace
 
 void check_tokens(const ModelFiles& files, const data::TokenFile& tokens, bool allow_mismatch) {
-  if (!tokens.sidecar() || tokens.sidecar()->tokenizer.empty()) return;
-  require_same_tokenizer(fingerprint_of_model(files, ""), tokens.sidecar()->tokenizer, files.weights.string(),
-                         tokens.path(), allow_mismatch);
+  const std::string found = tokens.sidecar() ? tokens.sidecar()->tokenizer : std::string();
+  const std::string expected = fingerprint_of_model(files, "");
+  if (found.empty() && expected.empty()) {
+    log::info(fmt::format("nothing says by which tokenizers {} and the model in {} were made: not compared",
+                          tokens.path(), files.weights.string()));
+    return;
+  }
+  require_same_tokenizer(expected, found, files.weights.string(), tokens.path(), allow_mismatch);
 }
 
 data::BpeTokenizer load_tokenizer(const ModelFiles& files, const std::string& path, bool allow_mismatch) {
@@ -141,10 +152,8 @@ data::BpeTokenizer load_tokenizer(const ModelFiles& files, const std::string& pa
     const std::string place = path.empty() ? *files.tokenizer : path;
     data::BpeTokenizer tokenizer = data::BpeTokenizer::load(place);
     const std::string expected = path.empty() ? files.tokenizer_fingerprint : fingerprint_of_model(files, path);
-    if (!expected.empty()) {
-      require_same_tokenizer(expected, data::tokenizer_fingerprint(tokenizer), files.weights.string(), place,
-                             allow_mismatch);
-    }
+    require_same_tokenizer(expected, data::tokenizer_fingerprint(tokenizer), files.weights.string(), place,
+                           allow_mismatch);
     return tokenizer;
   }
   std::string places;

@@ -54,7 +54,7 @@ ModelFiles find_model(const std::filesystem::path& path);
 /// a warning.
 data::BpeTokenizer load_tokenizer(const ModelFiles& files, const std::string& path = "", bool allow_mismatch = false);
 
-/// The same for a file of token ids that names its tokenizer; nothing where either is not known.
+/// The same for a file of token ids that names its tokenizer. Of both: a line in the log where either is not known.
 void check_tokens(const ModelFiles& files, const data::TokenFile& tokens, bool allow_mismatch = false);
 
 /// The tokens that end a text: what the model's directory says, else the tokenizer's own.

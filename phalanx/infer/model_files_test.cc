@@ -147,6 +147,29 @@ TEST(ModelFiles, ATokenizerOtherThanTheRunsIsRefused) {
   }
 }
 
+TEST(ModelFiles, WhatIsNotKnownOfTokenizersIsSaid) {
+  const TempDirectory scratch("model");
+  const auto mine = trained_tokenizer("the cat sat on the mat, the cat");
+  save_run(scratch.path() / "run" / "checkpoint", tiny_metadata());
+  mine.save((scratch.path() / "run" / "tokenizer.json").string());
+  ModelFiles files = find_model(scratch.path() / "run" / "checkpoint");
+  const auto said = [](const auto& action) {
+    testing::internal::CaptureStderr();
+    action();
+    return testing::internal::GetCapturedStderr();
+  };
+  EXPECT_THAT(said([&] { load_tokenizer(files); }),
+              AllOf(HasSubstr("tokenizer.json (tok1:"), HasSubstr("(not said) could not be compared")));
+  data::TokenFileWriter writer((scratch.path() / "ids").string(), {.vocab_size = 260});
+  writer.add_document(std::vector<std::int32_t>{1, 2});
+  writer.finish();
+  const data::TokenFile tokens((scratch.path() / "ids").string());
+  EXPECT_THAT(said([&] { check_tokens(files, tokens); }), HasSubstr("nothing says by which tokenizers"));
+  files.tokenizer_fingerprint = data::tokenizer_fingerprint(mine);
+  EXPECT_THAT(said([&] { check_tokens(files, tokens); }), HasSubstr("ids.bin (not said) and that of the model"));
+  EXPECT_EQ(said([&] { load_tokenizer(files); }), "");
+}
+
 TEST(ModelFiles, TiedEmbeddingsStayTied) {
   auto config = kTiny;
   config.tie_embeddings = true;
