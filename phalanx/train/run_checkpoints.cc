@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <span>
 #include <system_error>
 
@@ -19,6 +20,7 @@
 #include "phalanx/checkpoint/checkpoint_list.h"
 #include "phalanx/checkpoint/hf_weights.h"
 #include "phalanx/checkpoint/weights_description.h"
+#include "phalanx/data/tokenizer_fingerprint.h"
 #include "phalanx/models/llama_json.h"
 #include "phalanx/models/model_identity.h"
 #include "phalanx/train/first_rank.h"
@@ -144,6 +146,36 @@ std::vector<std::string> compare_initial_weights(const TrainConfig& config) {
     }
   }
   return lines;
+}
+
+std::vector<std::string> compare_initial_tokenizer(const TrainConfig& config, const nlohmann::json& identity) {
+  const std::filesystem::path path = initial_weights(config);
+  const auto fingerprint_at = [](const nlohmann::json& json, const char* pointer) {
+    const nlohmann::json::json_pointer at(pointer);
+    return json.contains(at) && json.at(at).is_string() ? json.at(at).get<std::string>() : std::string();
+  };
+  const std::string mine = fingerprint_at(identity, "/fingerprint");
+  std::string theirs, source;
+  for (const WeightsDescription& told : describe_weights(path)) {
+    if (!theirs.empty()) break;
+    theirs = fingerprint_at(nlohmann::json::parse(told.metadata), "/run/tokenizer/fingerprint");
+    source = told.source;
+  }
+  if (!data::are_other_tokenizers(theirs, mine)) {
+    if (!theirs.empty() && theirs == mine) return {};
+    return {fmt::format("initial weights: the tokenizer of {} ({}) could not be compared with that of the data ({})",
+                        path.string(), theirs.empty() ? "not said" : theirs, mine.empty() ? "not said" : mine)};
+  }
+  const std::string found = fmt::format(
+      "the weights at {} were trained with the tokenizer {} (so says {}), but that "
+      "of this run's data is {}",
+      path.string(), theirs, source, mine);
+  if (!config.training.allow_tokenizer_mismatch) {
+    throw CheckpointError(found +
+                          ": the same ids would mean other texts; make the token files by `phalanx tokenize` with the "
+                          "weights' tokenizer; [training] allow_tokenizer_mismatch = true trains all the same");
+  }
+  return {"initial weights: " + found + ": trained all the same, as [training] allow_tokenizer_mismatch says"};
 }
 
 void require_word_on_initial_weights(const TrainConfig& config) {

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -37,6 +38,9 @@ void check_initial_weights(const TrainConfig& config);
 /// What comes with these weights says of which model they are. CheckpointError with the list of differences unless that
 /// is [model]'s, or [checkpoint] allow_model_mismatch; what there is to say otherwise, in lines.
 std::vector<std::string> compare_initial_weights(const TrainConfig& config);
+/// The same of their tokenizer: `identity` is that of the data, as training_tokenizer() says it; allowed is another one
+/// by [training] allow_tokenizer_mismatch.
+std::vector<std::string> compare_initial_tokenizer(const TrainConfig& config, const nlohmann::json& identity);
 /// A new run without a word on its weights starts from random ones. Refused where that cannot be meant: ConfigError.
 void require_word_on_initial_weights(const TrainConfig& config);
 /// Fills the weights from there, each rank its part of the files.

@@ -90,6 +90,9 @@ Trainer::Trainer(TrainConfig config, TrainerContext context)
   }
   data_ = open_training_data(config_, plan_, context_.device, context_.world->rank());
   for (const std::string& line : data_.lines) say(line);
+  if (!checkpoints_.continues() && has_initial_weights(config_)) {
+    for (const std::string& line : compare_initial_tokenizer(config_, data_.tokenizer)) say(line);
+  }
   identity_ = run_identity({.config = config_,
                             .plan = plan_,
                             .model = model,

@@ -236,7 +236,7 @@ TEST_F(TrainerIdentityTest, WeightsOfAnotherRunsModelAreRefused) {
       more.insert(more.end(), {"--checkpoint.initial_load_path=" + place, "--checkpoint.no-enable"});
       return small("second", more);
     };
-    EXPECT_THAT(log_of(from({})), Not(HasSubstr("could not be compared"))) << place;
+    EXPECT_THAT(log_of(from({})), Not(HasSubstr("could not be compared with [model]"))) << place;
     const std::string other = "--model.rope_theta=500000";
     EXPECT_THAT(refusal<CheckpointError>(from({other})), HasSubstr("rope.theta")) << place;
     EXPECT_THAT(log_of(from({other, "--checkpoint.allow_model_mismatch"})), HasSubstr("rope.theta: 10000.0"));
@@ -254,6 +254,32 @@ TEST_F(TrainerIdentityTest, AnExportSaysItsTokenizer) {
   const auto told = describe_weights(path("first") + "/hf");
   ASSERT_FALSE(told.empty());
   EXPECT_EQ(nlohmann::json::parse(told[0].metadata).at("run").at("tokenizer").at("fingerprint"), "tok1:a");
+}
+
+TEST_F(TrainerIdentityTest, WeightsOfAnotherTokenizerThanTheDatasAreRefused) {
+  for (const char* name : {"a", "b"}) {
+    data::TokenFileWriter writer(path(name), {.vocab_size = 512, .tokenizer = std::string("tok1:") + name});
+    writer.add_document(std::vector<std::int32_t>(tokens_.begin(), tokens_.end()));
+    writer.finish();
+  }
+  train(small("first", {"--training.dataset_path=" + path("a"), "--training.steps=1", "--checkpoint.last_save_in_hf"}),
+        1);
+  for (const char* place : {"/checkpoint", "/hf"}) {
+    const auto with = [&](const std::string& data, std::vector<std::string> more = {}) {
+      more.insert(more.end(), {"--checkpoint.initial_load_path=" + path("first") + place, "--checkpoint.no-enable",
+                               "--training.dataset_path=" + path(data), "--training.steps=1"});
+      if (std::string(place) == "/hf") more.push_back("--checkpoint.initial_load_in_hf");
+      return small("second", more);
+    };
+    EXPECT_THAT(log_of(with("a")), Not(HasSubstr("could not be compared"))) << place;
+    EXPECT_THAT(refusal<CheckpointError>(with("b")),
+                AllOf(HasSubstr("trained with the tokenizer tok1:a"), HasSubstr("data is tok1:b"),
+                      HasSubstr("allow_tokenizer_mismatch")))
+        << place;
+    EXPECT_THAT(log_of(with("b", {"--training.allow_tokenizer_mismatch"})), HasSubstr("trained all the same"));
+    EXPECT_THAT(log_of(with("tokens.bin")),
+                HasSubstr("(tok1:a) could not be compared with that of the data (not said)"));
+  }
 }
 
 TEST_F(TrainerIdentityTest, WeightsThatSayNothingLoadAndOneLineSaysSo) {
