@@ -91,7 +91,7 @@ fi
 rm -f .phalanx-*
 
 # The mpi backend needs srun's PMIx. Nodes that are one machine share /tmp, where Slurm's PMIx wants a folder for each.
-if ! ldd "$worker" | grep -q libmpi; then
+if [[ ! -e "$(dirname "$worker")/libphalanx_mpi.so" ]]; then
   echo "skipped mpi: this build has none"
 elif ! srun --mpi=list 2>&1 | grep -qw pmix; then
   echo "skipped mpi: this Slurm has no PMIx"
@@ -150,9 +150,6 @@ else
   echo "skipped job scripts as they are: the cluster has no two nodes with 4 GPUs"
 fi
 
-if [[ -z "${PHALANX_SLURM_REQUEUE:-}" ]]; then
-  echo "skipped requeue.sbatch: a minute or more; PHALANX_SLURM_REQUEUE=1 runs it"
-else
 # The warning before a job's end, as Slurm sends it, comes while a run trains: it saves, the job is requeued, and the run
 # ends with the bits of one that was not disturbed.
 mkdir training
@@ -216,7 +213,6 @@ else
   fi
 fi
 rm -f output.job
-fi
 
 # The batch script itself is no rank, whatever the job's variables say.
 cat >batch <<END
