@@ -128,7 +128,7 @@ std::string read_model(const TokenizerJson& reader, const json& root, std::int64
   read_vocabulary(reader, vocab, limit, model, ids);
   read_merges(reader, merges, ids, model);
   const json* unknown = TokenizerJson::optional(object, "unk_token");
-  const std::string token = unknown ? reader.text(*unknown, "model.unk_token") : std::string();
+  std::string token = unknown ? reader.text(*unknown, "model.unk_token") : std::string();
   if (!unknown) return token;
   const auto found = ids.find(token);
   if (found != ids.end()) model.unknown = found->second;

@@ -56,7 +56,7 @@ class DeliveryWalk {
   struct Waiter {
     std::size_t rank = 0;
     std::optional<std::size_t> group;
-    auto operator<=>(const Waiter&) const = default;
+    bool operator<(const Waiter& other) const { return std::tie(rank, group) < std::tie(other.rank, other.group); }
   };
 
   std::size_t number(const Action& transfer) const {
