@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -12,6 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "phalanx/comm/machine_proof.h"
+#include "phalanx/comm/peer_processes.h"
 #include "phalanx/comm/tcp_store.h"
 #include "phalanx/comm/testing/tcp_proxy.h"
 #include "phalanx/launch/rank_meeting.h"
@@ -221,6 +225,35 @@ TEST_F(RollCall, ARankThatComesTwiceIsNamedToAll) {
     EXPECT_THAT((*rank)->output(), HasSubstr("rank 1 was started twice: another process has it already (store at " +
                                              server_.address().text()));
   }
+}
+
+// All have come, and rank 0 stands still before it has said where they are: the test plays that rank.
+TEST_F(RollCall, RankZeroThatStandsStillWhenAllHaveComeIsNamed) {
+  const pid_t zero = fork();
+  if (zero == 0)
+    for (;;) pause();
+  kill(zero, SIGSTOP);
+  TcpStore store(server_.address(), {.secret = kSecret});
+  const std::string here = "init/here/" + machine_hint();
+  store.set(fmt::format("{}/{}", here, store.add(here + "/came", 1)),
+            fmt::format("0 {}", PeerProcesses::identity_of(zero)));
+  store.set("init/claim/0", "the test");
+  store.add("init/arrived", 1);
+  auto waits = start(1, 2);
+  EXPECT_EQ(waits->wait(), 1);
+  EXPECT_THAT(waits->output(),
+              HasSubstr(fmt::format("the ranks did not all start: rank 0 is stopped (SIGSTOP): process {} ", zero)));
+  kill(zero, SIGKILL);
+  waitpid(zero, nullptr, 0);
+}
+
+TEST_F(RollCall, RankZeroThatDoesNotSayWhereAllAreIsNamedWhenTheTimeIsUp) {
+  TcpStore store(server_.address(), {.secret = kSecret});
+  store.set("init/claim/0", "the test");
+  store.add("init/arrived", 1);
+  auto waits = start(1, 2, "1500");
+  EXPECT_EQ(waits->wait(), 1);
+  EXPECT_THAT(waits->output(), HasSubstr("all 2 ranks have come, but rank 0 has not said within 1.5 s where they are"));
 }
 
 TEST_F(RollCall, AnotherWorldSizeIsNamedToAll) {

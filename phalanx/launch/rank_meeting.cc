@@ -252,27 +252,36 @@ const std::string kNotStarted = "the ranks did not all start: ";
 
 constexpr std::string_view kCpusAfter = " cpus:", kProcessAfter = "\tprocess:";
 
-// The first of the keys that ends the wait for ranks that are still to come.
-std::string await_all(Store& store, StartWatch& watch, const WorkerEnvironment& environment, milliseconds timeout) {
+// Waits for a key that comes when all ranks have, and with it for those ranks: what goes wrong with one of them
+// meanwhile is thrown.
+void await_all(Store& store, StartWatch& watch, const WorkerEnvironment& environment, const std::string& key,
+               milliseconds timeout) {
   using MeetingClock = std::chrono::steady_clock;
   const auto look_every = std::max(milliseconds(200), environment.world_size * milliseconds(3));
   const auto deadline = MeetingClock::now() + timeout;
   for (;;) {
     const auto begin = MeetingClock::now();
-    const auto slice = std::min(look_every, std::chrono::ceil<milliseconds>(deadline - begin));
+    const auto slice = std::clamp(std::chrono::ceil<milliseconds>(deadline - begin), milliseconds(1), look_every);
+    std::string first;
     try {
-      return store.wait_any({"complete", "trouble", StartWatch::kGone}, slice);
+      first = store.wait_any({key, "trouble", StartWatch::kGone}, slice);
     } catch (const CommError&) {
       if (MeetingClock::now() - begin < slice) throw;  // not for the time
     }
+    if (first == key) return;
+    if (first == StartWatch::kGone) throw CommError(kNotStarted + store.get(first));
+    if (first == "trouble") throw CommError(store.get(first));
     if (const std::string why = watch.trouble_in_meeting(); !why.empty()) call_off(store, kNotStarted + why);
     if (MeetingClock::now() < deadline) continue;
     std::string missing;
     for (int rank = 0; rank < environment.world_size; ++rank)
       if (!store.try_get(claim_key(rank))) missing += fmt::format("{}{}", missing.empty() ? "" : ", ", rank);
-    if (missing.empty()) continue;
-    call_off(store, fmt::format("{}: of {} ranks these have not come within {} s: {}", store.describe(),
-                                environment.world_size, static_cast<double>(timeout.count()) / 1000.0, missing));
+    const std::string within = fmt::format("within {} s", static_cast<double>(timeout.count()) / 1000.0);
+    call_off(store, missing.empty()
+                        ? fmt::format("{}: all {} ranks have come, but rank 0 has not said {} where they are",
+                                      store.describe(), environment.world_size, within)
+                        : fmt::format("{}: of {} ranks these have not come {}: {}", store.describe(),
+                                      environment.world_size, within, missing));
   }
 }
 
@@ -295,17 +304,16 @@ std::vector<std::string> roll_call(Store& store, StartWatch& watch, const Worker
                                                                      kProcessAfter, PeerProcesses::identity()));
     if (store.add("arrived", 1) == environment.world_size) store.set("complete", "");
   }
-  const std::string first = await_all(store, watch, environment, timeout);
-  if (first == StartWatch::kGone) throw CommError(kNotStarted + store.get(first));
-  if (first == "trouble") throw CommError(store.get("trouble"));
   // Rank 0 puts the places together: asking for each would cost the square of the number of ranks.
   if (environment.rank == 0) {
+    await_all(store, watch, environment, "complete", timeout);
     std::vector<std::string> keys;
     for (int rank = 0; rank < environment.world_size; ++rank) keys.push_back(fmt::format("place/{}", rank));
     std::string joined;
     for (const auto& value : store.get_all(keys, timeout)) joined += value + "\n";
     store.set("places", joined);
   }
+  await_all(store, watch, environment, "places", timeout);
   const std::string joined = store.get("places", timeout);
   std::vector<std::string> places;
   for (std::size_t begin = 0, end; (end = joined.find('\n', begin)) != std::string::npos; begin = end + 1)
