@@ -44,7 +44,7 @@ CommunicatorOptions communicator_options(const train::TrainConfig& config) {
 void conclude(const train::TrainConfig& config, train::Trainer& trainer, const train::TrainResult& result) {
   // A sharded model is run by all ranks together: they hold the same values and so choose the same tokens.
   const bool writes_sample =
-      !result.stopped && !config.metrics.sample_prompt.empty() && (trainer.files() || trainer.runs_together());
+      !result.asked_to_stop && !config.metrics.sample_prompt.empty() && (trainer.files() || trainer.runs_together());
   std::string sample;
   if (writes_sample && trainer.cuts_model()) {
     if (const auto whole = trainer.whole_model()) sample = training_sample(config, *whole);

@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
@@ -337,11 +338,26 @@ void Trainer::log_step(const StepOutcome& outcome, double lr) {
   interval_tokens_ = 0;
 }
 
-void Trainer::validate() {
+// Collective. Whoever is asked first decides for all.
+bool Trainer::any_asked_to_stop() const {
+  if (!context_.stop_requested) return false;
+  const at::Tensor asked = at::full({1}, context_.stop_requested() ? 1 : 0, at::kInt);
+  context_.world->all_reduce(asked, {.op = ReduceOp::max});
+  return asked.const_data_ptr<int>()[0] != 0;
+}
+
+bool Trainer::validate(bool is_asked_to_stop) {
   const TraceSpan span(trace_.recorder(), "validation", "validation");
-  const ValidationMetrics metrics = data_.validator->run(*model_, *context_.world, step_);
+  std::optional<ValidationMetrics> whole;
+  if (!is_asked_to_stop)
+    whole = data_.validator->run(*model_, *context_.world, step_, [this] { return any_asked_to_stop(); });
+  if (!whole) {
+    say(fmt::format("the validation of step {} is left out: the run was asked to stop", step_));
+    return false;
+  }
+  const ValidationMetrics& metrics = *whole;
   result_.validation_loss = metrics.loss;
-  if (!files_) return;
+  if (!files_) return true;
   files_->write_validation(metrics);
   const double memory = static_cast<double>(peak_device_bytes(context_.device));
   say(validation_line(
@@ -350,6 +366,7 @@ void Trainer::validate() {
        .memory_gib = memory / kGiB,
        .memory_percent = device_.total_bytes ? 100.0 * memory / static_cast<double>(device_.total_bytes) : 0,
        .tokens_per_second = static_cast<double>(metrics.tokens) / plan_.world_size / metrics.seconds}));
+  return true;
 }
 
 void Trainer::save_checkpoint() {
@@ -462,12 +479,19 @@ void Trainer::run_steps() {
     }
     const bool last = step_ == steps;
     const bool validates = data_.validator && (last || step_ % config_.validation.freq == 0);
-    const bool saves = last || outcome.totals.stop || step_ % config_.checkpoint.interval == 0;
-    if (validates) validate();
+    bool stop = outcome.totals.stop;
+    if (validates && !validate(stop)) stop = true;
+    const bool saves = last || stop || step_ % config_.checkpoint.interval == 0;
     if (saves) save_checkpoint();
     between_steps = validates || saves;
+    // Both may take as long as many steps.
+    if (between_steps && !stop && any_asked_to_stop()) {
+      stop = true;
+      save_checkpoint();
+    }
     if (const std::string path = trace_.end(step_); !path.empty()) say(fmt::format("trace: {}", path));
-    result_.stopped = outcome.totals.stop && !last;
+    result_.asked_to_stop = stop;
+    result_.stopped = stop && !last;
     bar.set_note(fmt::format("loss {:.4f}", outcome.totals.loss));
     bar.advance();
   }
@@ -479,6 +503,8 @@ void Trainer::run_steps() {
     say(checkpoints_.enabled()
             ? fmt::format("stopped on request after step {}: run the same command to continue", step_)
             : fmt::format("stopped on request after step {}; checkpoints are disabled, so nothing was saved", step_));
+  } else if (result_.asked_to_stop && config_.checkpoint.last_save_in_hf) {
+    say("hf/ is left out: the run was asked to stop; run the same command to write it");
   } else {
     save_in_hf();
   }

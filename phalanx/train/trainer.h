@@ -10,7 +10,8 @@
 // - A run that is stopped and continued gives the same bits as one that never stopped: weights, optimizer, bucket order
 //   and the few integers are checkpointed, learning rate and batches are functions of the step.
 // - The wish to stop (context.stop_requested) is heard on any rank and acted on by all after the same step: a
-//   checkpoint is saved and run() returns with `stopped`.
+//   checkpoint is saved and run() returns with `stopped`. A validation is cut short for it, and after a save no step is
+//   begun.
 // - A run whose predicted memory is not there is a MemoryError on every rank, before it is taken; an allocation that
 //   fails is one on the rank that it fails on (run_memory.h).
 // - A loss or gradient norm that is not finite is an Error on every rank, before any weight is touched by it. Under
@@ -54,7 +55,7 @@ namespace phalanx::train {
 struct TrainerContext {
   std::shared_ptr<Communicator> world;  // a world of one too
   at::Device device = at::kCPU;
-  std::function<bool()> stop_requested;  // asked between steps; unset: never
+  std::function<bool()> stop_requested;  // asked between steps, and in a validation; unset on all ranks: never
   std::function<void(bool)> on_steps;    // told true before the first step, false when the last save is on the disk
   std::vector<std::pair<std::string, std::string>> environment;  // more lines for the start and the report
   bool quiet = false;                                            // no log lines and no progress bar
@@ -62,9 +63,10 @@ struct TrainerContext {
 };
 
 struct TrainResult {
-  std::int64_t step = 0;  // steps done, those before a resume included
-  bool stopped = false;   // on request, before the last step
-  double loss = 0;        // of the last step of this run; NaN if there was none
+  std::int64_t step = 0;       // steps done, those before a resume included
+  bool stopped = false;        // on request, before the last step
+  bool asked_to_stop = false;  // also where there was no step left
+  double loss = 0;             // of the last step of this run; NaN if there was none
   std::optional<double> validation_loss;
   std::optional<double> unigram_entropy;  // of the validation tokens
 };
@@ -103,7 +105,8 @@ class Trainer {
   void check_replicas_before(std::int64_t step);
   [[noreturn]] void fail_not_finite(std::int64_t step, const std::string& what, double value, double loss) const;
   void log_step(const StepOutcome& outcome, double lr);
-  void validate();
+  bool validate(bool is_asked_to_stop);  // false: cut short, all are to stop
+  bool any_asked_to_stop() const;
   void save_checkpoint();
   void save_in_hf();
   std::string saved_metadata() const;  // of checkpoints and of the exported weights

@@ -462,6 +462,39 @@ TEST_F(TrainerCheckpointTest, AnAsynchronousSaveThatFailsEndsTheRunInTheNextStep
   }
 }
 
+// The wish comes when the step is done: in its validation, after its save, or where no step is left.
+TEST_F(TrainerCheckpointTest, AWishToStopInAValidationOrASaveIsNotHeardAStepLater) {
+  const auto stop_after_the_step = [] {
+    return [calls = std::make_shared<std::atomic<int>>(0)](int rank) { return rank == 0 && calls->fetch_add(1) > 0; };
+  };
+  for (const int ranks : {1, 2}) {
+    const std::string name = "validating" + std::to_string(ranks);
+    train(config(name, {"--training.steps=6", "--validation.freq=1", "--checkpoint.interval=100"}), ranks,
+          stop_after_the_step());
+    EXPECT_TRUE(result_.stopped);
+    EXPECT_EQ(result_.step, 1);
+    EXPECT_EQ(result_.validation_loss, std::nullopt);
+    EXPECT_TRUE(std::filesystem::exists(path(name) + "/checkpoint/step-1/manifest.json"));
+    EXPECT_THAT(values_of(name, "validation_loss"), ::testing::IsEmpty());
+    train(config(name, {"--training.steps=6", "--validation.freq=1", "--checkpoint.interval=100"}), ranks);
+    EXPECT_EQ(result_.step, 6);
+    EXPECT_THAT(values_of(name, "validation_loss"), ::testing::SizeIs(5));
+
+    const std::string saving = "saving" + std::to_string(ranks);
+    train(config(saving, {"--training.steps=6", "--validation.no-enable", "--checkpoint.interval=1"}), ranks,
+          stop_after_the_step());
+    EXPECT_TRUE(result_.stopped);
+    EXPECT_EQ(result_.step, 1);
+  }
+  const std::vector<std::string> keys = {"--training.steps=1", "--checkpoint.last_save_in_hf"};
+  train(config("last", keys), 1, stop_after_the_step());
+  EXPECT_FALSE(result_.stopped);
+  EXPECT_TRUE(result_.asked_to_stop);
+  EXPECT_FALSE(std::filesystem::exists(path("last") + "/hf"));
+  train(config("last", keys), 1);
+  EXPECT_TRUE(std::filesystem::exists(path("last") + "/hf/config.json"));
+}
+
 TEST_F(TrainerCheckpointTest, ACheckpointFolderThatCannotBeWrittenToIsToldBeforeTheFirstStep) {
   std::ofstream(path("file")) << "x";
   EXPECT_THAT(refusal<Error>(config("run", {"--checkpoint.folder=" + path("file") + "/checkpoint"})),

@@ -20,7 +20,8 @@ std::int64_t Validator::sample_count() const {
   return std::min(batches_.sample_count(), options_.steps * options_.local_batch_size * options_.data_ranks);
 }
 
-ValidationMetrics Validator::run(ParallelModel& model, Communicator& world, std::int64_t step) const {
+std::optional<ValidationMetrics> Validator::run(ParallelModel& model, Communicator& world, std::int64_t step,
+                                                const std::function<bool()>& is_cut_short) const {
   const auto begin = std::chrono::steady_clock::now();
   const at::NoGradGuard no_grad;
   const bool was_training = model.model().is_training();
@@ -31,6 +32,10 @@ ValidationMetrics Validator::run(ParallelModel& model, Communicator& world, std:
   // [sum of losses, samples], in float64 on the device: nothing waits for it inside the loop.
   at::Tensor sums = at::zeros({2}, at::TensorOptions(at::kDouble).device(options_.device));
   for (std::int64_t first = 0; first < samples; first += round) {
+    if (is_cut_short && is_cut_short()) {
+      model.model().train(was_training);
+      return std::nullopt;
+    }
     const std::int64_t mine = first + options_.data_rank * options_.local_batch_size;
     const std::int64_t rows = std::min(options_.local_batch_size, samples - mine);
     if (rows <= 0) {
@@ -51,10 +56,10 @@ ValidationMetrics Validator::run(ParallelModel& model, Communicator& world, std:
   // each other.
   world.all_reduce(host);
   const auto* values = host.const_data_ptr<double>();
-  return {.step = step,
-          .loss = values[0] / values[1],
-          .tokens = samples * batches_.seq_len(),
-          .seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()};
+  return ValidationMetrics{.step = step,
+                           .loss = values[0] / values[1],
+                           .tokens = samples * batches_.seq_len(),
+                           .seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()};
 }
 
 }  // namespace phalanx::train

@@ -4,10 +4,11 @@
 // turn it is, the last round may be short, and sums rather than means are added up.
 //
 //   Validator validator(held_out_batches, {.local_batch_size = 8, .steps = -1});
-//   ValidationMetrics result = validator.run(*model, *world, step);     // collective
+//   ValidationMetrics result = *validator.run(*model, *world, step);    // collective
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 
 #include "phalanx/comm/communicator.h"
@@ -29,8 +30,10 @@ struct ValidatorOptions {
 class Validator {
  public:
   Validator(data::Batches batches, ValidatorOptions options);
-  /// Where no rank has the whole model every one goes through as many forward passes as the others.
-  ValidationMetrics run(ParallelModel& model, Communicator& world, std::int64_t step) const;
+  /// Where no rank has the whole model every one goes through as many forward passes as the others. `is_cut_short` is
+  /// asked before each, and is to say the same on all ranks: once true there is no result. Unset: never.
+  std::optional<ValidationMetrics> run(ParallelModel& model, Communicator& world, std::int64_t step,
+                                       const std::function<bool()>& is_cut_short = {}) const;
   std::int64_t sample_count() const;  // of one run()
 
  private:
