@@ -1,16 +1,21 @@
 #include "phalanx/train/run_files.h"
 
+#include <fmt/format.h>
+
 #include <chrono>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "phalanx/base/file.h"
+#include "phalanx/base/log.h"
 #include "phalanx/observe/metrics.h"
 #include "phalanx/observe/tensorboard.h"
 
 namespace phalanx::train {
 namespace {
+
+constexpr const char* kHistory = "history";
 
 double unix_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -33,13 +38,26 @@ class RunFiles::Impl {
     }
     if (options.resumed_step && std::filesystem::exists(run_path)) {
       const auto before = nlohmann::json::parse(read_file(run_path), nullptr, /*allow_exceptions=*/false);
-      if (before.is_object()) run = before;
+      if (before.is_object() && (!before.contains(kHistory) || before[kHistory].is_array()))
+        run = before;
+      else
+        set_aside();
       // The results of steps that are no longer this run's.
       const auto done = run.find("steps_done");
       if (done != run.end() && done->is_number_integer() && done->get<std::int64_t>() > *options.resumed_step) {
         for (const char* key : {"steps_done", "validation_loss", "sample"}) run.erase(key);
       }
     }
+  }
+
+  // What cannot be read is another's to look at, and not this run's to write over.
+  void set_aside() const {
+    const std::filesystem::path aside = run_path.string() + ".damaged";
+    std::filesystem::rename(run_path, aside);
+    log::warn(
+        fmt::format("{} is damaged (expected a JSON object with the list \"{}\"): set aside as {}; a new one is begun, "
+                    "without the history of the run",
+                    run_path.string(), kHistory, aside.filename().string()));
   }
 
   std::filesystem::path run_path;

@@ -9,10 +9,12 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <vector>
 
+#include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/models/llama_config.h"
 #include "phalanx/train/autocast_guard.h"
@@ -182,6 +184,24 @@ TEST(RunFilesTest, TensorBoardHasTorchtitansTags) {
                                                  {"memory/max_reserved(GiB)", 1.5},
                                                  {"validation_metrics/global_avg_loss", 6}};
   for (const auto& [tag, value] : expected) EXPECT_THAT(board_values(tb, tag), ::testing::ElementsAre(value)) << tag;
+}
+
+// A machine that went down left it empty, or somebody has changed it.
+TEST(RunFilesTest, ADamagedDescriptionOfTheRunIsSetAsideAndSaid) {
+  for (const std::string text : {"", "{\"history\": [", "[]", "{\"history\": 3}"}) {
+    const TempDirectory folder;
+    const auto path = folder.path() / "run.json";
+    std::ofstream(path) << text;
+    ::testing::internal::CaptureStderr();
+    {
+      RunFiles files(folder.path().string(), {.resumed_step = 4});
+      files.add_to("history", 7);
+    }
+    EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+                ::testing::HasSubstr(path.string() + " is damaged (expected a JSON object with the list \"history\")"));
+    EXPECT_EQ(nlohmann::json::parse(read_file(path)).dump(), "{\"history\":[7]}");
+    EXPECT_EQ(read_file(path.string() + ".damaged"), text);
+  }
 }
 
 TEST(ModelConfig, TheConfigurationKnowsEveryFlavor) {
