@@ -86,7 +86,11 @@ int train_worker(const Arguments& arguments) {
   if (!config.metrics.sample_prompt.empty()) check_sample_tokenizer(config);
   // Kept until the process ends: a rank that fails at the same time as another must still end with its own status, not
   // by the signal with which the launcher then ends it.
-  static const train::StopSignal stop({.signals = train::stop_signals(config), .in_steps = false});
+  static const train::StopSignal stop(
+      {.signals = train::stop_signals(config),
+       .in_steps = false,
+       // Our launcher says it for its ranks.
+       .last_words = env_string("PHALANX_REPORT_DIR") ? "" : "phalanx train: ended by a signal "});
   announce_graceful_stop(kStopElsewhere);
   const auto on_steps = [](bool runs) {
     // The launcher gives a rank at least as long as the rank takes for itself.

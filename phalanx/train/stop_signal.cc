@@ -1,6 +1,10 @@
 #include "phalanx/train/stop_signal.h"
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <ctime>
 
 namespace phalanx::train {
@@ -19,7 +23,15 @@ std::int64_t now_ms() {
   return std::int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1'000'000;
 }
 
-void end_by(int number) {
+char last_words[128];
+
+void say(const char* text) { [[maybe_unused]] const auto written = write(STDERR_FILENO, text, std::strlen(text)); }
+
+void end_by(int number, const char* why) {
+  if (last_words[0] != '\0') {
+    say(last_words);
+    say(why);
+  }
   std::signal(number, SIG_DFL);
   std::raise(number);  // delivered on return from the handler
 }
@@ -27,14 +39,15 @@ void end_by(int number) {
 void note_signal(int number) {
   if (received_signal == 0) {
     received_signal = number;
-    if (is_in_steps == 0) return end_by(number);
+    if (is_in_steps == 0)
+      return end_by(number, "before the first step or after the last save, so nothing was to be saved\n");
   }
   if (number == SIGHUP || number == SIGXCPU) return;
   if (asked_by_user == 0) {
     asked_at_ms = now_ms();
     asked_by_user = 1;
   } else if (now_ms() - asked_at_ms >= patience_ms) {
-    end_by(number);
+    end_by(number, "for the second time, so the steps since the last checkpoint are lost\n");
   }
 }
 
@@ -47,6 +60,8 @@ StopSignal::StopSignal(const StopSignalOptions& options) {
   asked_by_user = 0;
   patience_ms = options.patience.count();
   is_in_steps = options.in_steps ? 1 : 0;
+  options.last_words.copy(last_words, sizeof last_words - 1);
+  last_words[std::min(options.last_words.size(), sizeof last_words - 1)] = '\0';
   struct sigaction action {};
   action.sa_handler = note_signal;
   action.sa_flags = SA_RESTART;  // writes and waits of the step under way go on

@@ -17,6 +17,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -29,6 +30,8 @@ struct StopSignalOptions {
   std::vector<int> signals = default_stop_signals();
   std::chrono::milliseconds patience{1'000};
   bool in_steps = true;  // at first
+  std::string
+      last_words;  // said on standard error, with the reason, where a signal ends the process; empty: nothing is
 };
 
 class StopSignal {

@@ -120,6 +120,21 @@ TEST(StopSignalTest, OutsideOfTheStepsTheFirstEndsTheProcessAndOneThatIsHeededMa
   }
 }
 
+TEST(StopSignalTest, AProcessThatASignalEndsSaysSoWhereItIsAskedTo) {
+  const auto raise_all = [](bool in_steps, int times) {
+    const StopSignal stop(
+        {.patience = std::chrono::milliseconds(0), .in_steps = in_steps, .last_words = "the test: ended by a signal "});
+    for (int i = 0; i < times; ++i) std::raise(SIGTERM);
+    std::exit(0);
+  };
+  EXPECT_EXIT(
+      raise_all(false, 1), ::testing::KilledBySignal(SIGTERM),
+      "^the test: ended by a signal before the first step or after the last save, so nothing was to be saved\n$");
+  EXPECT_EXIT(raise_all(true, 2), ::testing::KilledBySignal(SIGTERM),
+              "^the test: ended by a signal for the second time, so the steps since the last checkpoint are lost\n$");
+  EXPECT_EXIT(raise_all(true, 1), ::testing::ExitedWithCode(0), "^$");
+}
+
 TEST(StopSignalTest, WhatIsNotListedIsLeftAlone) {
   const auto before = handler_of(SIGUSR2);
   const StopSignal stop({.signals = {SIGUSR1}});
