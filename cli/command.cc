@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <new>
 #include <nlohmann/json.hpp>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/json_text.h"
+#include "phalanx/base/remedy.h"
 #include "phalanx/base/start_thread.h"
 
 namespace phalanx::cli {
@@ -17,7 +19,7 @@ namespace phalanx::cli {
 void print_error(std::string_view name, std::string_view text) {
   // On a terminal a progress bar may have been left on the line.
   const char* clear = ::isatty(STDERR_FILENO) != 0 ? "\r\x1b[K" : "";
-  std::fputs(fmt::format("{}phalanx {}: {}\n", clear, name, text).c_str(), stderr);
+  std::fputs(fmt::format("{}phalanx {}: {}\n", clear, name, with_remedy(std::string(text))).c_str(), stderr);
 }
 
 int run_command(const Command& command, const Arguments& arguments, ErrorReporter reporter) {
@@ -42,6 +44,11 @@ int run_command(const Command& command, const Arguments& arguments, ErrorReporte
     return tell(error, error.exit_status());
   } catch (const nlohmann::json::exception& error) {  // of a file that somebody has changed by hand
     return tell(Error("a JSON file is malformed: " + json_value_fault(error)), 1);
+  } catch (const std::bad_alloc&) {
+    const std::string limits = memory_limits_text();
+    return tell(Error(fmt::format("not enough memory: the system refused to give more{}{}", limits.empty() ? "" : "; ",
+                                  limits)),
+                1);
   } catch (const std::exception& error) {
     return tell(error, 1);
   }

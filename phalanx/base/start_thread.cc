@@ -18,6 +18,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/human.h"
+#include "phalanx/base/memory_limits.h"
 
 namespace phalanx {
 namespace {
@@ -74,9 +75,25 @@ std::string pids_of_cgroups(const std::filesystem::path& root) {
 
 }  // namespace
 
+std::string memory_limits_text() {
+  std::string text;
+  for (const MemoryLimit& limit : memory_limits()) {
+    if (!limit.name.starts_with("RLIMIT_")) continue;
+    text +=
+        fmt::format("{}{} (ulimit -{})", text.empty() ? "" : "; ", limit.text(), limit.name == "RLIMIT_AS" ? 'v' : 'd');
+  }
+  return text;
+}
+
 std::string thread_limits_text(const std::filesystem::path& root) {
   std::vector<std::string> parts;
   rlimit limit{};
+  // The stack of a thread is memory, too.
+  if (std::string text = memory_limits_text(); !text.empty()) {
+    if (getrlimit(RLIMIT_STACK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
+      text += fmt::format(", and each thread wants {} for its stack (ulimit -s)", human_bytes(limit.rlim_cur));
+    parts.push_back(std::move(text));
+  }
   if (getrlimit(RLIMIT_NPROC, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
     parts.push_back(fmt::format("RLIMIT_NPROC is {} threads of this user (ulimit -u), of which {} are in use",
                                 limit.rlim_cur, threads_of_user(root)));
@@ -91,11 +108,11 @@ std::string thread_limits_text(const std::filesystem::path& root) {
 void throw_not_started(const std::string& what, int error) {
   if (error != EAGAIN)
     throw Error(fmt::format("a thread or process could not be started ({}): {}", what, std::strerror(error)));
-  throw Error(
-      fmt::format("a thread or process could not be started ({}): the system gives no more ({}). {}. Raise the limit "
-                  "that is used up (ulimit -u, the container's --pids-limit, the job's TasksMax), or start fewer ranks "
-                  "or threads (OMP_NUM_THREADS)",
-                  what, std::strerror(error), thread_limits_text()));
+  throw Error(fmt::format(
+      "a thread or process could not be started ({}): the system gives no more ({}). {}. Raise the limit "
+      "that is used up ({}ulimit -u, the container's --pids-limit, the job's TasksMax), or start fewer ranks "
+      "or threads (OMP_NUM_THREADS)",
+      what, std::strerror(error), thread_limits_text(), memory_limits_text().empty() ? "" : "ulimit -v, ulimit -d, "));
 }
 
 void check_threads(int count) {

@@ -36,6 +36,10 @@ std::thread start_thread(const char* for_what, F&& body) {
 /// What limits the number of threads and processes here, each limit with what is in use. `root` stands for "/".
 std::string thread_limits_text(const std::filesystem::path& root = "/");
 
+/// What limits this process's memory beside the machine: RLIMIT_AS and RLIMIT_DATA, each with what is in use. Empty:
+/// they do not.
+std::string memory_limits_text();
+
 /// Throws Error unless so many threads can run at once beside those there are. Starts and ends them.
 void check_threads(int count);
 

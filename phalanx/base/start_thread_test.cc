@@ -71,6 +71,14 @@ TEST(StartThreadTest, ARefusalNamesTheLimitItsValueAndTheCure) {
               HasSubstr("(a rank)"));
 }
 
+// A thread's stack is memory of the process.
+TEST(StartThreadTest, ARefusalForWantOfMemoryNamesItsLimitFirst) {
+  const std::string refused = message_under(RLIMIT_DATA, 64 << 20, [] { check_threads(64); });
+  EXPECT_THAT(refused, HasSubstr("Resource temporarily unavailable). RLIMIT_DATA: 64.0 MiB, of which "));
+  EXPECT_THAT(refused, HasSubstr("for its stack (ulimit -s)"));
+  EXPECT_THAT(refused, HasSubstr("Raise the limit that is used up (ulimit -v, ulimit -d, ulimit -u, "));
+}
+
 TEST(StartThreadTest, ATinyStackIsSaid) {
   EXPECT_THAT(message_under(RLIMIT_STACK, 256 << 10, [] { check_stack(); }),
               AllOf(HasSubstr("limited to 256 KiB (RLIMIT_STACK, ulimit -s)"), HasSubstr("ulimit -s 8192")));

@@ -19,6 +19,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/log.h"
+#include "phalanx/base/remedy.h"
 #include "phalanx/base/start_thread.h"
 #include "phalanx/comm/store_greeting.h"
 #include "phalanx/comm/store_table.h"
@@ -157,6 +158,7 @@ class TcpStoreServer::Impl {
         // Out of descriptors: turn the caller away with the spare one, else the listener stays readable for ever.
         spare_.reset();
         UniqueFd(accept(listener_.get(), nullptr, nullptr)).reset();
+        log_refusal("a client", with_remedy(std::strerror(EMFILE)));
         spare_.reset(open("/dev/null", O_RDONLY | O_CLOEXEC));
         return;
       }

@@ -514,6 +514,15 @@ TEST(WorkerFailureTest, TheReportBeginsWithTheRootCauseAndListsTheOthers) {
   EXPECT_THAT(failure_report(many), HasSubstr("\n  and 83 more"));
 }
 
+TEST(WorkerFailureTest, AProgramThatCouldNotBeLoadedIsSaid) {
+  WorkerFailure failure;
+  failure.rank = 1;
+  failure.host = "a";
+  failure.exit_status = 127;
+  EXPECT_THAT(describe(failure), testing::StartsWith("rank 1 (host a) ended with exit status 127; the program, or a "
+                                                     "library that it needs, could not be loaded"));
+}
+
 TEST(WorkerFailureTest, RanksWithTheSameErrorAreOnlyNamed) {
   std::vector<WorkerFailure> shared;
   for (const int rank : {3, 0, 1, 2, 5, 6, 8}) {

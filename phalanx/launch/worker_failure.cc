@@ -10,6 +10,8 @@
 #include <tuple>
 #include <utility>
 
+#include "phalanx/base/start_thread.h"
+
 namespace phalanx {
 namespace {
 
@@ -63,6 +65,11 @@ std::string describe(const WorkerFailure& failure) {
     if (failure.signal == SIGKILL) text += "; if nobody did that, the machine may be short of memory";
   } else {
     text = fmt::format("rank {} (host {}) ended with {}", failure.rank, failure.host, how_it_ended(failure));
+    if (failure.exit_status == 127) {  // the shell's and the dynamic linker's
+      const std::string limits = memory_limits_text();
+      text += fmt::format("; the program, or a library that it needs, could not be loaded{}{}",
+                          limits.empty() ? "" : ": ", limits);
+    }
   }
   if (!failure.log_file.empty()) text += fmt::format("\nits standard error: {}", failure.log_file);
   return text;
