@@ -12,6 +12,7 @@
 #include "phalanx/base/env.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/start_thread.h"
+#include "phalanx/launch/stopped_ranks.h"
 #include "phalanx/launch/worker_report.h"
 
 namespace phalanx {
@@ -73,7 +74,15 @@ std::string StartWatch::trouble_in_meeting() {
   hear_of_neighbours();
   for (const auto& [rank, process] : neighbours_)
     if (const std::string why = process->trouble(0); !why.empty()) return fmt::format("rank {} {}", rank, why);
-  return {};
+  // Those of other nodes, by the word of their launchers.
+  const auto stopped = read_stopped_rank(*keys_);
+  if (!stopped || options_.heartbeat.count() <= 0 || stopped->stopped_for < heartbeat_patience(options_.heartbeat))
+    return {};
+  return fmt::format(
+      "rank {} is stopped (SIGSTOP): process {} of host {} has stood still for {:.1f} s; `kill -CONT {}` there lets it "
+      "go on",
+      stopped->rank, stopped->pid, stopped->host, std::chrono::duration<double>(stopped->stopped_for).count(),
+      stopped->pid);
 }
 
 void StartWatch::all_came(std::shared_ptr<Store> store, const std::vector<std::string>& identities) {

@@ -15,6 +15,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/comm/tcp_store.h"
+#include "phalanx/launch/stopped_ranks.h"
 #include "phalanx/launch/testing/collected_process.h"
 #include "phalanx/launch/testing/launcher_process.h"
 
@@ -62,7 +63,6 @@ TEST_F(StartWatchTest, ARankThatHasComeAndIsStoppedIsNamedToThoseWhoWaitForMore)
   EXPECT_EQ(mine->trouble_in_meeting(), "");
   kill(child_, SIGSTOP);
   EXPECT_TRUE(comes_true([&] {
-    usleep(20'000);
     return mine->trouble_in_meeting().starts_with(fmt::format("rank 1 is stopped (SIGSTOP): process {} ", child_));
   }));
   kill(child_, SIGKILL);
@@ -89,13 +89,33 @@ TEST_F(StartWatchTest, WhoMakesTheWorldHearsOfARankThatHasGoneUnlessItHadStarted
     if (had_started) other->started();
     other.reset();
     if (had_started) {
-      usleep(300'000);  // three looks
+      {
+        const auto goes_later = client();
+        goes_later->set_when_lost("gone later", "");
+      }
+      store->get("gone later", 60s);
+      EXPECT_EQ(store->try_get(StartWatch::kGone), std::nullopt);
       EXPECT_EQ(mine->trouble(), "");
       mine->started();
     } else {
       EXPECT_EQ(reason_of(*mine, *store), "rank 1 has died, or ended, before all ranks had started");
     }
   }
+}
+
+// On another node, where nobody sees its process but its launcher, and before it has come.
+TEST_F(StartWatchTest, ALaunchersWordOfARankOfItsOwnIsHeard) {
+  const auto keys = std::make_shared<PrefixStore>(client(), "init");
+  StartWatch mine(keys, {.rank = 0, .world_size = 2, .place = "here", .heartbeat = 400ms});
+  const StoppedRanks launcher(server_.address(), "", {{1, child_}});
+  EXPECT_EQ(mine.trouble_in_meeting(), "");
+  kill(child_, SIGSTOP);
+  EXPECT_TRUE(comes_true([&] {
+    return mine.trouble_in_meeting().starts_with(
+        fmt::format("rank 1 is stopped (SIGSTOP): process {} of host ", child_));
+  }));
+  kill(child_, SIGCONT);
+  EXPECT_TRUE(comes_true([&] { return mine.trouble_in_meeting().empty(); }));
 }
 
 // Before the rank has said anything to anybody, under the launcher.
@@ -112,6 +132,27 @@ TEST_F(StartWatchTest, ARankThatIsStoppedBeforeItComesIsNamed) {
     EXPECT_THAT(process.output(), HasSubstr("the ranks did not all start: rank 1 is stopped (SIGSTOP): process "));
     EXPECT_LT(std::chrono::steady_clock::now() - begin, 30s);  // some 2 s on a quiet machine; 300 s unnoticed
   }
+}
+
+TEST_F(StartWatchTest, ARankOfAnotherNodeThatIsStoppedBeforeItComesIsNamed) {
+  const std::string endpoint = TcpStoreServer().address().text();
+  auto environment = clean_environment();
+  environment["PHALANX_COMM_HEARTBEAT_SECONDS"] = "2";
+  environment["PHALANX_JOB_SECRET"] = "a secret of the two nodes here";
+  std::vector<std::unique_ptr<CollectedProcess>> nodes;
+  for (const char* node : {"0", "1"})
+    nodes.push_back(std::make_unique<CollectedProcess>(
+        std::vector<std::string>{built_program("launch_test_program"), "supervise", "1", "--endpoint=" + endpoint,
+                                 "--min-nodes=2", "--max-nodes=2", fmt::format("--node-rank={}", node), "/bin/sh", "-c",
+                                 "if [ $RANK = 1 ]; then kill -STOP $$; fi; exec \"$0\" \"$@\"",
+                                 built_program("launch_test_worker"), "--backend", "gloo"},
+        environment));
+  const auto begin = std::chrono::steady_clock::now();
+  for (const auto& node : nodes) {
+    EXPECT_EQ(node->wait(), 1);
+    EXPECT_THAT(node->output(), HasSubstr("the ranks did not all start: rank 1 is stopped (SIGSTOP): process "));
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 60s);  // some 3 s on a quiet machine; 300 s unnoticed
 }
 
 }  // namespace

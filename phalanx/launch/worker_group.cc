@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <csignal>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -62,6 +63,12 @@ WorkerGroup::WorkerGroup(Surroundings surroundings, const Order& start_order, co
   ranks_.reserve(static_cast<std::size_t>(seat.local_world_size));
   try {
     for (int local_rank = 0; local_rank < seat.local_world_size; ++local_rank) start(local_rank, start_order, seat);
+    if (start_order.seats.size() > 1) {
+      std::map<int, pid_t> processes;
+      for (const Rank& rank : ranks_) processes[rank.rank] = rank.pid;
+      stopped_ranks_ = std::make_unique<StoppedRanks>(parse_host_port(start_order.store, "the store of the ranks"),
+                                                      around_.secret, std::move(processes));
+    }
   } catch (...) {
     kill_all();
     throw;

@@ -11,6 +11,7 @@
 
 #include "phalanx/launch/child_process.h"
 #include "phalanx/launch/rendezvous_messages.h"
+#include "phalanx/launch/stopped_ranks.h"
 #include "phalanx/launch/supervisor.h"
 #include "phalanx/launch/worker_failure.h"
 
@@ -91,7 +92,8 @@ class WorkerGroup {
   std::size_t first_polled_ = 0;
   bool failure_taken_ = false;  // or of no interest any more
   Clock::time_point failure_certain_at_ = kNever;
-  bool stopping_ = false;  // by a signal
+  bool stopping_ = false;                        // by a signal
+  std::unique_ptr<StoppedRanks> stopped_ranks_;  // in a job of several nodes
   Clock::time_point announcements_heard_{}, stops_looked_for_{};
 };
 
