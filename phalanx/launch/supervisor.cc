@@ -59,6 +59,7 @@ class Agent {
     while (!result_) step();
     if (group_ && group_->any_alive()) group_.reset();
     show_the_rest();
+    say_how_it_was_stopped();
     if (result_->error.empty())
       logs_->traces().remove_what_a_stop_has_left();
     else
@@ -73,6 +74,14 @@ class Agent {
 
   bool is_to_stop(int signal) const {
     return std::find(stop_signals().begin(), stop_signals().end(), signal) != stop_signals().end();
+  }
+
+  // A job that ends by a signal does not do so without a word. One whose ranks have all ended well has said its own.
+  void say_how_it_was_stopped() const {
+    if (stop_signal_ == 0 || !result_->error.empty() || result_->exit_status != 128 + stop_signal_) return;
+    const auto failures = group_ ? group_->failures() : std::vector<WorkerFailure>();
+    log::warn(fmt::format("stopped by {}, and not all ranks have ended well{}", signal_text(stop_signal_),
+                          failures.empty() ? "" : ": " + describe(failures.front())));
   }
 
   std::string secret_of(const SupervisorOptions& options) const {
@@ -140,7 +149,11 @@ class Agent {
 
   void signalled(int signal) {
     if (!is_to_stop(signal)) {
-      if (group_) group_->pass_on(signal);
+      const int reached = group_ ? group_->pass_on(signal) : 0;
+      if (signal == SIGQUIT && reached == 0)
+        log::warn(
+            "SIGQUIT: no rank here handles it, so none writes a flight recorder: none has met the others yet, or all "
+            "have ended");
       return;
     }
     const bool told = stop_signal_ != 0;

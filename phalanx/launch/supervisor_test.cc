@@ -455,6 +455,36 @@ TEST(SupervisorTest, ARankThatIsStoppedWhileItEndsIsNotWaitedForForEver) {
   EXPECT_THAT(launcher.err(), HasSubstr("rank 1 is stopped (SIGSTOP): process "));
 }
 
+// It has asked for an hour, or said nothing, and cannot hear that it is to stop.
+TEST(SupervisorTest, ARankThatIsStoppedIsNotWaitedForWhenTheJobIsToStop) {
+  for (const char* program : {"nearly-done", "hold"}) {
+    const bool is_hold = std::string(program) == "hold";
+    TempDirectory notes("notes");
+    RunningLauncher launcher(2, {"--terminate-ms=3600000", test_program(), program, notes.path().string()});
+    std::vector<pid_t> ranks;
+    for (int rank = 0; rank < 2; ++rank)
+      ranks.push_back(noted_pid(notes, is_hold ? fmt::format("hold.{}.of.2", rank) : fmt::format("pid.{}", rank)));
+    kill(ranks[1], SIGSTOP);
+    launcher.send(SIGTERM);
+    EXPECT_EQ(launcher.wait(), 128 + SIGTERM);
+    EXPECT_THAT(launcher.err(),
+                testing::ContainsRegex(fmt::format("rank 1 is stopped \\(SIGSTOP\\): process {} has stood still for "
+                                                   "[0-9.]+ s while the job is to stop: it is killed",
+                                                   ranks[1])));
+    EXPECT_THAT(launcher.err(), HasSubstr("stopped by signal 15 (SIGTERM), and not all ranks have ended well"));
+  }
+}
+
+TEST(SupervisorTest, QuitThatNobodyHandlesIsSaid) {
+  TempDirectory notes("notes");
+  RunningLauncher launcher(1, {test_program(), "hold", notes.path().string()});
+  noted_pid(notes, "hold.0.of.1");
+  launcher.send(SIGQUIT);
+  EXPECT_TRUE(comes_true([&] { return launcher.err().find("SIGQUIT: no rank here handles it") != std::string::npos; }));
+  write_note(notes, "go");
+  EXPECT_EQ(launcher.wait(), 0);
+}
+
 TEST(SupervisorTest, QuitGoesToThoseWhoHandleItAndEndsNobody) {
   TempDirectory notes("notes");
   RunningLauncher launcher(2, {test_program(), "quit", notes.path().string()});

@@ -23,6 +23,8 @@ namespace phalanx {
 namespace {
 
 constexpr std::chrono::milliseconds kHearEvery{500};
+// For a rank that stands still while it is to stop, so that all have ended within 5 s.
+constexpr std::chrono::milliseconds kStoppedInStop{2'500};
 
 constexpr std::string_view kLocalRankMacro = "${local_rank}";
 
@@ -177,7 +179,7 @@ void WorkerGroup::pump(const std::vector<pollfd>& fds) {
 
 WorkerGroup::Clock::time_point WorkerGroup::wake_at() const {
   auto result = failure_certain_at_;
-  if (any_ended() && any_alive()) result = std::min(result, stops_looked_for_ + kHearEvery);
+  if ((any_ended() || stopping_) && any_alive()) result = std::min(result, stops_looked_for_ + kHearEvery);
   if (stopping_ && any_alive()) result = std::min(result, announcements_heard_ + kHearEvery);
   for (const Rank& rank : ranks_)
     if (rank.alive) result = std::min(result, rank.kill_at);
@@ -269,23 +271,24 @@ bool WorkerGroup::any_ended() const {
 }
 
 // Ranks watch over each other as long as they wait for each other. A rank that is stopped while it ends is waited for
-// by the launcher alone. Of programs that announce how they stop, which are ours.
+// by the launcher alone: of programs that announce how they stop, which are ours. One that is to stop cannot hear it.
 void WorkerGroup::end_who_stands_still(Clock::time_point now) {
-  if (!any_ended() || now < stops_looked_for_ + kHearEvery) return;
+  if ((!any_ended() && !stopping_) || now < stops_looked_for_ + kHearEvery) return;
   // Of time in which the launcher itself stood still nothing is known: the whole job may have been suspended.
   const bool has_slept = now - stops_looked_for_ > 4 * kHearEvery;
   stops_looked_for_ = now;
   for (Rank& rank : ranks_) {
-    if (!rank.alive || !is_stopped(rank.pid) || !read_graceful_stop(rank.report_directory)) {
+    if (!rank.alive || !is_stopped(rank.pid) || !(stopping_ || read_graceful_stop(rank.report_directory))) {
       rank.stopped_since.reset();
       continue;
     }
     if (!rank.stopped_since || has_slept) rank.stopped_since = now;
-    if (now - *rank.stopped_since < around_.options->stopped_grace) continue;
+    const auto grace = around_.options->stopped_grace;
+    if (now - *rank.stopped_since < (stopping_ ? std::min(grace, kStoppedInStop) : grace)) continue;
     log::warn(
-        fmt::format("rank {} is stopped (SIGSTOP): process {} has stood still for {:.1f} s while other ranks have "
-                    "ended: it is killed",
-                    rank.rank, rank.pid, std::chrono::duration<double>(now - *rank.stopped_since).count()));
+        fmt::format("rank {} is stopped (SIGSTOP): process {} has stood still for {:.1f} s while {}: it is killed",
+                    rank.rank, rank.pid, std::chrono::duration<double>(now - *rank.stopped_since).count(),
+                    stopping_ ? "the job is to stop" : "other ranks have ended"));
     kill(-rank.pid, SIGKILL);
   }
 }
@@ -303,17 +306,19 @@ void WorkerGroup::hear_announcements(Clock::time_point now) {
   }
 }
 
-void WorkerGroup::pass_on(int signal) const {
+int WorkerGroup::pass_on(int signal) const {
+  int reached = 0;
   for (const Rank& rank : ranks_) {
     if (!rank.alive) continue;
     if (signal != SIGQUIT) {
-      kill(-rank.pid, signal);
+      if (kill(-rank.pid, signal) == 0) ++reached;
       continue;
     }
     // A question, which must not end who does not know it: a program that is still starting, a shell around it.
     for (const pid_t process : processes_of_group(rank.pid))
-      if (handles_signal(process, signal)) kill(process, signal);
+      if (handles_signal(process, signal) && kill(process, signal) == 0) ++reached;
   }
+  return reached;
 }
 
 std::vector<WorkerFailure> WorkerGroup::failures() const {

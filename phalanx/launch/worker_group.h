@@ -53,8 +53,8 @@ class WorkerGroup {
   void terminate(std::chrono::milliseconds grace);
   /// Passes on a signal to stop. `again`: there was one before, so all are killed.
   void stop(int signal, bool again);
-  /// Passes on a signal that is no reason to end.
-  void pass_on(int signal) const;
+  /// Passes on a signal that is no reason to end; SIGQUIT to those processes that handle it. Returns to how many.
+  int pass_on(int signal) const;
 
   /// What did not end well, without those that only did as they were told. For when no rank is alive, or while some
   /// are.
