@@ -1,4 +1,5 @@
-// Faults of real runs at random moments of every phase: ranks that are killed or stopped, and wishes to stop.
+// Faults of real runs at random moments of every phase: ranks that are killed or stopped, wishes to stop, and launchers
+// that are killed. Each must be told in words and leave nothing behind.
 //
 // PHALANX_SOAK_FAULTS=500 (`make soak`) prints how long it took by phase; continuous integration does a few.
 #include <fmt/format.h>
@@ -25,10 +26,12 @@ namespace {
 
 using namespace program_testing;
 using SoakClock = std::chrono::steady_clock;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
 
 class TrainingFaultSoak : public ProgramTest {
  protected:
-  enum class Fault { kill, stop, request };
+  enum class Fault { kill, stop, request, request_beside_stopped, kill_launcher };
   struct Phase {
     const char* name;
     std::vector<std::string> options;
@@ -38,7 +41,7 @@ class TrainingFaultSoak : public ProgramTest {
   };
   struct Result {
     bool was_hit = false;
-    double seconds = 0;  // from the fault to the launcher's end
+    double seconds = 0;  // from the fault to the launcher's end, or where it is killed to that of the ranks
     Outcome outcome;
   };
 
@@ -51,12 +54,21 @@ class TrainingFaultSoak : public ProgramTest {
     return false;
   }
 
+  // What a launcher must not leave in the temporary folder, which is this test's.
+  std::vector<std::string> left_folders() const {
+    std::vector<std::string> found;
+    for (const auto& entry : std::filesystem::directory_iterator(path(".")))
+      if (entry.path().filename().string().starts_with("phalanx")) found.push_back(entry.path().filename().string());
+    return found;
+  }
+
   std::vector<Phase> phases(const std::string& file) const {
     const std::string endless = "--training.steps=1000000";
     return {
         {"start", {endless}, [this, file] { return !workers_of(file).empty(); }, 300, false},
-        {"rendezvous", {endless}, [this] { return count(err(), ", from phalanx launch") > 0; }, 60, false},
-        {"first step", {endless}, [this] { return count(err(), "backend: ") > 0; }, 150, false},
+        {"meeting", {endless}, [this] { return count(err(), ", from phalanx launch") > 0; }, 60, false},
+        {"world made", {endless}, [this] { return count(err(), "backend: ") > 0; }, 40, false},
+        {"first step", {endless}, [this] { return count(err(), "folder: ") > 0; }, 60, false},
         {"steps", {endless}, [this] { return steps_done() > 2; }, 200, true},
         {"save", {endless, "--checkpoint.interval=2"}, [this] { return steps_done() > 2 && is_saving(); }, 0, true},
         {"validation",
@@ -67,6 +79,24 @@ class TrainingFaultSoak : public ProgramTest {
         {"exit", {"--training.steps=8"}, [this] { return count(err(), "/step-8 (") > 0; }, 60, false},
     };
   }
+
+  static bool strike(Fault fault, pid_t launcher, pid_t rank) {
+    switch (fault) {
+      case Fault::kill:
+        return ::kill(rank, SIGKILL) == 0;
+      case Fault::stop:
+        return ::kill(rank, SIGSTOP) == 0;
+      case Fault::request_beside_stopped:
+        return ::kill(rank, SIGSTOP) == 0 && ::kill(launcher, SIGTERM) == 0;
+      case Fault::request:
+        return ::kill(launcher, SIGTERM) == 0;
+      case Fault::kill_launcher:
+        return ::kill(launcher, SIGKILL) == 0;
+    }
+    return false;
+  }
+
+  bool all_gone(const std::string& file) const { return workers_of(file).empty() && left_folders().empty(); }
 
   Result run_with(const Phase& phase, Fault fault, int ranks, const std::string& backend, std::mt19937& random) const {
     const std::string file = path("run.toml");
@@ -87,64 +117,98 @@ class TrainingFaultSoak : public ProgramTest {
                            if (now < due) return false;
                            const std::vector<pid_t> workers = workers_of(file);
                            if (workers.empty()) return true;
-                           const pid_t rank = workers[victim % workers.size()];
                            hit = SoakClock::now();
-                           result.was_hit = fault == Fault::request
-                                                ? ::kill(launcher, SIGTERM) == 0
-                                                : ::kill(rank, fault == Fault::kill ? SIGKILL : SIGSTOP) == 0;
+                           result.was_hit = strike(fault, launcher, workers[victim % workers.size()]);
                            return true;
                          }});
+    if (fault == Fault::kill_launcher)
+      while (!all_gone(file) && SoakClock::now() - hit < std::chrono::seconds(30))
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
     result.seconds = std::chrono::duration<double>(SoakClock::now() - hit).count();
     for (const pid_t left : workers_of(file)) {
       ADD_FAILURE() << "a rank is left: " << left;
       ::kill(left, SIGKILL);
     }
+    EXPECT_THAT(left_folders(), ::testing::IsEmpty());
     return result;
+  }
+
+  // What the user is told, and the status.
+  void expect_told(const Phase& phase, Fault fault, const Result& result) const {
+    const auto& [status, out, err] = result.outcome;
+    const bool is_done = std::string(phase.name) == "exit";  // a rank that had done all its work may go without harm
+    const auto expect_if = [&](bool applies, const ::testing::Matcher<std::string>& words) {
+      if (applies) {
+        EXPECT_THAT(err, words);
+      }
+    };
+    switch (fault) {
+      case Fault::kill:
+        EXPECT_TRUE(status != 0 || is_done) << err;
+        expect_if(status != 0, ContainsRegex("rank [0-9].* (was killed by signal 9|has died)"));
+        break;
+      case Fault::stop:
+        EXPECT_TRUE(status != 0 || is_done) << err;
+        expect_if(status != 0, ContainsRegex("rank [0-9] is stopped \\(SIGSTOP\\)"));
+        break;
+      case Fault::request:
+      case Fault::request_beside_stopped:
+        EXPECT_TRUE(status == 0 || fault != Fault::request || !phase.is_stepping) << err;
+        expect_if(status != 0, HasSubstr("stopped by signal 15 (SIGTERM)"));
+        expect_if(status == 0 && !is_done, HasSubstr("stopped on request after step"));
+        break;
+      case Fault::kill_launcher:
+        break;  // the shell's to tell
+    }
+    // 1 s, the heartbeat and 5 s on a quiet machine; this says that nobody waited for a time-out of 100 s and more.
+    EXPECT_LT(result.seconds, 30) << err;
   }
 };
 
 TEST_F(TrainingFaultSoak, IsToldInEveryPhase) {
   const char* const asked = std::getenv("PHALANX_SOAK_FAULTS");
-  const int faults = asked != nullptr ? std::atoi(asked) : 4;
+  const int faults = asked != nullptr ? std::atoi(asked) : 5;
   const char* const given = std::getenv("PHALANX_SOAK_SEED");
   const unsigned seed = given != nullptr ? static_cast<unsigned>(std::atoi(given)) : std::random_device()();
   std::mt19937 random(seed);
   const std::string file = config();
   const std::vector<Phase> all = phases(file);
-  const std::pair<Fault, const char*> kinds[] = {
-      {Fault::kill, "killed"}, {Fault::stop, "stopped"}, {Fault::request, "asked to stop"}};
-  std::map<std::string, std::vector<double>> times;
+  const std::pair<Fault, const char*> kinds[] = {{Fault::kill, "rank killed"},
+                                                 {Fault::stop, "rank stopped"},
+                                                 {Fault::request, "asked to stop"},
+                                                 {Fault::request_beside_stopped, "asked, a rank stopped"},
+                                                 {Fault::kill_launcher, "launcher killed"}};
+  std::map<std::pair<std::size_t, std::string>, std::vector<double>> times;
+  int hits = 0;
   const std::size_t first = random() % all.size();
   for (int number = 0; number < faults; ++number) {
-    const Phase& phase = all[(first + static_cast<std::size_t>(number)) % all.size()];
-    const auto& [fault, verb] = kinds[random() % 3];
+    const std::size_t chosen = (first + static_cast<std::size_t>(number)) % all.size();
+    const Phase& phase = all[chosen];
+    const auto& [fault, verb] = kinds[random() % std::size(kinds)];
     const int ranks = 2 + static_cast<int>(random() % 3);
     const std::string backend = random() % 2 == 0 ? "shm" : "gloo";
-    SCOPED_TRACE(fmt::format("seed {}, fault {}: {} ranks on {}, {} in phase '{}'", seed, number, ranks, backend, verb,
-                             phase.name));
+    SCOPED_TRACE(fmt::format("PHALANX_SOAK_SEED={}, fault {}: {} ranks on {}, {} in phase '{}'", seed, number, ranks,
+                             backend, verb, phase.name));
     const Result result = run_with(phase, fault, ranks, backend, random);
     if (!result.was_hit) continue;
-    times[fmt::format("{:<12}{}", phase.name, verb)].push_back(result.seconds);
-    const int status = result.outcome.status;
-    // A rank that had done all its work may be killed, or a wish come, without harm.
-    const bool may_be_good = std::string(phase.name) == "exit" || (fault == Fault::request && phase.is_stepping) ||
-                             (fault == Fault::request && steps_done() > 0);
-    EXPECT_TRUE(status != 0 || may_be_good) << result.outcome.err;
-    if (fault == Fault::stop && status != 0) {
-      EXPECT_THAT(result.outcome.err, ::testing::ContainsRegex("rank [0-9] is stopped \\(SIGSTOP\\)"));
-    }
-    // 1 s, the heartbeat and 5 s on a quiet machine; this says that nobody waited for a time-out of 100 s and more.
-    EXPECT_LT(result.seconds, 30) << result.outcome.err;
+    ++hits;
+    times[{chosen, verb}].push_back(result.seconds);
+    expect_told(phase, fault, result);
+    if (number % 10 != 3) continue;
     // What was saved goes on.
-    if (number % 10 == 3) {
-      EXPECT_EQ(run({"train", "-n", "2", file, fmt::format("--training.steps={}", steps_done() + 2)}).status, 0);
-    }
+    std::vector<std::string> command{"train", "-n", "2", file};
+    command.insert(command.end(), phase.options.begin(), phase.options.end());
+    command.push_back(fmt::format("--training.steps={}", steps_done() + 2));
+    const Outcome resumed = run(command);
+    EXPECT_EQ(resumed.status, 0) << resumed.err;
   }
+  EXPECT_GT(2 * hits, faults) << "most runs had ended before their fault";
   if (asked == nullptr) return;
-  fmt::print("{:<26}{:>7}{:>10}{:>10}  seconds to the end\n", "phase, rank", "faults", "median", "longest");
-  for (auto& [name, seconds] : times) {
+  fmt::print("{:<12}{:<23}{:>8}{:>9}{:>10}   seconds to the end\n", "phase", "fault", "faults", "median", "longest");
+  for (auto& [key, seconds] : times) {
     std::sort(seconds.begin(), seconds.end());
-    fmt::print("{:<26}{:>7}{:>10.2f}{:>10.2f}\n", name, seconds.size(), seconds[seconds.size() / 2], seconds.back());
+    fmt::print("{:<12}{:<23}{:>8}{:>9.2f}{:>10.2f}\n", all[key.first].name, key.second, seconds.size(),
+               seconds[seconds.size() / 2], seconds.back());
   }
 }
 

@@ -1,4 +1,6 @@
 // What a new user meets first: versions, colours, variables that are wrong, a run that is done already.
+#include <fmt/format.h>
+
 #include "cli/testing/program_fixture.h"
 
 namespace phalanx::cli {
@@ -51,6 +53,34 @@ TEST_F(FirstContact, AllProblemsOfAConfigurationAreOneError) {
   expect_one_error(run({"train", config("[modell]\nx = 1\n"), "--training.steps=none", "--optimizer.lr=fast"}), 2,
                    "3 problems");
 }
+
+// Each limit is met somewhere else: in the launcher, in its store, in a rank.
+TEST_F(FirstContact, TooFewOpenFilesAreNamedWithTheLimit) {
+  const std::string file = config();
+  for (const rlim_t most : {8, 16, 24}) {
+    const Outcome refused = run({"train", "-n", "2", file}, {.limits = {{RLIMIT_NOFILE, most}}});
+    EXPECT_EQ(refused.status, 1) << most << "\n" << refused.err;
+    EXPECT_THAT(refused.err,
+                HasSubstr(fmt::format("RLIMIT_NOFILE is {} files and connections of a process (ulimit -n): "
+                                      "raise it",
+                                      most)));
+  }
+}
+
+TEST_F(FirstContact, ATinyStackIsNamedWithTheLimit) {
+  for (const char* ranks : {"1", "2"})
+    expect_one_error(run({"train", "-n", ranks, config()}, {.limits = {{RLIMIT_STACK, 64 << 10}}}), 1,
+                     "the stack is limited to 64.0 KiB (RLIMIT_STACK, ulimit -s)");
+}
+
+#ifndef __SANITIZE_ADDRESS__  // which takes more addresses than any limit leaves
+TEST_F(FirstContact, LibrariesThatDoNotFitIntoTheAddressSpaceAreNamedWithTheLimit) {
+  const Outcome refused = run({"train", "-n", "2", config()}, {.limits = {{RLIMIT_AS, 200 << 20}}});
+  EXPECT_EQ(refused.status, 1) << refused.err;
+  EXPECT_THAT(refused.err,
+              HasSubstr("the program, or a library that it needs, could not be loaded: RLIMIT_AS: 200 MiB"));
+}
+#endif
 
 TEST_F(FirstContact, WhereMpiCannotBeLoadedTheBackendSaysWhatIsMissing) {
   const Outcome outcome = run({"train", config(), "--comm.backend=mpi"},

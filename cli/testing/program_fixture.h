@@ -72,7 +72,8 @@ struct Outcome {
 struct RunOptions {
   std::map<std::string, std::string> environment;
   rlim_t file_size_limit = RLIM_INFINITY;
-  bool ignore_hang_up = false;  // SIGHUP, as nohup does
+  std::map<int, rlim_t> limits;  // others: RLIMIT_NOFILE, RLIMIT_STACK and their like
+  bool ignore_hang_up = false;   // SIGHUP, as nohup does
   enum class Streams { files, terminal, unread } streams = Streams::files;
   /// Of a terminal: asked again and again; once true the terminal is closed, as by the window's button.
   std::function<bool()> hang_up;
@@ -125,6 +126,7 @@ class ProgramTest : public ::testing::Test {
     const std::string out = path("stdout.txt"), err = path("stderr.txt");
     Terminal terminal;
     if (options.streams == Streams::terminal) terminal.open();
+    for (const std::string& file : {out, err}) std::ofstream(file, std::ios::trunc);  // of the run before this one
     const pid_t child = ::fork();
     if (child == 0) {
       // A group of its own, so that whatever it starts can be ended with it.
@@ -150,6 +152,10 @@ class ProgramTest : public ::testing::Test {
         ::signal(SIGXFSZ, SIG_IGN);  // a write past the limit then fails, as on a full disk
         const rlimit limit{options.file_size_limit, options.file_size_limit};
         ::setrlimit(RLIMIT_FSIZE, &limit);
+      }
+      for (const auto& [resource, most] : options.limits) {
+        const rlimit limit{most, most};
+        ::setrlimit(static_cast<__rlimit_resource>(resource), &limit);
       }
       std::vector<std::string> words = {program()};
       words.insert(words.end(), arguments.begin(), arguments.end());
