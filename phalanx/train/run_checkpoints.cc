@@ -215,9 +215,14 @@ RunCheckpoints::RunCheckpoints(const TrainConfig& config, std::shared_ptr<Commun
       world_(std::move(world)),
       say_(std::move(say)) {}
 
-bool RunCheckpoints::continues() const {
-  return config_.enable && (config_.load_step >= 0 || !list_checkpoints(folder_).complete.empty());
+bool RunCheckpoints::look() const {
+  if (!config_.enable || config_.load_step >= 0) return config_.enable;
+  bool found = false;
+  on_first_rank(*world_, [&] { found = !list_checkpoints(folder_).complete.empty(); });
+  return world_->broadcast_bytes(found ? "yes" : "") == "yes";
 }
+
+void RunCheckpoints::decide() { continues_ = look(); }
 
 /// Whether this command, or an earlier attempt of this job, has begun the branch that the folder is on.
 bool RunCheckpoints::follows_its_branch() const {
@@ -248,7 +253,7 @@ void RunCheckpoints::begin_its_branch() {
 
 std::optional<std::int64_t> RunCheckpoints::load(TrainState& state, const LoadCheck& check) {
   if (!config_.enable) return std::nullopt;
-  bool follows = false;
+  std::string chosen;  // by load_step; empty: the newest
   on_first_rank(*world_, [&] {
     check_can_save(folder_);
     const auto keep = [&](const std::filesystem::path& into) { keep_curve(run_folder_, into); };
@@ -256,9 +261,9 @@ std::optional<std::int64_t> RunCheckpoints::load(TrainState& state, const LoadCh
       say_(fmt::format("a rollback was interrupted; set aside in {} now: {}", left.into.string(),
                        list_of_steps(left.names)));
     }
-    follows = config_.load_step >= 0 && follows_its_branch();
+    if (config_.load_step >= 0 && !follows_its_branch()) chosen = chosen_step(folder_, config_.load_step).string();
   });
-  follows = world_->broadcast_bytes(follows ? "yes" : "") == "yes";
+  chosen = world_->broadcast_bytes(chosen);
   manager_ =
       std::make_unique<CheckpointManager>(folder_,
                                           CheckpointOptions{.keep_latest_k = static_cast<int>(config_.keep_latest_k),
@@ -266,12 +271,17 @@ std::optional<std::int64_t> RunCheckpoints::load(TrainState& state, const LoadCh
                                           world_);
   if (config_.async_mode == "async") manager_->reserve(state);
   std::optional<LoadedCheckpoint> loaded;
-  if (config_.load_step >= 0 && !follows) {
-    loaded = manager_->load(chosen_step(folder_, config_.load_step), state, check);
+  if (!chosen.empty()) {
+    loaded = manager_->load(chosen, state, check);
     on_first_rank(*world_, [&] { begin_its_branch(); });
   } else {
     loaded = manager_->load_latest(state, check);
     if (config_.load_step < 0) on_first_rank(*world_, [&] { forget_branch(folder_); });
+  }
+  if (loaded.has_value() != continues_) {
+    throw CheckpointError(fmt::format(
+        "{}: there {} when this run began, and now there {}: something else writes to the folder; start the run again",
+        folder_, continues_ ? "was a checkpoint" : "were no checkpoints", continues_ ? "is none" : "is one"));
   }
   if (!loaded) return std::nullopt;
   saved_step_ = state.integers.at("step");

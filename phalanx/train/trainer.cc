@@ -84,15 +84,8 @@ Trainer::Trainer(TrainConfig config, TrainerContext context)
                     config_.lr_scheduler.warmup_steps, config_.training.steps));
   }
   const models::LlamaConfig model = model_config(config_);  // wrong numbers are told before anything is read or written
-  if (!checkpoints_.continues()) {
-    require_word_on_initial_weights(config_);
-    say_initial_weights();
-  }
   data_ = open_training_data(config_, plan_, context_.device, context_.world->rank());
   for (const std::string& line : data_.lines) say(line);
-  if (!checkpoints_.continues() && has_initial_weights(config_)) {
-    for (const std::string& line : compare_initial_tokenizer(config_, data_.tokenizer)) say(line);
-  }
   identity_ = run_identity({.config = config_,
                             .plan = plan_,
                             .model = model,
@@ -105,9 +98,15 @@ Trainer::Trainer(TrainConfig config, TrainerContext context)
       "give every rank the same files");
   result_.unigram_entropy = data_.unigram_entropy;
   device_ = describe_device(context_.device);
+  // What refuses a new run is told before its folder is made; whether it is one is decided once it holds the lock.
+  if (!checkpoints_.look()) check_new_run();
   lock_ = std::make_unique<RunLock>(
       config_, *context_.world,
       RunLockOptions{.patience = context_.job.patience, .say = [this](const std::string& line) { say(line); }});
+  checkpoints_.decide();
+  if (!checkpoints_.continues()) {
+    for (const std::string& line : check_new_run()) say(line);
+  }
   // Before memory is counted: the matrices that it multiplies are not the run's, and gone when the run begins.
   if (is_first_rank()) peak_tflops_ = device_peak_tflops(context_.device, device_.name);
   memory_ = std::make_unique<RunMemory>(config_, plan_, context_.world, context_.device, checkpoints_.continues());
@@ -136,13 +135,16 @@ void Trainer::say(const std::string& line) const {
   if (!context_.quiet && is_first_rank()) log::info(line);
 }
 
-void Trainer::say_initial_weights() const {
+/// What there is to say of its weights, in lines.
+std::vector<std::string> Trainer::check_new_run() const {
+  require_word_on_initial_weights(config_);
   if (!has_initial_weights(config_)) {
-    say(fmt::format("initial weights: random, of [debug] seed {}", config_.debug.seed));
-    return;
+    return {fmt::format("initial weights: random, of [debug] seed {}", config_.debug.seed)};
   }
   check_initial_weights(config_);
-  for (const std::string& line : compare_initial_weights(config_)) say(line);
+  std::vector<std::string> lines = compare_initial_weights(config_);
+  for (std::string& line : compare_initial_tokenizer(config_, data_.tokenizer)) lines.push_back(std::move(line));
+  return lines;
 }
 
 void Trainer::compare_with_saved(const std::filesystem::path& step_directory, const Manifest& manifest) {
