@@ -55,6 +55,13 @@ TrainConfig same_on_all_ranks(TrainConfig config, Communicator& world) {
   return config;
 }
 
+/// The same configuration may name a directory that is another, or missing, on one rank's machine.
+RunPlan plan_on_every_rank(const TrainConfig& config, const std::shared_ptr<Communicator>& world) {
+  std::optional<RunPlan> plan;
+  on_every_rank(world, [&] { plan = plan_run(config, world->size()); });
+  return *plan;
+}
+
 }  // namespace
 
 struct Trainer::Continued {
@@ -72,7 +79,7 @@ struct Trainer::StepOutcome {
 Trainer::Trainer(TrainConfig config, TrainerContext context)
     : config_(same_on_all_ranks(std::move(config), *context.world)),
       context_(std::move(context)),
-      plan_(plan_run(config_, context_.world->size())),
+      plan_(plan_on_every_rank(config_, context_.world)),
       trace_(config_, context_.world),
       checkpoints_(
           config_, context_.world, [this](const std::string& line) { say(line); }, context_.job) {
@@ -83,8 +90,11 @@ Trainer::Trainer(TrainConfig config, TrainerContext context)
         fmt::format("[lr_scheduler] warmup_steps {} is more than [training] steps {}: warming up over all steps",
                     config_.lr_scheduler.warmup_steps, config_.training.steps));
   }
-  const models::LlamaConfig model = model_config(config_);  // wrong numbers are told before anything is read or written
-  data_ = open_training_data(config_, plan_, context_.device, context_.world->rank());
+  models::LlamaConfig model;
+  on_every_rank(context_.world, [&] {
+    model = model_config(config_);  // wrong numbers are told before anything is read or written
+    data_ = open_training_data(config_, plan_, context_.device, context_.world->rank());
+  });
   for (const std::string& line : data_.lines) say(line);
   identity_ = run_identity({.config = config_,
                             .plan = plan_,
@@ -124,9 +134,9 @@ Trainer::Trainer(TrainConfig config, TrainerContext context)
     if (const auto& aside = checkpoints_.set_aside(); aside && !aside->names.empty()) {
       files_->add_to("branches", {{"step", step_}, {"set_aside", aside->names}, {"into", aside->into.string()}});
     }
+    announce();
+    say_changes();
   });
-  announce();
-  say_changes();
 }
 
 Trainer::~Trainer() = default;
@@ -137,13 +147,17 @@ void Trainer::say(const std::string& line) const {
 
 /// What there is to say of its weights, in lines.
 std::vector<std::string> Trainer::check_new_run() const {
-  require_word_on_initial_weights(config_);
-  if (!has_initial_weights(config_)) {
-    return {fmt::format("initial weights: random, of [debug] seed {}", config_.debug.seed)};
-  }
-  check_initial_weights(config_);
-  std::vector<std::string> lines = compare_initial_weights(config_);
-  for (std::string& line : compare_initial_tokenizer(config_, data_.tokenizer)) lines.push_back(std::move(line));
+  std::vector<std::string> lines;
+  on_every_rank(context_.world, [&] {
+    require_word_on_initial_weights(config_);
+    if (!has_initial_weights(config_)) {
+      lines = {fmt::format("initial weights: random, of [debug] seed {}", config_.debug.seed)};
+      return;
+    }
+    check_initial_weights(config_);
+    lines = compare_initial_weights(config_);
+    for (std::string& line : compare_initial_tokenizer(config_, data_.tokenizer)) lines.push_back(std::move(line));
+  });
   return lines;
 }
 
@@ -183,7 +197,9 @@ void Trainer::make_model() {
     if (!has_initial_weights(config_)) {
       model_->initialise(static_cast<std::uint64_t>(config_.debug.seed));
     } else {
-      load_initial_weights(config_, model_->weights(), [this](const std::string& line) { say(line); });
+      const std::vector<NamedTensor> weights = model_->weights();
+      on_every_rank(context_.world,
+                    [&] { load_initial_weights(config_, weights, [this](const std::string& line) { say(line); }); });
     }
   }
   // Before one rank's values are sent to all.

@@ -1,14 +1,22 @@
 // How a run starts: all ranks decide the same, whatever each of them sees, and fail with the same error.
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <new>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/file.h"
 #include "phalanx/base/folder_lock.h"
+#include "phalanx/checkpoint/safetensors.h"
+#include "phalanx/checkpoint/weights.h"
+#include "phalanx/data/bpe_trainer.h"
+#include "phalanx/train/first_rank.h"
 #include "phalanx/train/run_checkpoints.h"
 #include "phalanx/train/trainer_test_support.h"
 
@@ -18,7 +26,26 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-class TrainerStartTest : public TrainerTest {};
+class TrainerStartTest : public TrainerTest {
+ protected:
+  /// What each rank is told, and by which error, where each has a configuration of its own.
+  std::vector<std::string> told(int ranks, const std::function<TrainConfig(int rank)>& config) {
+    std::vector<std::string> messages(static_cast<std::size_t>(ranks), "accepted");
+    run_local_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {
+      try {
+        Trainer trainer(config(world->rank()), {.world = world, .quiet = true});
+      } catch (const Error& error) {
+        messages[static_cast<std::size_t>(world->rank())] = std::string(error.kind()) + ": " + error.what();
+      }
+    });
+    return messages;
+  }
+
+  TrainConfig of_directory(const std::string& folder, std::vector<std::string> more = {}) const {
+    more.insert(more.end(), {"--model.flavor=hf", "--model.hf_assets_path=" + folder, "--training.steps=1"});
+    return config("run", std::move(more));
+  }
+};
 
 /// Reads what is written to standard error, and does something once, as soon as a text is in it.
 class WatchedErrors {
@@ -110,6 +137,98 @@ TEST_F(TrainerStartTest, CheckpointsThatComeOrGoWhileARunStartsAreAnError) {
     });
     if (there) std::filesystem::rename(path("moved"), path("kept"));
   }
+}
+
+// A rank reads its own part of the files, so it alone may find what is wrong with them.
+TEST_F(TrainerStartTest, ATiedMatrixThatDiffersInOneRanksPartIsTheSameErrorOnAll) {
+  train(config("tied", {"--model.tie_embeddings", "--training.steps=1", "--checkpoint.last_save_in_hf"}), 1);
+  const std::string folder = path("tied") + "/hf";
+  std::vector<NamedTensor> tensors;
+  {
+    const safetensors::File file(folder + "/model.safetensors");
+    for (const auto& info : file.tensors()) {
+      tensors.push_back({info.name, at::empty(info.shape, scalar_type_of(info.dtype))});
+    }
+  }
+  load_weights(folder, tensors);
+  const auto embeddings = std::ranges::find(tensors, "model.embed_tokens.weight", &NamedTensor::name);
+  ASSERT_NE(embeddings, tensors.end());
+  at::Tensor output = embeddings->tensor.clone();
+  output[output.size(0) - 1][0].add_(1);  // in the last rank's rows
+  tensors.push_back({"lm_head.weight", output});
+  export_weights(folder + "/model.safetensors", tensors, {}, posix_file_system());
+  for (const std::vector<std::string>& layout : {sharded(3), {"--parallelism.tensor_parallel_degree=2"}}) {
+    std::vector<std::string> keys = layout;
+    keys.insert(keys.end(), {"--checkpoint.initial_load_in_hf"});
+    for (const std::string& message : told(2, [&](int) { return of_directory(folder, keys); })) {
+      EXPECT_THAT(message, AllOf(HasSubstr("CheckpointError: rank 1: "), HasSubstr("are one matrix"))) << layout[0];
+    }
+  }
+}
+
+TEST_F(TrainerStartTest, FilesThatOneRankAloneCannotReadAreTheSameErrorOnAll) {
+  train(config("source", {"--training.steps=1", "--checkpoint.last_save_in_hf"}), 1);
+  const std::string folder = path("source") + "/hf", random = "--checkpoint.initial_random_weights";
+  // The model's description.
+  for (const std::string& message :
+       told(2, [&](int rank) { return of_directory(rank == 1 ? path("nowhere") : folder, {random}); })) {
+    EXPECT_THAT(message, AllOf(HasSubstr("rank 1: "), HasSubstr(path("nowhere"))));
+  }
+  // Its tokenizer.
+  std::filesystem::copy(folder, path("many_ids"));
+  data::BpeTrainer trainer({.vocab_size = 600});
+  std::string text;
+  for (int i = 0; i < 3000; ++i) text += std::to_string(i * 7919);
+  trainer.add(text);
+  trainer.train().save(path("many_ids/tokenizer.json"));
+  for (const std::string& message :
+       told(2, [&](int rank) { return of_directory(rank == 1 ? path("many_ids") : folder, {random}); })) {
+    EXPECT_THAT(message, AllOf(HasSubstr("ConfigError: rank 1: "), HasSubstr("has 600 ids")));
+  }
+  // Its weights.
+  std::filesystem::copy(folder, path("cut"));
+  std::filesystem::resize_file(path("cut/model.safetensors"), 1000);
+  const std::string in_hf = "--checkpoint.initial_load_in_hf";
+  for (const std::string& message :
+       told(2, [&](int rank) { return of_directory(rank == 1 ? path("cut") : folder, {in_hf}); })) {
+    EXPECT_THAT(message, AllOf(HasSubstr("CheckpointError: rank 1: "), HasSubstr(path("cut"))));
+  }
+}
+
+// What rank 0 alone writes before the first step.
+TEST_F(TrainerStartTest, ARecordThatCannotBeWrittenIsTheSameErrorOnAll) {
+  std::filesystem::create_directories(path("run/run.json"));
+  const auto messages = told(2, [&](int) { return config("run"); });
+  for (const std::string& message : messages) EXPECT_THAT(message, HasSubstr("run.json"));
+}
+
+TEST(OnEveryRank, TheErrorKeepsItsKindAndWhatIsNotOursItsPlace) {
+  const auto kinds_of = [](const std::function<void(int rank)>& work) {
+    std::vector<std::string> kinds(3);
+    run_local_ranks(3, [&](const std::shared_ptr<Communicator>& world) {
+      std::string& kind = kinds[static_cast<std::size_t>(world->rank())];
+      try {
+        on_every_rank(world, [&] { work(world->rank()); });
+      } catch (const Error& error) {
+        kind = std::string(error.kind()) + ": " + error.what();
+      } catch (const std::bad_alloc&) {
+        kind = "bad_alloc";
+      }
+    });
+    return kinds;
+  };
+  using ::testing::Each;
+  EXPECT_THAT(kinds_of([](int) {}), Each(""));
+  EXPECT_THAT(kinds_of([](int rank) {
+                if (rank > 0) throw ConfigError("wrong key");
+              }),
+              Each("ConfigError: rank 1: wrong key"));
+  EXPECT_THAT(kinds_of([](int) { throw DataError("no such file"); }), Each("DataError: no such file"));
+  const auto kinds = kinds_of([](int rank) {
+    if (rank == 1) throw std::bad_alloc();
+  });
+  EXPECT_EQ(kinds[1], "bad_alloc");
+  EXPECT_THAT(kinds[0], HasSubstr("CheckpointError: rank 1: "));
 }
 
 }  // namespace
