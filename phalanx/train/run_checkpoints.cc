@@ -127,12 +127,14 @@ std::vector<std::string> compare_initial_weights(const TrainConfig& config) {
   const models::LlamaConfig model = model_config(config);
   for (const WeightsDescription& told : descriptions) {
     const auto differences = models::model_differences(told.model, model);
-    if (!differences.empty() && !config.checkpoint.allow_model_mismatch) {
+    const bool fit = models::have_same_shapes(models::model_identity(told.model), models::model_identity(model));
+    if (!differences.empty() && !(fit && config.checkpoint.allow_model_mismatch)) {
       throw CheckpointError(fmt::format(
           "the weights at {} are of another model than [model] describes, by {}:{}\nset [model] so that it is the same "
-          "one (flavor = \"hf\" with hf_assets_path takes all of a Hugging Face directory's config.json); [checkpoint] "
-          "allow_model_mismatch = true loads them all the same",
-          path.string(), told.source, models::model_differences_text(differences)));
+          "one (flavor = \"hf\" with hf_assets_path takes all of a Hugging Face directory's config.json){}",
+          path.string(), told.source, models::model_differences_text(differences),
+          fit ? "; [checkpoint] allow_model_mismatch = true loads them all the same"
+              : ": their tensors have other names or shapes than this model's, so no key can load them"));
     }
     for (const auto& one : differences) {
       lines.push_back(

@@ -197,6 +197,8 @@ IdentityComparison compare_identities(const nlohmann::json& saved, const nlohman
   }
   const nlohmann::json defaults = flat_json(settings_where(TrainConfig(), [](const SettingRule*) { return true; }));
   const auto differences = json_differences(before, now);
+  const bool other_shapes = !models::have_same_shapes(before.value("model", nlohmann::json::object()),
+                                                      now.value("model", nlohmann::json::object()));
   const bool is_other_optimizer =
       std::ranges::any_of(differences, [](const JsonDifference& one) { return one.key == "settings.optimizer.name"; });
   for (const JsonDifference& difference : differences) {
@@ -206,8 +208,12 @@ IdentityComparison compare_identities(const nlohmann::json& saved, const nlohman
     const IdentityRule rule = rule_of(difference.key);
     IdentityChange change{
         .label = label_of(difference.key), .saved = difference.saved, .found = difference.found, .note = {}};
+    const bool cannot_be_loaded = other_shapes && difference.key.starts_with("model.");
     if (!rule.refused) {
       result.changes.push_back(std::move(change));
+    } else if (cannot_be_loaded) {
+      result.other_shapes = true;
+      result.refused.push_back(std::move(change));
     } else if (rule.is_allowed(config)) {
       change.note = fmt::format("loaded all the same, as {} says", rule.allowed_by);
       result.changes.push_back(std::move(change));
@@ -225,6 +231,11 @@ std::string refusal_text(const IdentityComparison& comparison, const std::string
       comparison.refused, [](const IdentityChange& change) { return change.label.starts_with("model "); });
   std::string text = fmt::format("checkpoint {} does not fit this {}:", where, is_of_model ? "model" : "run");
   for (const IdentityChange& change : comparison.refused) text += "\n  " + change.line();
+  if (comparison.other_shapes) {
+    return text +
+           "\nits tensors have other names or shapes than this model's, so no key can load them: set [model] to the "
+           "saved values, or start a new run in another [job] dump_folder";
+  }
   return text +
          "\ngo on with the saved values, or start a new run in another [job] dump_folder (from these weights alone: "
          "[checkpoint] initial_load_path)";

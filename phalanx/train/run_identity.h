@@ -56,6 +56,7 @@ struct IdentityComparison {
   std::vector<IdentityChange> refused;
   std::vector<IdentityChange> changes;    // to be said
   std::vector<std::string> not_compared;  // sections that one of the two does not have
+  bool other_shapes = false;              // of the models' tensors: refused whatever is allowed
 };
 
 /// `config` says which differences are asked for.

@@ -20,6 +20,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 json identity_of(const TrainConfig& config, const json& data = json::object(), std::string libtorch = "2.13.0") {
   const json none = json::object();
@@ -139,6 +140,26 @@ TEST(RunIdentity, AnotherModelIsRefusedUnlessAskedFor) {
   EXPECT_THAT(said.refused, IsEmpty());
   EXPECT_THAT(change_lines(said.changes), ElementsAre(HasSubstr("norm_eps"), HasSubstr("rope.theta")));
   EXPECT_THAT(said.changes[0].line(), HasSubstr("[checkpoint] allow_model_mismatch"));
+}
+
+// What cannot be loaded is not offered, nor taken for allowed.
+TEST(RunIdentity, OtherShapesAreRefusedWithAdviceThatHelps) {
+  const std::string allowed = "--checkpoint.allow_model_mismatch";
+  for (const char* flag : {"--model.dim=128", "--model.n_layers=3", "--model.n_heads=8", "--model.ffn_hidden=96",
+                           "--model.vocab_size=513", "--model.tie_embeddings"}) {
+    for (const std::vector<std::string>& flags : {std::vector<std::string>{flag}, {flag, allowed}}) {
+      const auto found = compare({}, flags);
+      EXPECT_TRUE(found.changes.empty()) << flag;
+      EXPECT_THAT(refusal_text(found, "step-7"),
+                  AllOf(HasSubstr("checkpoint step-7 does not fit this model:"), HasSubstr("saved "),
+                        HasSubstr("set [model] to the saved values, or start a new run in another [job] dump_folder"),
+                        Not(HasSubstr("allow_model_mismatch")), Not(HasSubstr("initial_load_path"))))
+          << flag;
+    }
+  }
+  // Heads of another number, with as many rows in all.
+  EXPECT_THAT(refusal_text(compare({}, {"--model.n_heads=8", "--model.n_kv_heads=4"}), "step-7"),
+              HasSubstr("allow_model_mismatch = true loads all the same"));
 }
 
 TEST(RunIdentity, VersionsAreSaidAndSectionsThatOneLacksAreNamed) {
