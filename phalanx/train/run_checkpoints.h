@@ -22,7 +22,6 @@
 #include <string>
 #include <vector>
 
-#include "phalanx/checkpoint/branch.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/comm/communicator.h"
 #include "phalanx/tensor/train_state.h"
@@ -72,8 +71,6 @@ class RunCheckpoints {
   void finish();
 
   bool enabled() const noexcept { return config_.enable; }
-  /// On rank 0: the branch that load() has begun.
-  const std::optional<SetAside>& set_aside() const noexcept { return set_aside_; }
   std::int64_t saved_step() const noexcept { return saved_step_; }  // -1: none
 
  private:
@@ -88,7 +85,6 @@ class RunCheckpoints {
   const std::shared_ptr<Communicator> world_;
   const Say say_;
   std::unique_ptr<CheckpointManager> manager_;
-  std::optional<SetAside> set_aside_;
   bool continues_ = false;
   std::int64_t saved_step_ = -1;
 };

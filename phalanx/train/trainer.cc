@@ -131,9 +131,6 @@ Trainer::Trainer(TrainConfig config, TrainerContext context)
         RunFilesOptions{
             .tensorboard_folder = config_.metrics.enable_tensorboard ? config_.metrics.save_tb_folder : std::string(),
             .resumed_step = step_ > 0 ? std::optional(step_) : std::nullopt});
-    if (const auto& aside = checkpoints_.set_aside(); aside && !aside->names.empty()) {
-      files_->add_to("branches", {{"step", step_}, {"set_aside", aside->names}, {"into", aside->into.string()}});
-    }
     announce();
     say_changes();
   });
