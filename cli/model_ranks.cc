@@ -13,9 +13,10 @@
 #include "phalanx/base/version.h"
 #include "phalanx/comm/local_store.h"
 #include "phalanx/launch/worker_environment.h"
+#include "phalanx/launch/libtorch_version.h"
 #include "phalanx/models/llama.h"
 #include "phalanx/models/model_identity.h"
-#include "phalanx/train/libtorch_version.h"
+#include "phalanx/train/first_rank.h"
 #include "phalanx/train/rank_agreement.h"
 
 namespace phalanx::cli {
@@ -41,7 +42,7 @@ at::Device choose_device(const std::string& name) {
 }
 
 void require_same_command(Communicator& world, const std::vector<std::string>& arguments) {
-  nlohmann::json mine = {{"versions", {{"phalanx", version()}, {"libtorch", train::libtorch_version()}}}};
+  nlohmann::json mine = {{"versions", {{"phalanx", version()}, {"libtorch", libtorch_version()}}}};
   for (std::size_t i = 0; i < arguments.size(); ++i) mine[fmt::format("argument {:02}", i + 1)] = arguments[i];
   train::require_same_on_ranks(world, "command", mine,
                                "start every rank with the same arguments and the same build of the program");
