@@ -22,12 +22,14 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-json identity_of(const TrainConfig& config, const json& data = json::object(), std::string libtorch = "2.13.0") {
+json identity_of(const TrainConfig& config, const json& data = json::object(), std::string libtorch = "2.13.0",
+                 const json& validation = json::object()) {
   const json none = json::object();
   return run_identity({.config = config,
                        .plan = plan_run(config, 1),
                        .model = model_config(config),
                        .data = data,
+                       .validation = validation,
                        .tokenizer = none,
                        .libtorch = std::move(libtorch)});
 }
@@ -168,6 +170,29 @@ TEST(RunIdentity, VersionsAreSaidAndSectionsThatOneLacksAreNamed) {
   const auto found = compare_identities(identity_of(config, data, "2.12.0"), identity_of(config), config);
   EXPECT_THAT(change_lines(found.changes), ElementsAre("versions libtorch: saved \"2.12.0\", now \"2.13.0\""));
   EXPECT_THAT(found.not_compared, ElementsAre("data"));
+}
+
+TEST(RunIdentity, OtherValidationDataAreSaid) {
+  const TrainConfig with = config_with({"--validation.enable"}), without = config_with({});
+  const auto held_out = [](const char* name, const char* content) {
+    return json{{"name", name}, {"tokens", 7}, {"content", content}, {"range", {0, 7}}};
+  };
+  const auto identity = [&](const TrainConfig& config, const json& validation) {
+    return identity_of(config, {{"tokens", 7}}, "2.13.0", validation);
+  };
+  const json saved = identity(with, held_out("a.bin", "9f"));
+  const auto other = compare_identities(saved, identity(with, held_out("b.bin", "02")), with);
+  EXPECT_THAT(change_lines(other.changes), ElementsAre("validation content: saved \"9f\", now \"02\"",
+                                                       "validation name: saved \"a.bin\", now \"b.bin\""));
+  EXPECT_THAT(other.refused, IsEmpty());
+  // The same file under another name; no validation now, or then; a checkpoint that does not say.
+  EXPECT_THAT(compare_identities(saved, identity(with, held_out("b.bin", "9f")), with).changes, IsEmpty());
+  const json none = identity(without, json::object());
+  const auto stopped = compare_identities(saved, none, without), begun = compare_identities(none, saved, with);
+  EXPECT_THAT(change_lines(stopped.changes), ElementsAre("[validation] enable: saved true, now false"));
+  EXPECT_THAT(stopped.not_compared, IsEmpty());
+  EXPECT_THAT(begun.not_compared, IsEmpty());
+  EXPECT_THAT(compare_identities(identity(with, json::object()), saved, with).not_compared, ElementsAre("validation"));
 }
 
 TEST(RunIdentity, GoesThroughTheMetadataOfACheckpoint) {

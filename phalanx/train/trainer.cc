@@ -100,12 +100,11 @@ Trainer::Trainer(TrainConfig config, TrainerContext context)
                             .plan = plan_,
                             .model = model,
                             .data = data_.identity,
+                            .validation = data_.validation,
                             .tokenizer = data_.tokenizer,
                             .libtorch = libtorch_version()});
-  require_same_on_ranks(
-      *context_.world, "model, data and tokenizer",
-      {{"model", identity_["model"]}, {"data", identity_["data"]}, {"tokenizer", identity_["tokenizer"]}},
-      "give every rank the same files");
+  require_same_on_ranks(*context_.world, "model, data and tokenizer", files_of_all_ranks(identity_),
+                        "give every rank the same files");
   result_.unigram_entropy = data_.unigram_entropy;
   device_ = describe_device(context_.device);
   // What refuses a new run is told before its folder is made; whether it is one is decided once it holds the lock.
