@@ -266,6 +266,7 @@ nlohmann::json files_of_all_ranks(const nlohmann::json& identity) {
   nlohmann::json files = nlohmann::json::object();
   for (const char* section : {"model", "data", "validation", "tokenizer"}) {
     files[section] = identity.value(section, nlohmann::json::object());
+    files[section].erase("name");
   }
   return files;
 }

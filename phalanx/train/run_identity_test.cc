@@ -247,7 +247,14 @@ TEST(RunIdentity, WhatItCannotReadItSays) {
 TEST(RunIdentity, RanksMayDifferInPlacesOfTheirOwn) {
   const auto settings = [](const std::vector<std::string>& flags) { return settings_of_all_ranks(config_with(flags)); };
   EXPECT_EQ(settings({}), settings({"--comm.save_traces_folder=/local", "--profiling.save_traces_folder=/local",
-                                    "--model.hf_assets_path=/local/model"}));
+                                    "--model.hf_assets_path=/local/model", "--training.dataset_path=/local/data",
+                                    "--validation.dataset_path=/local/held_out"}));
+  const auto files = [](const char* name, const char* content) {
+    const json file = {{"name", name}, {"content", content}};
+    return files_of_all_ranks(identity_of(config_with({}), file, "2.13.0", file));
+  };
+  EXPECT_EQ(files("a.bin", "9f"), files("b.bin", "9f")) << "compared by content";
+  EXPECT_NE(files("a.bin", "9f"), files("a.bin", "02"));
   for (const char* flag : {"--optimizer.lr=0.1", "--debug.seed=3", "--training.max_norm=2", "--checkpoint.interval=7",
                            "--parallelism.zero_stage=2", "--checkpoint.folder=other"}) {
     EXPECT_NE(settings({}), settings({flag})) << flag;

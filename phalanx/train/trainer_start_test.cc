@@ -195,6 +195,32 @@ TEST_F(TrainerStartTest, FilesThatOneRankAloneCannotReadAreTheSameErrorOnAll) {
   }
 }
 
+// A copy on each machine, wherever it lies there.
+TEST_F(TrainerStartTest, DataAreTheSameOnAllRanksByTheirContent) {
+  write_tokens("copy.bin", tokens_);
+  auto changed = tokens_;
+  changed[3] ^= 1;
+  write_tokens("changed.bin", changed);
+  const auto with = [&](const std::string& key, const std::string& file) {
+    return [&, key, file](int rank) {
+      return config("run" + file, {"--training.steps=1", "--validation.dataset_path=" + path("tokens.bin"),
+                                   key + path(rank == 1 ? file : "tokens.bin")});
+    };
+  };
+  for (const std::string key : {"--training.dataset_path=", "--validation.dataset_path="}) {
+    const std::string section = key == "--training.dataset_path=" ? "data" : "validation";
+    for (const std::string& message : told(2, with(key, "copy.bin"))) EXPECT_EQ(message, "accepted") << key;
+    for (const std::string& message : told(2, with(key, "changed.bin"))) {
+      EXPECT_THAT(message, AllOf(HasSubstr("the ranks do not have the same model, data and tokenizer"),
+                                 HasSubstr("\n  " + section + ".content: "), HasSubstr(" on rank 0; "),
+                                 HasSubstr(" on rank 1"), HasSubstr("give every rank the same files")));
+    }
+    for (const std::string& message : told(2, with(key, "missing.bin"))) {
+      EXPECT_THAT(message, AllOf(HasSubstr("rank 1: "), HasSubstr(path("missing.bin"))));
+    }
+  }
+}
+
 // What rank 0 alone writes before the first step.
 TEST_F(TrainerStartTest, ARecordThatCannotBeWrittenIsTheSameErrorOnAll) {
   std::filesystem::create_directories(path("run/run.json"));
