@@ -21,6 +21,7 @@
 #include "cli/show_tokens.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
+#include "phalanx/base/folder_lock.h"
 #include "phalanx/base/human.h"
 #include "phalanx/base/log.h"
 #include "phalanx/base/progress.h"
@@ -196,6 +197,16 @@ void check_outputs(const TokenizeArguments& arguments) {
                               fmt::join(there, ", "), there.size() == 1 ? "s" : "", there.size() == 1 ? "it" : "them"));
 }
 
+/// Held while they are written: a run that lives in one of their folders is told, and none begins there meanwhile.
+OwnerLocks locks_of_outputs(const TokenizeArguments& arguments) {
+  std::vector<std::filesystem::path> paths;
+  for (const std::string& prefix : output_prefixes(arguments)) paths.emplace_back(prefix);
+  if (arguments.vocab_size) paths.emplace_back(arguments.tokenizer);
+  OwnerLocks locks(paths, {.advice = "choose another output"});
+  for (const std::string& line : locks.warnings()) log::warn(line);
+  return locks;
+}
+
 /// What comes from standard input, in a file: it is read more than once.
 std::string keep_standard_input(const TempDirectory& folder) {
   const std::string path = (folder.path() / "standard-input").string();
@@ -289,6 +300,7 @@ int tokenize_command(const Arguments& arguments) {
     fmt::print("{}", shown_tokens(data::BpeTokenizer::load(parsed.tokenizer), *parsed.show));
     return 0;
   }
+  const OwnerLocks locks = locks_of_outputs(parsed);
   // Before the corpus is read: a tokenizer that is missing or malformed should not cost a walk over it.
   check_outputs(parsed);
   std::optional<data::BpeTokenizer> tokenizer;
