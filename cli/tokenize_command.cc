@@ -266,8 +266,9 @@ data::BpeTokenizer train_and_save(const TokenizeArguments& arguments, const std:
   return tokenizer;
 }
 
-void encode_and_tell(const TokenizeArguments& arguments, const data::BpeTokenizer& tokenizer, const std::string& prefix,
-                     const std::vector<data::Document>& documents) {
+/// Returns the number of records without text, whether they would have been set aside or not.
+std::int64_t encode_and_tell(const TokenizeArguments& arguments, const data::BpeTokenizer& tokenizer,
+                             const std::string& prefix, const std::vector<data::Document>& documents) {
   const Stopwatch watch;
   ProgressBar bar("tokenizing", static_cast<std::uint64_t>(data::total_bytes(documents)),
                   progress_options(ProgressUnit::bytes, arguments.quiet));
@@ -276,14 +277,11 @@ void encode_and_tell(const TokenizeArguments& arguments, const data::BpeTokenize
       {.end_of_text = !arguments.no_end_of_text, .bytes_done = [&](std::uint64_t n) { bar.advance(n); }});
   bar.finish();
   const double seconds = watch.seconds();
-  if (summary.empty > 0) {
-    log::warn(fmt::format("{}: {} records have no text (null or empty) and were left out", summary.path,
-                          with_commas(summary.empty)));
-  }
   fmt::print("{}: {} tokens, {} documents, {:.2f} bytes/token, unigram entropy {:.4f} nats/token, {}\n", summary.path,
              with_commas(summary.tokens), with_commas(summary.documents),
              static_cast<double>(summary.bytes) / static_cast<double>(summary.tokens), summary.unigram_entropy,
              human_bytes_per_second(static_cast<double>(summary.bytes) / seconds));
+  return summary.empty;
 }
 
 }  // namespace
@@ -300,9 +298,9 @@ int tokenize_command(const Arguments& arguments) {
     fmt::print("{}", shown_tokens(data::BpeTokenizer::load(parsed.tokenizer), *parsed.show));
     return 0;
   }
-  const OwnerLocks locks = locks_of_outputs(parsed);
   // Before the corpus is read: a tokenizer that is missing or malformed should not cost a walk over it.
   check_outputs(parsed);
+  const OwnerLocks locks = locks_of_outputs(parsed);
   std::optional<data::BpeTokenizer> tokenizer;
   if (!parsed.vocab_size) tokenizer = data::BpeTokenizer::load(parsed.tokenizer);
 
@@ -332,7 +330,12 @@ int tokenize_command(const Arguments& arguments) {
   if (parsed.output.empty()) return 0;
   // The smaller one first: where it turns out to have no text, nothing has been written.
   if (!split.validation.empty()) encode_and_tell(parsed, *tokenizer, parsed.output + "-validation", split.validation);
-  encode_and_tell(parsed, *tokenizer, parsed.output, split.train);
+  // A file of records is read for both, so they are the same.
+  const std::int64_t empty = encode_and_tell(parsed, *tokenizer, parsed.output, split.train);
+  if (empty > 0) {
+    log::warn(fmt::format("{} {} no text (null or empty) and {} left out", with_commas(empty),
+                          empty == 1 ? "record has" : "records have", empty == 1 ? "was" : "were"));
+  }
   return 0;
 }
 

@@ -51,6 +51,22 @@ class TokenizeCommandTest : public ::testing::Test {
   std::string out_, error_;
 };
 
+// They are read for either part of the corpus, and are in neither.
+TEST_F(TokenizeCommandTest, RecordsWithoutTextAreToldOnce) {
+  {
+    std::ofstream records(path("records.jsonl"));
+    for (int i = 0; i < 40; ++i) records << R"({"text": "the cat sat on the mat, number )" << i << "\"}\n";
+    records << "{\"text\": \"\"}\n{\"text\": null}\n";
+  }
+  ASSERT_EQ(run({path("records.jsonl"), "--vocab-size", "259", "--tokenizer", path("tokenizer.json"), "--output",
+                 path("train"), "--validation-fraction", "0.2", "--quiet"}),
+            0)
+      << error_;
+  EXPECT_TRUE(std::filesystem::exists(path("train-validation.bin")));
+  EXPECT_THAT(error_, HasSubstr("2 records have no text (null or empty) and were left out"));
+  EXPECT_EQ(error_.find("have no text"), error_.rfind("have no text"));
+}
+
 TEST_F(TokenizeCommandTest, NothingIsWrittenIntoALivingRunsFolder) {
   const FolderLock lock(path("run"));
   const auto in_use = AllOf(HasSubstr(path("run") + " is in use by process " + std::to_string(::getpid())),
