@@ -242,7 +242,7 @@ TEST_F(RollCall, OtherVersionsAreNamedToAll) {
   auto first = start(1, 4);
   wait_for_rank(1);
   TcpStore store(server_.address(), {.secret = kSecret});
-  EXPECT_EQ(store.get("init/version/Phalanx"), fmt::format("1 {}", version()));
+  EXPECT_EQ(store.get("init/version/Phalanx", std::chrono::seconds(20)), fmt::format("1 {}", version()));
   store.set("init/version/libtorch", "1 0.0.1");
   auto other = start(2, 4);
   for (auto* rank : {&first, &other}) {
