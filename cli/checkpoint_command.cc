@@ -17,7 +17,9 @@
 #include "cli/parse_options.h"
 #include "phalanx/base/dtype_names.h"
 #include "phalanx/base/error.h"
+#include "phalanx/base/folder_lock.h"
 #include "phalanx/base/human.h"
+#include "phalanx/base/log.h"
 #include "phalanx/base/nearest.h"
 #include "phalanx/base/parse_text.h"
 #include "phalanx/base/progress.h"
@@ -51,6 +53,8 @@ DIR, A and B: a run's folder or its checkpoint folder (the newest complete step)
                 x.safetensors, or a new directory for model.safetensors
   reshard       writes the same state as N files with even parts of the rows, to a step directory in the folder OUT.
                 Not needed for loading: any number of ranks loads what any other has saved
+
+Nothing is written into the folder of a run that lives: consolidate and reshard are refused with its host and process.
 
   --all                 consolidate every tensor under its whole name, the optimizer's too
   --hf                  under the names of Hugging Face's LlamaForCausalLM, with config.json, generation_config.json and
@@ -294,6 +298,13 @@ void tell_written(const WrittenFiles& written, const std::string& where) {
              count_of(written.files.size(), "file"));
 }
 
+/// Held while OUT is written.
+OwnerLocks locks_of_out(const std::string& out) {
+  OwnerLocks locks({out}, {.advice = "choose another OUT"});
+  for (const std::string& line : locks.warnings()) log::warn(line);
+  return locks;
+}
+
 int consolidate_command(const CheckpointArguments& arguments) {
   ConsolidateOptions options{.all = arguments.all};
   if (!arguments.dtype.empty()) options.dtype = parse_dtype(arguments.dtype);
@@ -308,6 +319,7 @@ int consolidate_command(const CheckpointArguments& arguments) {
   if (!arguments.assets.empty() && !std::filesystem::exists(arguments.assets)) {
     throw UsageError(fmt::format("--assets {}: no such file or directory", arguments.assets));
   }
+  const OwnerLocks locks = locks_of_out(arguments.paths[1]);
   SavedState saved(resolve_checkpoint(arguments.paths[0]));
   auto bar = progress_of("writing", consolidated_bytes(saved, options), arguments);
   options.progress = [&](std::uint64_t done) { bar.advance(done); };
@@ -323,6 +335,7 @@ int reshard_command(const CheckpointArguments& arguments) {
   if (!arguments.ranks) throw UsageError("--ranks N is missing: the number of files to write");
   if (*arguments.ranks < 1 || *arguments.ranks > kMostFiles)
     throw UsageError(fmt::format("--ranks is {}: expected 1 to {}", *arguments.ranks, kMostFiles));
+  const OwnerLocks locks = locks_of_out(arguments.paths[1]);
   SavedState saved(resolve_checkpoint(arguments.paths[0]));
   std::uint64_t bytes = 0;
   for (const auto& tensor : saved.tensors()) bytes += tensor.bytes();

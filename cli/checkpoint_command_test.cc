@@ -2,12 +2,14 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "phalanx/base/folder_lock.h"
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/checkpoint/testing/small_step.h"
 #include "phalanx/models/hf_config.h"
@@ -70,6 +72,29 @@ TEST_F(CheckpointCommandTest, ARunsFolderStandsForItsCheckpoints) {
   EXPECT_EQ(run({"inspect", path("run")}), 1);
   EXPECT_THAT(error_,
               HasSubstr("run has several folders with checkpoints: expected one of them, " + path("run/other")));
+}
+
+TEST_F(CheckpointCommandTest, NothingIsWrittenIntoALivingRunsFolder) {
+  write_small_step(path("run/checkpoint"), 20, small_state(1));
+  write_small_step(path("source"), 30, small_state(1));
+  const auto in_use =
+      AllOf(HasSubstr(path("run") + " is in use by process " + std::to_string(::getpid()) + " on host "),
+            HasSubstr("choose another OUT"));
+  const std::vector<Arguments> commands = {{"reshard", path("source"), path("run/checkpoint"), "--ranks", "2"},
+                                           {"consolidate", path("source"), path("run/hf")},
+                                           {"consolidate", path("source"), path("run/weights.safetensors"), "--all"}};
+  {
+    const FolderLock lock(path("run"));
+    for (const Arguments& command : commands) {
+      EXPECT_EQ(run(command), 1);
+      EXPECT_THAT(error_, in_use);
+      EXPECT_FALSE(std::filesystem::exists(command[2] + "/step-30"));
+    }
+    // What only reads goes on, and so does what writes elsewhere.
+    EXPECT_EQ(run({"verify", path("run/checkpoint"), "--quiet"}), 0) << error_;
+    EXPECT_EQ(run({"reshard", path("run/checkpoint"), path("elsewhere"), "--ranks", "2", "--quiet"}), 0) << error_;
+  }
+  for (const Arguments& command : commands) EXPECT_EQ(run(command), 0) << error_;
 }
 
 TEST_F(CheckpointCommandTest, VerifyNamesAllDamagedFilesAndTensors) {

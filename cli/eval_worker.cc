@@ -8,6 +8,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,6 +20,7 @@
 #include "phalanx/base/file.h"
 #include "phalanx/base/human.h"
 #include "phalanx/base/progress.h"
+#include "phalanx/checkpoint/block_hash.h"
 #include "phalanx/data/bpe_model.h"
 #include "phalanx/data/bpe_tokenizer.h"
 #include "phalanx/data/token_file.h"
@@ -78,6 +80,10 @@ void report(const EvalArguments& arguments, const ModelRanks& ranks, const nlohm
   if (!arguments.json.empty()) replace_file(arguments.json, figures.dump(1) + "\n");
 }
 
+std::string hash_of_ids(const std::vector<std::int64_t>& ids) {
+  return format_hash(hash_block(std::as_bytes(std::span(ids))));
+}
+
 /// What ends a text, to be put before one.
 std::int64_t first_token(const infer::ModelFiles& files, const data::BpeTokenizer& tokenizer) {
   if (!tokenizer.model().prefix.empty()) {
@@ -98,11 +104,14 @@ void perplexity(const EvalArguments& arguments, const ModelRanks& ranks, models:
   std::size_t bytes = 0;
   std::optional<data::TokenFile> file;
   std::int64_t size = 0;
-  if (!arguments.tokens.empty()) {
+  std::string content;
+  const auto open_tokens = [&] {
     file.emplace(arguments.tokens, data::TokenFileOptions{.vocab_size = model.config().vocab_size});
     infer::check_tokens(files, *file, arguments.allow_tokenizer_mismatch);
     size = file->size();
-  } else {
+    content = file->content_hash();
+  };
+  const auto read_text = [&] {
     const std::string contents = read_file(arguments.text);
     const std::string_view text = text_after_mark<DataError>(contents, arguments.text);
     bytes = text.size();
@@ -116,7 +125,10 @@ void perplexity(const EvalArguments& arguments, const ModelRanks& ranks, models:
     }
     ids.insert(ids.end(), encoded.begin(), encoded.end());
     size = std::ssize(ids);
-  }
+    content = hash_of_ids(ids);
+  };
+  ranks.each([&] { arguments.tokens.empty() ? read_text() : open_tokens(); });
+  ranks.require_same("data", {{"tokens", size}, {"content", content}});
   const bool whole = arguments.max_tokens == 0 || arguments.max_tokens >= size;
   if (!whole) size = arguments.max_tokens;
   if (size < 2) {
@@ -194,20 +206,28 @@ Choice make_choice(const data::BpeTokenizer& tokenizer, const std::vector<std::i
 std::size_t multiple_choice(const EvalArguments& arguments, const ModelRanks& ranks, models::Llama& model,
                             const infer::ModelFiles& files) {
   std::vector<std::string> skipped;
-  const auto questions =
-      infer::parse_questions(read_file(arguments.choices), arguments.choices, arguments.strict ? nullptr : &skipped);
-  for (const auto& line : skipped) {
-    if (ranks.is_first()) fmt::print(stderr, "skipped: {}\n", line);
-  }
-  const data::BpeTokenizer tokenizer =
-      infer::load_tokenizer(files, arguments.tokenizer, arguments.allow_tokenizer_mismatch);
-  const auto ends = infer::end_tokens(files, tokenizer);
+  std::vector<infer::Question> questions;
   std::vector<Choice> choices;
-  for (std::size_t q = 0; q < questions.size(); ++q) {
-    for (const auto& choice : questions[q].choices) {
-      choices.push_back(make_choice(tokenizer, ends, q, questions[q], choice, model.config().max_seq_len));
+  std::vector<std::int64_t> all_ids;
+  ranks.each([&] {
+    questions =
+        infer::parse_questions(read_file(arguments.choices), arguments.choices, arguments.strict ? nullptr : &skipped);
+    for (const auto& line : skipped) {
+      if (ranks.is_first()) fmt::print(stderr, "skipped: {}\n", line);
     }
-  }
+    const data::BpeTokenizer tokenizer =
+        infer::load_tokenizer(files, arguments.tokenizer, arguments.allow_tokenizer_mismatch);
+    const auto ends = infer::end_tokens(files, tokenizer);
+    for (std::size_t q = 0; q < questions.size(); ++q) {
+      for (const auto& choice : questions[q].choices) {
+        choices.push_back(make_choice(tokenizer, ends, q, questions[q], choice, model.config().max_seq_len));
+        const auto& ids = choices.back().text.tokens;
+        all_ids.insert(all_ids.end(), ids.begin(), ids.end());
+      }
+    }
+  });
+  ranks.require_same("questions",
+                     {{"questions", questions.size()}, {"choices", choices.size()}, {"content", hash_of_ids(all_ids)}});
   const auto scores = score(arguments, ranks, model, choices.size(), [&](std::size_t i) { return choices[i].text; });
 
   std::size_t answered = 0, right = 0, right_by_byte = 0, next = 0;

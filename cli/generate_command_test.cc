@@ -271,6 +271,39 @@ TEST_F(GenerateCommandTest, RanksThatWereGivenOtherArgumentsAreAllTold) {
                             HasSubstr("argument 08: \"4\" on rank 0; \"5\" on rank 1")));
 }
 
+// Each on its own machine, under the same names.
+TEST_F(GenerateCommandTest, RanksWithOtherFilesAreAllTold) {
+  const std::string program = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "phalanx";
+  ASSERT_EQ(call("train " + file("run.toml") + " --training.steps 4 --job.dump_folder " + file("longer")), 0) << error_;
+  const auto on_ranks = [&](const std::string& name, const std::string& command) {
+    for (const char* rank : {"0", "1"}) {
+      const std::filesystem::path folder = file(name) + rank;
+      std::filesystem::create_directories(folder);
+      const bool other = *rank == '1';
+      std::filesystem::copy(file(name == "step" && other ? "longer" : "run"), folder / "run",
+                            std::filesystem::copy_options::recursive);
+      for (const char* one : {"tokens.bin", "prompts.jsonl"}) {
+        std::string contents = read_file(file(one));
+        if (name == one && other) contents.replace(contents.rfind('3'), 1, "2");
+        if (name == "missing" && other) continue;
+        write_file(folder / one, contents);
+      }
+    }
+    write_file(file("rank.sh"), "cd " + file(name) + "$RANK && exec " + program + " " + command + "\n");
+    EXPECT_NE(call("launch -n 2 -- sh " + file("rank.sh")), 0);
+    return error_;
+  };
+  const std::string eval = "eval --checkpoint run/checkpoint --tokens tokens.bin --seq-len 32 --quiet",
+                    generate = "generate --checkpoint run/hf --prompts-file prompts.jsonl --max-new-tokens 2 --tp 2";
+  EXPECT_THAT(on_ranks("step", eval), AllOf(HasSubstr("the ranks do not have the same model:"),
+                                            HasSubstr("weights.step: 3 on rank 0; 4 on rank 1")));
+  EXPECT_THAT(on_ranks("tokens.bin", eval),
+              AllOf(HasSubstr("the ranks do not have the same data:"), HasSubstr("content: ")));
+  EXPECT_THAT(on_ranks("missing", eval), HasSubstr("rank 1: "));
+  EXPECT_THAT(on_ranks("prompts.jsonl", generate),
+              AllOf(HasSubstr("the ranks do not have the same prompts and tokenizer:"), HasSubstr("prompts: ")));
+}
+
 // The shapes are the same, the results would not be.
 TEST_F(GenerateCommandTest, AConfigJsonThatWasChangedAfterTheExportIsRefused) {
   std::filesystem::copy(file("run/hf"), file("changed"));

@@ -364,12 +364,18 @@ int generate_worker(const Arguments& arguments) {
       !parsed.stops.empty() ||
       std::ranges::any_of(inputs.prompts.all, [](const infer::Prompt& prompt) { return prompt.text.has_value(); });
   std::optional<data::BpeTokenizer> tokenizer;
-  if (needs_tokenizer || files.tokenizer || !parsed.tokenizer.empty()) {
+  const auto read_tokenizer = [&] {
+    if (!needs_tokenizer && !files.tokenizer && parsed.tokenizer.empty()) return;
     tokenizer = infer::load_tokenizer(files, parsed.tokenizer, parsed.allow_tokenizer_mismatch);
     std::filesystem::path path = parsed.tokenizer.empty() ? *files.tokenizer : parsed.tokenizer;
     if (std::filesystem::is_directory(path)) path /= "tokenizer.json";
     inputs.tokenizer_hash = hash_text(read_file(path));
-  }
+  };
+  ranks.run([&] {
+    ranks.each(read_tokenizer);
+    ranks.require_same("prompts and tokenizer",
+                       {{"prompts", hash_text(inputs.contents)}, {"tokenizer", inputs.tokenizer_hash}});
+  });
   if (tokenizer && needs_tokenizer && !tokenizer->model().suffix.empty()) {
     log::warn_once(
         "the tokenizer's template puts a token behind each prompt, as transformers does: the model goes on after it");

@@ -11,11 +11,13 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/version.h"
+#include "phalanx/checkpoint/weights_identity.h"
 #include "phalanx/comm/local_store.h"
+#include "phalanx/launch/libtorch_version.h"
 #include "phalanx/launch/worker_environment.h"
 #include "phalanx/models/llama.h"
 #include "phalanx/models/model_identity.h"
-#include "phalanx/train/libtorch_version.h"
+#include "phalanx/train/first_rank.h"
 #include "phalanx/train/rank_agreement.h"
 
 namespace phalanx::cli {
@@ -41,7 +43,7 @@ at::Device choose_device(const std::string& name) {
 }
 
 void require_same_command(Communicator& world, const std::vector<std::string>& arguments) {
-  nlohmann::json mine = {{"versions", {{"phalanx", version()}, {"libtorch", train::libtorch_version()}}}};
+  nlohmann::json mine = {{"versions", {{"phalanx", version()}, {"libtorch", libtorch_version()}}}};
   for (std::size_t i = 0; i < arguments.size(); ++i) mine[fmt::format("argument {:02}", i + 1)] = arguments[i];
   train::require_same_on_ranks(world, "command", mine,
                                "start every rank with the same arguments and the same build of the program");
@@ -57,6 +59,14 @@ void ModelRanks::barrier() const {
 
 std::vector<std::string> ModelRanks::all_gather(const std::string& bytes) const {
   return process.world ? process.world->all_gather_bytes(bytes) : std::vector{bytes};
+}
+
+void ModelRanks::each(const std::function<void()>& work) const {
+  process.world ? train::on_every_rank(process.world, work) : work();
+}
+
+void ModelRanks::require_same(const std::string& what, const nlohmann::json& mine) const {
+  if (process.world) train::require_same_on_ranks(*process.world, what, mine, "give every rank the same files");
 }
 
 void ModelRanks::run(const std::function<void()>& body) const {
@@ -101,8 +111,10 @@ std::shared_ptr<models::Llama> load_model(const infer::ModelFiles& files, const 
                                           const std::string& dtype) {
   const at::ScalarType type = dtype == "bfloat16" ? at::kBFloat16 : dtype == "float16" ? at::kHalf : at::kFloat;
   if (!ranks.mesh) return infer::load_model(files, ranks.process.device, type);
-  train::require_same_on_ranks(*ranks.process.world, "model", {{"model", models::model_identity(files.config)}},
-                               "give every rank the same files");
+  // The newest step, where a folder is given, may be another one by the time that another rank looks.
+  nlohmann::json mine = {{"model", models::model_identity(files.config)}};
+  ranks.each([&] { mine["weights"] = weights_identity(files.weights); });
+  ranks.require_same("model", mine);
   return infer::load_part(files, ranks.plan, *ranks.mesh, ranks.process.device, type);
 }
 

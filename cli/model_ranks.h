@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -38,6 +39,10 @@ struct ModelRanks {
   void barrier() const;
   /// Of all ranks, on all.
   std::vector<std::string> all_gather(const std::string& bytes) const;
+  /// Work that each rank does for itself, and that sends nothing: what fails on one is the same error on all.
+  void each(const std::function<void()>& work) const;
+  /// Collective: ConfigError where not all ranks have the same of `what`, an object.
+  void require_same(const std::string& what, const nlohmann::json& mine) const;
   /// Runs `body`; an exception becomes the error of all ranks.
   void run(const std::function<void()>& body) const;
 };
@@ -46,7 +51,7 @@ struct ModelRanks {
 /// this process is alone, and nothing is logged.
 ModelRanks start_model_ranks(const ModelRanksOptions& options);
 
-/// Collective: all ranks must have found the same model.
+/// Collective: all ranks must have found the same model, of the same step, by its content.
 std::shared_ptr<models::Llama> load_model(const infer::ModelFiles& files, const ModelRanks& ranks,
                                           const std::string& dtype);
 

@@ -21,6 +21,7 @@
 #include "cli/show_tokens.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
+#include "phalanx/base/folder_lock.h"
 #include "phalanx/base/human.h"
 #include "phalanx/base/log.h"
 #include "phalanx/base/progress.h"
@@ -196,6 +197,16 @@ void check_outputs(const TokenizeArguments& arguments) {
                               fmt::join(there, ", "), there.size() == 1 ? "s" : "", there.size() == 1 ? "it" : "them"));
 }
 
+/// Held while they are written: a run that lives in one of their folders is told, and none begins there meanwhile.
+OwnerLocks locks_of_outputs(const TokenizeArguments& arguments) {
+  std::vector<std::filesystem::path> paths;
+  for (const std::string& prefix : output_prefixes(arguments)) paths.emplace_back(prefix);
+  if (arguments.vocab_size) paths.emplace_back(arguments.tokenizer);
+  OwnerLocks locks(paths, {.advice = "choose another output"});
+  for (const std::string& line : locks.warnings()) log::warn(line);
+  return locks;
+}
+
 /// What comes from standard input, in a file: it is read more than once.
 std::string keep_standard_input(const TempDirectory& folder) {
   const std::string path = (folder.path() / "standard-input").string();
@@ -255,8 +266,9 @@ data::BpeTokenizer train_and_save(const TokenizeArguments& arguments, const std:
   return tokenizer;
 }
 
-void encode_and_tell(const TokenizeArguments& arguments, const data::BpeTokenizer& tokenizer, const std::string& prefix,
-                     const std::vector<data::Document>& documents) {
+/// Returns the number of records without text, whether they would have been set aside or not.
+std::int64_t encode_and_tell(const TokenizeArguments& arguments, const data::BpeTokenizer& tokenizer,
+                             const std::string& prefix, const std::vector<data::Document>& documents) {
   const Stopwatch watch;
   ProgressBar bar("tokenizing", static_cast<std::uint64_t>(data::total_bytes(documents)),
                   progress_options(ProgressUnit::bytes, arguments.quiet));
@@ -265,14 +277,11 @@ void encode_and_tell(const TokenizeArguments& arguments, const data::BpeTokenize
       {.end_of_text = !arguments.no_end_of_text, .bytes_done = [&](std::uint64_t n) { bar.advance(n); }});
   bar.finish();
   const double seconds = watch.seconds();
-  if (summary.empty > 0) {
-    log::warn(fmt::format("{}: {} records have no text (null or empty) and were left out", summary.path,
-                          with_commas(summary.empty)));
-  }
   fmt::print("{}: {} tokens, {} documents, {:.2f} bytes/token, unigram entropy {:.4f} nats/token, {}\n", summary.path,
              with_commas(summary.tokens), with_commas(summary.documents),
              static_cast<double>(summary.bytes) / static_cast<double>(summary.tokens), summary.unigram_entropy,
              human_bytes_per_second(static_cast<double>(summary.bytes) / seconds));
+  return summary.empty;
 }
 
 }  // namespace
@@ -291,6 +300,7 @@ int tokenize_command(const Arguments& arguments) {
   }
   // Before the corpus is read: a tokenizer that is missing or malformed should not cost a walk over it.
   check_outputs(parsed);
+  const OwnerLocks locks = locks_of_outputs(parsed);
   std::optional<data::BpeTokenizer> tokenizer;
   if (!parsed.vocab_size) tokenizer = data::BpeTokenizer::load(parsed.tokenizer);
 
@@ -320,7 +330,12 @@ int tokenize_command(const Arguments& arguments) {
   if (parsed.output.empty()) return 0;
   // The smaller one first: where it turns out to have no text, nothing has been written.
   if (!split.validation.empty()) encode_and_tell(parsed, *tokenizer, parsed.output + "-validation", split.validation);
-  encode_and_tell(parsed, *tokenizer, parsed.output, split.train);
+  // A file of records is read for both, so they are the same.
+  const std::int64_t empty = encode_and_tell(parsed, *tokenizer, parsed.output, split.train);
+  if (empty > 0) {
+    log::warn(fmt::format("{} {} no text (null or empty) and {} left out", with_commas(empty),
+                          empty == 1 ? "record has" : "records have", empty == 1 ? "was" : "were"));
+  }
   return 0;
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -10,6 +11,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
+#include "phalanx/base/folder_lock.h"
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/data/bpe_tokenizer.h"
 #include "phalanx/data/token_file.h"
@@ -40,9 +42,42 @@ class TokenizeCommandTest : public ::testing::Test {
     return status;
   }
 
+  int train_with(Arguments more) {
+    more.insert(more.begin(), {path("*.txt"), "--vocab-size", "259", "--quiet"});
+    return run(more);
+  }
+
   TempDirectory directory_{"tokenize-command"};
   std::string out_, error_;
 };
+
+// They are read for either part of the corpus, and are in neither.
+TEST_F(TokenizeCommandTest, RecordsWithoutTextAreToldOnce) {
+  {
+    std::ofstream records(path("records.jsonl"));
+    for (int i = 0; i < 40; ++i) records << R"({"text": "the cat sat on the mat, number )" << i << "\"}\n";
+    records << "{\"text\": \"\"}\n{\"text\": null}\n";
+  }
+  ASSERT_EQ(run({path("records.jsonl"), "--vocab-size", "259", "--tokenizer", path("tokenizer.json"), "--output",
+                 path("train"), "--validation-fraction", "0.2", "--quiet"}),
+            0)
+      << error_;
+  EXPECT_TRUE(std::filesystem::exists(path("train-validation.bin")));
+  EXPECT_THAT(error_, HasSubstr("2 records have no text (null or empty) and were left out"));
+  EXPECT_EQ(error_.find("have no text"), error_.rfind("have no text"));
+}
+
+TEST_F(TokenizeCommandTest, NothingIsWrittenIntoALivingRunsFolder) {
+  const FolderLock lock(path("run"));
+  const auto in_use = AllOf(HasSubstr(path("run") + " is in use by process " + std::to_string(::getpid())),
+                            HasSubstr("choose another output"));
+  EXPECT_EQ(train_with({"--tokenizer", path("tokenizer.json"), "--output", path("run/data/train")}), 1);
+  EXPECT_THAT(error_, in_use);
+  EXPECT_EQ(train_with({"--tokenizer", path("run/tokenizer.json")}), 1);
+  EXPECT_THAT(error_, in_use);
+  EXPECT_FALSE(std::filesystem::exists(path("tokenizer.json"))) << "before any work";
+  EXPECT_EQ(train_with({"--tokenizer", path("tokenizer.json")}), 0) << error_;
+}
 
 TEST_F(TokenizeCommandTest, ShowsIdsAndTokens) {
   ASSERT_EQ(run({path("*.txt"), "--vocab-size", "259", "--tokenizer", path("tokenizer.json"), "--quiet"}), 0) << error_;

@@ -6,6 +6,8 @@
 
 #include <cerrno>
 #include <cstring>
+#include <set>
+#include <system_error>
 #include <thread>
 
 #include "phalanx/base/error.h"
@@ -100,6 +102,26 @@ FolderLock::~FolderLock() {
   if (::ftruncate(descriptor_, 0) != 0) {  // what is left there names nobody's lock
   }
   ::close(descriptor_);
+}
+
+OwnerLocks::OwnerLocks(const std::vector<std::filesystem::path>& paths, const FolderLockOptions& options) {
+  std::set<std::filesystem::path> owners;  // each once: a second lock would be refused
+  for (const auto& path : paths) {
+    std::error_code error;
+    auto place = std::filesystem::weakly_canonical(std::filesystem::absolute(path), error);
+    for (;; place = place.parent_path()) {
+      if (std::filesystem::exists(place / kFolderLockName, error)) owners.insert(place);
+      if (place.empty() || place == place.parent_path()) break;
+    }
+  }
+  for (const auto& owner : owners) {
+    try {
+      locks_.push_back(std::make_unique<FolderLock>(owner, options));
+      if (!locks_.back()->unsupported().empty()) warnings_.push_back(locks_.back()->unsupported());
+    } catch (const FileError& error) {
+      warnings_.push_back(fmt::format("{}: a run that writes there would not be noticed", error.what()));
+    }
+  }
 }
 
 }  // namespace phalanx

@@ -14,7 +14,9 @@
 #include <chrono>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <string>
+#include <vector>
 
 namespace phalanx {
 
@@ -41,5 +43,22 @@ class FolderLock {
 };
 
 inline constexpr const char* kFolderLockName = ".phalanx.lock";
+
+/// For a command that writes `paths` (files or folders, there already or not): takes the locks of all folders above
+/// them, themselves included, that have one, so that it writes into no run that lives, and none begins meanwhile.
+///
+///   const OwnerLocks locks({"outputs/checkpoint/step-120"}, {.advice = "choose another OUT"});
+class OwnerLocks {
+ public:
+  /// An Error names the holder.
+  explicit OwnerLocks(const std::vector<std::filesystem::path>& paths, const FolderLockOptions& options = {});
+
+  /// Of which folders it could not be found out, and why.
+  const std::vector<std::string>& warnings() const noexcept { return warnings_; }
+
+ private:
+  std::vector<std::unique_ptr<FolderLock>> locks_;
+  std::vector<std::string> warnings_;
+};
 
 }  // namespace phalanx

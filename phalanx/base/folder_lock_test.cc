@@ -73,6 +73,36 @@ TEST(FolderLock, ItGoesWithAProcessThatIsKilledAndIsWaitedFor) {
   ::close(pipe[1]);
 }
 
+TEST(OwnerLocks, WhatLiesInALockedFolderIsRefusedHoweverDeep) {
+  const TempDirectory scratch("folder_lock");
+  const auto run = scratch.path() / "run", link = scratch.path() / "link";
+  const auto refused = [](const std::vector<std::filesystem::path>& paths) -> std::string {
+    try {
+      const OwnerLocks locks(paths, {.advice = "choose another OUT"});
+      EXPECT_TRUE(locks.warnings().empty());
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  {
+    const FolderLock lock(run);
+    std::filesystem::create_directory_symlink(run, link);
+    for (const auto& path : {run, run / "checkpoint", run / "checkpoint" / "step-7" / "file", link / "x",
+                             scratch.path() / "other" / ".." / "run" / "x"}) {
+      EXPECT_THAT(refused({scratch.path() / "beside", path}),
+                  AllOf(HasSubstr("run is in use by process " + std::to_string(::getpid()) + " on host "),
+                        HasSubstr("choose another OUT")))
+          << path;
+    }
+    EXPECT_EQ(refused({scratch.path() / "beside"}), "");
+    EXPECT_EQ(refused({scratch.path() / "running"}), "") << "a name that begins so is another folder";
+  }
+  // A run that is over left the file; while it is written to, none begins. Two paths in it are one.
+  const OwnerLocks locks({run / "a", run / "b" / "c"});
+  EXPECT_NE(lock_refusal(run), "");
+}
+
 TEST(FolderLock, AFolderThatCannotBeWrittenToIsNamed) {
   const TempDirectory scratch("folder_lock");
   write_file(scratch.path() / "file", "x");

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <system_error>
@@ -22,8 +23,11 @@ constexpr int kBranchFormat = 1;
 std::string branch_text(const Branch& branch) {
   const nlohmann::json json = {{"format", kBranchFormat},
                                {"step", branch.step},
+                               {"time", branch.time},
                                {"command", branch.command},
                                {"job", branch.job},
+                               {"last_command", branch.last_command},
+                               {"last_job", branch.last_job},
                                {"base", branch.base},
                                {"set_aside_in", branch.set_aside_in},
                                {"being_set_aside", branch.being_set_aside}};
@@ -51,13 +55,12 @@ std::string free_name(const std::filesystem::path& folder) {
 
 /// Moves what branch.json names, and says there that it is done.
 SetAside move_aside(const std::filesystem::path& folder, Branch branch, FileSystem& fs, const KeepBeside& keep) {
-  SetAside moved{.names = {}, .into = folder / branch.set_aside_in};
-  for (const auto& name : branch.being_set_aside) {
+  SetAside moved{.names = branch.being_set_aside, .into = folder / branch.set_aside_in};
+  for (const auto& name : moved.names) {
     if (!branch_entry_exists(folder / name)) continue;  // moved before an interruption
     fs.rename(folder / name, moved.into / name);
-    moved.names.push_back(name);
   }
-  if (keep) keep(moved.into);
+  if (keep) keep(moved.into, branch);
   fs.sync_directory(moved.into);
   fs.sync_directory(folder);
   branch.being_set_aside.clear();
@@ -73,13 +76,19 @@ std::optional<Branch> read_branch(const std::filesystem::path& folder) {
   const auto json = parse_json_object<CheckpointError>(read_file(path), path.string());
   Branch branch;
   const auto text = [&](const char* key) { return json.contains(key) && json[key].is_string(); };
+  const auto text_or_none = [&](const char* key) { return !json.contains(key) || json[key].is_string(); };
   const bool right = json.value("format", nlohmann::json()) == kBranchFormat && json.contains("step") &&
                      json["step"].is_number_unsigned() && text("command") && text("job") && text("base") &&
-                     text("set_aside_in") && json.contains("being_set_aside") && json["being_set_aside"].is_array();
+                     text("set_aside_in") && json.contains("being_set_aside") && json["being_set_aside"].is_array() &&
+                     text_or_none("last_command") && text_or_none("last_job") &&
+                     (!json.contains("time") || json["time"].is_number());
   if (right) {
     branch = {.step = json["step"].get<std::int64_t>(),
+              .time = json.value("time", 0.0),
               .command = json["command"].get<std::string>(),
               .job = json["job"].get<std::string>(),
+              .last_command = json.value("last_command", ""),
+              .last_job = json.value("last_job", ""),
               .base = json["base"].get<std::string>(),
               .set_aside_in = json["set_aside_in"].get<std::string>(),
               .being_set_aside = {}};
@@ -101,6 +110,7 @@ std::optional<Branch> read_branch(const std::filesystem::path& folder) {
 
 SetAside begin_branch(const std::filesystem::path& folder, Branch branch, FileSystem& fs, const KeepBeside& keep) {
   branch.base = base_of(step_directory(folder, branch.step));
+  branch.time = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
   std::vector<std::pair<std::int64_t, std::string>> newer;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
@@ -124,6 +134,19 @@ SetAside finish_branch(const std::filesystem::path& folder, FileSystem& fs, cons
   auto branch = read_branch(folder);
   if (!branch || branch->being_set_aside.empty()) return {};
   return move_aside(folder, std::move(*branch), fs, keep);
+}
+
+void renew_branch(const std::filesystem::path& folder, const std::string& command, const std::string& job,
+                  FileSystem& fs) {
+  auto branch = read_branch(folder);
+  if (!branch) return;
+  const auto latest = [](const std::string& first, const std::string& last) { return last.empty() ? first : last; };
+  const bool is_same = latest(branch->command, branch->last_command) == command &&
+                       (job.empty() || latest(branch->job, branch->last_job) == job);
+  if (is_same) return;
+  branch->last_command = command;
+  if (!job.empty()) branch->last_job = job;
+  replace_file(folder / kBranchName, branch_text(*branch), fs);
 }
 
 void forget_branch(const std::filesystem::path& folder, FileSystem& fs) {

@@ -29,8 +29,11 @@ inline constexpr const char* kBranchName = "branch.json";
 
 struct Branch {
   std::int64_t step = 0;                          // it began from
+  double time = 0;                                // when, in seconds since the epoch; filled in by begin_branch()
   std::string command = {};                       // what asked for it: the hash of its settings
   std::string job = {};                           // which launcher's or scheduler's job did; empty: none
+  std::string last_command = {};                  // what went on with it last, where that was another one
+  std::string last_job = {};                      // likewise
   std::string base = {};                          // which state step-N was; filled in by begin_branch()
   std::string set_aside_in = {};                  // "abandoned-1"; empty: there were no newer steps
   std::vector<std::string> being_set_aside = {};  // names; empty when that is done
@@ -44,16 +47,19 @@ struct SetAside {
 /// CheckpointError where the file is malformed.
 std::optional<Branch> read_branch(const std::filesystem::path& folder);
 
-/// Puts beside the steps that were set aside, in the folder that it is given, what else belongs to them. Called before
-/// branch.json says that all is done; after an interruption once more.
-using KeepBeside = std::function<void(const std::filesystem::path& into)>;
+/// Puts beside the steps that were set aside, in the folder that it is given, what else belongs to them, and records
+/// them (branch.being_set_aside). Called before branch.json says that all is done; after an interruption once more.
+using KeepBeside = std::function<void(const std::filesystem::path& into, const Branch& branch)>;
 
 /// Begins a branch from step-`branch.step`, which must be there. Returns what was set aside.
 SetAside begin_branch(const std::filesystem::path& folder, Branch branch, FileSystem& fs = posix_file_system(),
                       const KeepBeside& keep = {});
-/// Completes one whose beginning was interrupted. Returns what was left to be set aside.
+/// Completes one whose beginning was interrupted. Returns all that it set aside, before and now.
 SetAside finish_branch(const std::filesystem::path& folder, FileSystem& fs = posix_file_system(),
                        const KeepBeside& keep = {});
+/// The branch is gone on with by this command, of this job (empty: of none, which changes nothing).
+void renew_branch(const std::filesystem::path& folder, const std::string& command, const std::string& job,
+                  FileSystem& fs = posix_file_system());
 /// A command that asks for no branch goes on with the newest step: the next that asks for one begins it anew.
 void forget_branch(const std::filesystem::path& folder, FileSystem& fs = posix_file_system());
 

@@ -79,7 +79,9 @@ TEST(Branch, SetsAsideWhatIsNewerThanItsStep) {
   EXPECT_FALSE(read_branch(folder));
 }
 
-void keep_metrics(const std::filesystem::path& into) { write_file(into / "metrics.jsonl", "{}"); }
+void keep_metrics(const std::filesystem::path& into, const Branch& /*branch*/) {
+  write_file(into / "metrics.jsonl", "{}");
+}
 
 class InterruptedBranch : public ::testing::TestWithParam<Fault> {};
 

@@ -13,16 +13,27 @@ namespace phalanx {
 namespace {
 
 // Notes that ranks exchange: what became of a piece of work.
-constexpr char kDone = '+', kDamaged = '?', kFailed = '-';
+constexpr char kDone = '+', kDamaged = '?', kFailed = '-', kConfig = 'c', kData = 'd';
 
 std::string run_and_note(const std::function<std::string()>& work) {
   try {
     return kDone + work();
   } catch (const DamagedError& error) {
     return kDamaged + std::string(error.what());
+  } catch (const ConfigError& error) {
+    return kConfig + std::string(error.what());
+  } catch (const DataError& error) {
+    return kData + std::string(error.what());
   } catch (const std::exception& error) {  // whatever it is, the other ranks must hear of it
     return kFailed + std::string(error.what());
   }
+}
+
+[[noreturn]] void throw_as(char outcome, const std::string& message) {
+  if (outcome == kDamaged) throw DamagedError(message);
+  if (outcome == kConfig) throw ConfigError(message);
+  if (outcome == kData) throw DataError(message);
+  throw CheckpointError(message);
 }
 
 }  // namespace
@@ -40,14 +51,12 @@ std::vector<std::string> RankGroup::together(const std::function<std::string()>&
   auto notes = comm_->all_gather_bytes(run_and_note(work));
   const bool is_shared = std::ranges::all_of(notes, [&](const auto& note) { return note == notes[0]; });
   // What is wrong with the request itself comes before what is wrong with the files.
-  for (const char outcome : {kFailed, kDamaged}) {
+  for (const bool damaged : {false, true}) {
     for (int rank = 0; rank < size_; ++rank) {
       const auto& note = notes[static_cast<std::size_t>(rank)];
-      if (note.front() != outcome) continue;
+      if (note.front() == kDone || (note.front() == kDamaged) != damaged) continue;
       // Who it was says nothing where all say the same.
-      const auto message = is_shared ? note.substr(1) : fmt::format("rank {}: {}", rank, note.substr(1));
-      if (outcome == kDamaged) throw DamagedError(message);
-      throw CheckpointError(message);
+      throw_as(note.front(), is_shared ? note.substr(1) : fmt::format("rank {}: {}", rank, note.substr(1)));
     }
   }
   for (auto& note : notes) note.erase(0, 1);

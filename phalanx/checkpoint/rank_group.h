@@ -18,8 +18,9 @@ class RankGroup {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  /// Collective. Runs `work` on every rank and returns all results. If it fails on any rank, all throw: a
-  /// CheckpointError that names the rank, or a DamagedError where nothing worse has happened.
+  /// Collective. Runs `work`, which sends nothing, on every rank and returns all results. If it fails on any rank, all
+  /// throw the same, which names the rank: a ConfigError or DataError where it was one, a DamagedError where nothing
+  /// worse has happened, else a CheckpointError.
   std::vector<std::string> together(const std::function<std::string()>& work) const;
   /// The same ranks with a communicator of their own, for another thread. Collective.
   RankGroup split() const;

@@ -100,6 +100,13 @@ json describe_stream(const Batches& batches) {
           {"seed", batches.options().seed}};
 }
 
+json describe_range(const TokenFile& tokens, TokenRange range) {
+  return {{"name", std::filesystem::path(tokens.path()).filename().string()},
+          {"tokens", tokens.size()},
+          {"content", tokens.content_hash()},
+          {"range", {range.begin, range.end}}};
+}
+
 std::int64_t tokens_read(const Batches& batches, std::int64_t step) {
   const StreamPosition position = batches.position_of(step);
   return position.epoch * batches.epoch_tokens() + position.token;

@@ -23,6 +23,10 @@ namespace phalanx::data {
 
 nlohmann::json describe_stream(const Batches& batches);
 
+/// What is only looked at, as validation does, whole and in order: {"name": ..., "tokens": ..., "content": "9f86...",
+/// "range": [4750000, 5000000]}.
+nlohmann::json describe_range(const TokenFile& tokens, TokenRange range);
+
 /// The stream's position before `step`.
 std::int64_t tokens_read(const Batches& batches, std::int64_t step);
 

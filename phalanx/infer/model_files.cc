@@ -13,6 +13,7 @@
 #include "phalanx/checkpoint/checkpoint_reader.h"
 #include "phalanx/checkpoint/hf_weights.h"
 #include "phalanx/checkpoint/manifest.h"
+#include "phalanx/checkpoint/rank_group.h"
 #include "phalanx/checkpoint/weights_description.h"
 #include "phalanx/data/tokenizer_fingerprint.h"
 #include "phalanx/models/hf_config.h"
@@ -227,7 +228,11 @@ std::shared_ptr<models::Llama> load_model(const ModelFiles& files, c10::Device d
 
 std::shared_ptr<models::Llama> load_part(const ModelFiles& files, const ParallelPlan& plan, const DeviceMesh& mesh,
                                          c10::Device device, c10::ScalarType dtype) {
-  check_config(files);
+  const RankGroup ranks(mesh.world());
+  ranks.together([&] {
+    check_config(files);
+    return std::string();
+  });
   const auto& config = files.config;
   check(plan, models::model_numbers(config, plan.tp, config.max_seq_len), mesh.world()->size(),
         {.tp = "--tp", .pp = "--pp"});
@@ -239,7 +244,10 @@ std::shared_ptr<models::Llama> load_part(const ModelFiles& files, const Parallel
   auto model =
       std::make_shared<models::Llama>(config, part, nn::TensorOptionsOfModule{.dtype = dtype, .device = device});
   if (plan.tp > 1) models::parallelize_llama(*model, mesh, {.sequence_parallel = false});
-  load_into(*model, files);
+  ranks.together([&] {  // each reads its own part, and may be the only one that finds it wrong
+    load_into(*model, files);
+    return std::string();
+  });
   return model;
 }
 

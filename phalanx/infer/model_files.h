@@ -64,7 +64,8 @@ std::shared_ptr<models::Llama> load_model(const ModelFiles& files, c10::Device d
                                           c10::ScalarType dtype = c10::ScalarType::Float);
 
 /// This rank's part of it: of pp parts by layers the mesh's, of each matrix what tp leaves. Reads no more than that.
-/// ConfigError where the plan does not divide the model.
+/// ConfigError where the plan does not divide the model. Collective: what is wrong with one rank's files is the same
+/// error on all.
 ///
 ///   const ParallelPlan plan{.pp = 2, .dp_replicate = 2, .tp = 2};
 ///   const DeviceMesh mesh(world, plan.axes());

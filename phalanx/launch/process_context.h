@@ -2,8 +2,8 @@
 //
 // - The same program runs as a single process, under `phalanx launch`, torchrun (--no-python), srun and mpirun, and by
 //   hand; see worker_environment.h, and spawn.h for one that starts its own ranks. What is missing or wrong is a
-//   ConfigError; ranks that do not come, come twice, or disagree on the world size are a CommError that names them and
-//   the address, on every rank. Who may join: rank_meeting.h.
+//   ConfigError; ranks that do not come, come twice, or disagree on the world size or on the versions of Phalanx and
+//   libtorch are a CommError that names them and the address, on every rank. Who may join: rank_meeting.h.
 // - backend "auto": shm where all ranks share a machine, gloo where none do, and shm+gloo otherwise (two_level.h);
 //   which do is proved (machine_proof.h). "shm", "gloo" and "mpi" insist, on one level; "shm+gloo" and "shm+mpi" say
 //   what goes between machines, and are shm where there is one. A single process uses the local backend. Rank 0 logs

@@ -14,10 +14,12 @@
 #include <string>
 #include <vector>
 
+#include "phalanx/base/version.h"
 #include "phalanx/comm/machine_proof.h"
 #include "phalanx/comm/peer_processes.h"
 #include "phalanx/comm/tcp_store.h"
 #include "phalanx/comm/testing/tcp_proxy.h"
+#include "phalanx/launch/libtorch_version.h"
 #include "phalanx/launch/rank_meeting.h"
 #include "phalanx/launch/testing/collected_process.h"
 #include "phalanx/launch/testing/machines.h"
@@ -265,6 +267,25 @@ TEST_F(RollCall, AnotherWorldSizeIsNamedToAll) {
     EXPECT_THAT((*rank)->output(),
                 HasSubstr("rank 2 was started with a world size of 5 and another rank with 4 (store at " +
                           server_.address().text()));
+  }
+}
+
+// As a rank of another build would have said it.
+TEST_F(RollCall, OtherVersionsAreNamedToAll) {
+  auto first = start(1, 4);
+  wait_for_rank(1);
+  TcpStore store(server_.address(), {.secret = kSecret});
+  EXPECT_EQ(store.get("init/version/Phalanx", std::chrono::seconds(20)), fmt::format("1 {}", version()));
+  store.set("init/version/libtorch", "1 0.0.1");
+  auto other = start(2, 4);
+  for (auto* rank : {&first, &other}) {
+    EXPECT_EQ((*rank)->wait(), 1);
+    EXPECT_THAT(
+        (*rank)->output(),
+        AllOf(HasSubstr(fmt::format("the ranks do not have the same version of libtorch: 0.0.1 on rank 1; {} on "
+                                    "rank 2 (store at {}",
+                                    libtorch_version(), server_.address().text())),
+              HasSubstr("start every rank with the same build of the program")));
   }
 }
 

@@ -12,10 +12,12 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/log.h"
+#include "phalanx/base/version.h"
 #include "phalanx/comm/job_secret.h"
 #include "phalanx/comm/machine_proof.h"
 #include "phalanx/comm/tcp_store.h"
 #include "phalanx/launch/agent_store.h"
+#include "phalanx/launch/libtorch_version.h"
 #include "phalanx/launch/own_address.h"
 #include "phalanx/launch/rendezvous_file.h"
 
@@ -285,6 +287,22 @@ void await_all(Store& store, StartWatch& watch, const WorkerEnvironment& environ
   }
 }
 
+// Each rank with the first that came: other versions round otherwise, and may read each other's bytes otherwise.
+void compare_versions(Store& store, const WorkerEnvironment& environment) {
+  for (const auto& [what, mine] : {std::pair("Phalanx", std::string(version())), {"libtorch", libtorch_version()}}) {
+    const std::string value = fmt::format("{} {}", environment.rank, mine);
+    const std::string first =
+        store.compare_and_set(fmt::format("version/{}", what), std::nullopt, value).value_or(value);
+    const std::size_t space = std::min(first.find(' '), first.size());
+    const std::string theirs = first.substr(std::min(space + 1, first.size()));
+    if (theirs == mine) continue;
+    call_off(store,
+             fmt::format("the ranks do not have the same version of {}: {} on rank {}; {} on rank {} ({}): start "
+                         "every rank with the same build of the program and the same libtorch",
+                         what, theirs, first.substr(0, space), mine, environment.rank, store.describe()));
+  }
+}
+
 // Every rank says who and where it is; all learn where all are. Ranks that come twice or not at all are named.
 std::vector<std::string> roll_call(Store& store, StartWatch& watch, const WorkerEnvironment& environment,
                                    milliseconds timeout) {
@@ -293,6 +311,7 @@ std::vector<std::string> roll_call(Store& store, StartWatch& watch, const Worker
   if (agreed != size)
     call_off(store, fmt::format("rank {} was started with a world size of {} and another rank with {} ({})",
                                 environment.rank, size, agreed.value_or("none"), store.describe()));
+  compare_versions(store, environment);
   const std::string place = machine_hint();
   // The same place twice would look like success, so the process is part of the claim.
   const std::string claim = fmt::format("{} process {}", place, getpid());

@@ -3,8 +3,9 @@
 // - Everybody who may join knows the job's secret (job_secret.h) where there is one. Without a launcher that gives one,
 //   rank 0 makes it and passes it on by a file of mode 0600, wherever such a file can be passed on; otherwise the store
 //   lets in whoever reaches it, and if others than this machine can, that is a warning.
-// - A rank that does not come, that comes twice, or that has another world size is the same CommError on every rank,
-//   with the store's address. The first rank whose time is up speaks for all.
+// - A rank that does not come, that comes twice, or that has another world size, or another version of Phalanx or
+//   libtorch, is the same CommError on every rank, with the store's address. The first rank whose time is up speaks for
+//   all.
 // - So is a rank that dies meanwhile, and on one machine one that is stopped (start_watch.h).
 // - The rank that hosts the store keeps it, when its Meeting goes, until those who came are done with theirs (5 s at
 // most).

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
 
 #include "phalanx/models/llama_json.h"
@@ -46,6 +47,21 @@ nlohmann::json model_identity(const LlamaConfig& config) {
 
 std::vector<JsonDifference> model_differences(const LlamaConfig& saved, const LlamaConfig& found) {
   return json_differences(model_identity(saved), model_identity(found));
+}
+
+bool have_same_shapes(const nlohmann::json& saved, const nlohmann::json& found) {
+  const auto rows_of = [](const nlohmann::json& model, const char* heads) {
+    return model.value(heads, std::int64_t{0}) * model.value("head_dim", std::int64_t{0});
+  };
+  const auto of = [](const nlohmann::json& model, const char* key) { return model.value(key, nlohmann::json()); };
+  const auto is_same = [&](const char* key) { return of(saved, key) == of(found, key); };
+  for (const char* key : {"dim", "n_layers", "ffn_hidden", "vocab_size", "norm", "tie_embeddings", "qkv_bias",
+                          "qk_norm", "experts", "max_seq_len"}) {
+    if (!is_same(key)) return false;
+  }
+  if (of(saved, "qk_norm") == true && !is_same("head_dim")) return false;
+  return rows_of(saved, "n_heads") == rows_of(found, "n_heads") &&
+         rows_of(saved, "n_kv_heads") == rows_of(found, "n_kv_heads");
 }
 
 std::string model_differences_text(const std::vector<JsonDifference>& differences) {

@@ -24,6 +24,10 @@ nlohmann::json model_identity(const LlamaConfig& config);
 
 std::vector<JsonDifference> model_differences(const LlamaConfig& saved, const LlamaConfig& found);
 
+/// Whether two such documents are of models whose parameters have the same names and shapes, so that the weights of one
+/// can be loaded into the other.
+bool have_same_shapes(const nlohmann::json& saved, const nlohmann::json& found);
+
 /// A line each: "\n  n_heads: the weights were saved with 4, this model has 8".
 std::string model_differences_text(const std::vector<JsonDifference>& differences);
 

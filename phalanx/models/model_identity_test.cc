@@ -47,6 +47,45 @@ TEST(ModelIdentity, EveryNumberThatChangesResultsIsADifference) {
               ::testing::IsSupersetOf({"activation", "norm", "qkv_bias", "rope.theta", "max_seq_len"}));
 }
 
+// As the parameters themselves say it, for every two of these models.
+TEST(ModelIdentity, ShapesAreTheSameWhereTheParametersAre) {
+  using C = LlamaConfig;
+  const std::vector<std::function<void(C&)>> changes = {
+      [](C&) {},
+      [](C& c) { c.rope_theta = 7; },
+      [](C& c) { c.norm_eps = 7; },
+      [](C& c) { c.sliding_window = 7; },
+      [](C& c) { c.max_seq_len *= 2; },
+      [](C& c) { c.dim *= 2; },
+      [](C& c) { c.n_layers += 1; },
+      [](C& c) { c.n_heads *= 2; },  // narrower heads: keys and values have fewer rows
+      [](C& c) { c.n_heads *= 2, c.n_kv_heads *= 2; },
+      [](C& c) { c.own_head_dim = c.head_dim() * 2; },
+      [](C& c) { c.ffn_hidden += 8; },
+      [](C& c) { c.vocab_size += 1; },
+      [](C& c) { c.tie_embeddings = !c.tie_embeddings; },
+      [](C& c) { c.family = LlamaFamily::mistral; },
+      [](C& c) { c.family = LlamaFamily::qwen2; },
+      [](C& c) { c.family = LlamaFamily::qwen3; },
+      [](C& c) { c.family = LlamaFamily::qwen3, c.n_heads *= 2, c.n_kv_heads *= 2; },
+      [](C& c) { c.family = LlamaFamily::gpt2, c.n_kv_heads = c.n_heads; },
+      [](C& c) { c.family = LlamaFamily::gpt2, c.n_kv_heads = c.n_heads, c.max_seq_len *= 2; },
+      [](C& c) { c.family = LlamaFamily::mixtral, c.experts = 4, c.experts_per_token = 2; },
+      [](C& c) { c.family = LlamaFamily::mixtral, c.experts = 4, c.experts_per_token = 1; },
+      [](C& c) { c.family = LlamaFamily::mixtral, c.experts = 2, c.experts_per_token = 1; },
+  };
+  int same = 0;
+  for (std::size_t i = 0; i < changes.size(); ++i) {
+    for (std::size_t j = 0; j < changes.size(); ++j) {
+      const C a = changed(llama_flavor("debug"), changes[i]), b = changed(llama_flavor("debug"), changes[j]);
+      const bool is_same = llama_parameter_shapes(a) == llama_parameter_shapes(b);
+      EXPECT_EQ(have_same_shapes(model_identity(a), model_identity(b)), is_same) << i << " and " << j;
+      same += i != j && is_same;
+    }
+  }
+  EXPECT_GT(same, 20);
+}
+
 TEST(ModelIdentity, WhatDoesNotChangeResultsIsNone) {
   const LlamaConfig plain = llama_flavor("debug");
   EXPECT_TRUE(keys_of(plain, plain).empty());

@@ -15,8 +15,8 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/human.h"
-#include "phalanx/base/log.h"
 #include "phalanx/checkpoint/block_hash.h"
+#include "phalanx/checkpoint/branch.h"
 #include "phalanx/checkpoint/checkpoint_list.h"
 #include "phalanx/checkpoint/hf_weights.h"
 #include "phalanx/checkpoint/weights_description.h"
@@ -25,6 +25,7 @@
 #include "phalanx/models/model_identity.h"
 #include "phalanx/train/first_rank.h"
 #include "phalanx/train/model_config.h"
+#include "phalanx/train/run_rollback.h"
 
 namespace phalanx::train {
 namespace {
@@ -86,19 +87,6 @@ std::string hash_of_settings(TrainConfig config) {
   return format_hash(hash_block(std::as_bytes(std::span(text))));
 }
 
-/// Beside the steps that were set aside, the metrics with theirs, before the run's own are cut back. Whole or not at
-/// all; after an interruption again.
-void keep_curve(const std::filesystem::path& run_folder, const std::filesystem::path& into) {
-  const auto metrics = run_folder / "metrics.jsonl";
-  std::error_code error;
-  if (!std::filesystem::exists(metrics, error)) return;
-  try {
-    replace_file(into / "metrics.jsonl", read_file(metrics));
-  } catch (const FileError& failure) {
-    log::warn_once(fmt::format("cannot copy {} to {}: {}", metrics.string(), into.string(), failure.what()));
-  }
-}
-
 std::string list_of_steps(const std::vector<std::string>& names) { return fmt::format("{}", fmt::join(names, ", ")); }
 
 }  // namespace
@@ -127,12 +115,14 @@ std::vector<std::string> compare_initial_weights(const TrainConfig& config) {
   const models::LlamaConfig model = model_config(config);
   for (const WeightsDescription& told : descriptions) {
     const auto differences = models::model_differences(told.model, model);
-    if (!differences.empty() && !config.checkpoint.allow_model_mismatch) {
+    const bool fit = models::have_same_shapes(models::model_identity(told.model), models::model_identity(model));
+    if (!differences.empty() && !(fit && config.checkpoint.allow_model_mismatch)) {
       throw CheckpointError(fmt::format(
           "the weights at {} are of another model than [model] describes, by {}:{}\nset [model] so that it is the same "
-          "one (flavor = \"hf\" with hf_assets_path takes all of a Hugging Face directory's config.json); [checkpoint] "
-          "allow_model_mismatch = true loads them all the same",
-          path.string(), told.source, models::model_differences_text(differences)));
+          "one (flavor = \"hf\" with hf_assets_path takes all of a Hugging Face directory's config.json){}",
+          path.string(), told.source, models::model_differences_text(differences),
+          fit ? "; [checkpoint] allow_model_mismatch = true loads them all the same"
+              : ": their tensors have other names or shapes than this model's, so no key can load them"));
     }
     for (const auto& one : differences) {
       lines.push_back(
@@ -215,9 +205,14 @@ RunCheckpoints::RunCheckpoints(const TrainConfig& config, std::shared_ptr<Commun
       world_(std::move(world)),
       say_(std::move(say)) {}
 
-bool RunCheckpoints::continues() const {
-  return config_.enable && (config_.load_step >= 0 || !list_checkpoints(folder_).complete.empty());
+bool RunCheckpoints::look() const {
+  if (!config_.enable || config_.load_step >= 0) return config_.enable;
+  bool found = false;
+  on_first_rank(*world_, [&] { found = !list_checkpoints(folder_).complete.empty(); });
+  return world_->broadcast_bytes(found ? "yes" : "") == "yes";
 }
+
+void RunCheckpoints::decide() { continues_ = look(); }
 
 /// Whether this command, or an earlier attempt of this job, has begun the branch that the folder is on.
 bool RunCheckpoints::follows_its_branch() const {
@@ -225,8 +220,9 @@ bool RunCheckpoints::follows_its_branch() const {
   if (!branch || branch->step != config_.load_step || !has_same_base(folder_, *branch)) return false;
   const auto steps = list_checkpoints(folder_).complete;
   if (steps.empty() || steps.front().step < branch->step) return false;
-  const bool same_job = job_.is_restart && !job_.name.empty() && branch->job == job_.name;
-  if (!same_job && branch->command != command_) return false;
+  const bool same_job =
+      job_.is_restart && !job_.name.empty() && (branch->job == job_.name || branch->last_job == job_.name);
+  if (!same_job && branch->command != command_ && branch->last_command != command_) return false;
   say_(fmt::format(
       "[checkpoint] load_step = {}: {} has begun its branch from there already, and goes on from its newest "
       "step{}",
@@ -239,26 +235,25 @@ bool RunCheckpoints::follows_its_branch() const {
 
 /// Rank 0: after the state was loaded from there, so that what cannot be loaded moves nothing.
 void RunCheckpoints::begin_its_branch() {
-  set_aside_ = begin_branch(folder_, {.step = config_.load_step, .command = command_, .job = job_.name},
-                            posix_file_system(), [&](const auto& into) { keep_curve(run_folder_, into); });
-  if (set_aside_->names.empty()) return;
+  const SetAside aside = roll_back({.checkpoints = folder_, .run = run_folder_},
+                                   {.step = config_.load_step, .command = command_, .job = job_.name});
+  if (aside.names.empty()) return;
   say_(fmt::format("[checkpoint] load_step = {}: newer than that, and set aside in {}: {}", config_.load_step,
-                   set_aside_->into.string(), list_of_steps(set_aside_->names)));
+                   aside.into.string(), list_of_steps(aside.names)));
 }
 
 std::optional<std::int64_t> RunCheckpoints::load(TrainState& state, const LoadCheck& check) {
   if (!config_.enable) return std::nullopt;
-  bool follows = false;
+  std::string chosen;  // by load_step; empty: the newest
   on_first_rank(*world_, [&] {
     check_can_save(folder_);
-    const auto keep = [&](const std::filesystem::path& into) { keep_curve(run_folder_, into); };
-    if (const SetAside left = finish_branch(folder_, posix_file_system(), keep); !left.names.empty()) {
-      say_(fmt::format("a rollback was interrupted; set aside in {} now: {}", left.into.string(),
-                       list_of_steps(left.names)));
+    if (const auto left = finish_rollback({.checkpoints = folder_, .run = run_folder_})) {
+      say_(fmt::format("a rollback was interrupted, and is complete now; set aside in {}: {}", left->into.string(),
+                       list_of_steps(left->names)));
     }
-    follows = config_.load_step >= 0 && follows_its_branch();
+    if (config_.load_step >= 0 && !follows_its_branch()) chosen = chosen_step(folder_, config_.load_step).string();
   });
-  follows = world_->broadcast_bytes(follows ? "yes" : "") == "yes";
+  chosen = world_->broadcast_bytes(chosen);
   manager_ =
       std::make_unique<CheckpointManager>(folder_,
                                           CheckpointOptions{.keep_latest_k = static_cast<int>(config_.keep_latest_k),
@@ -266,12 +261,18 @@ std::optional<std::int64_t> RunCheckpoints::load(TrainState& state, const LoadCh
                                           world_);
   if (config_.async_mode == "async") manager_->reserve(state);
   std::optional<LoadedCheckpoint> loaded;
-  if (config_.load_step >= 0 && !follows) {
-    loaded = manager_->load(chosen_step(folder_, config_.load_step), state, check);
+  if (!chosen.empty()) {
+    loaded = manager_->load(chosen, state, check);
     on_first_rank(*world_, [&] { begin_its_branch(); });
   } else {
     loaded = manager_->load_latest(state, check);
-    if (config_.load_step < 0) on_first_rank(*world_, [&] { forget_branch(folder_); });
+    on_first_rank(*world_,
+                  [&] { config_.load_step < 0 ? forget_branch(folder_) : renew_branch(folder_, command_, job_.name); });
+  }
+  if (loaded.has_value() != continues_) {
+    throw CheckpointError(fmt::format(
+        "{}: there {} when this run began, and now there {}: something else writes to the folder; start the run again",
+        folder_, continues_ ? "was a checkpoint" : "were no checkpoints", continues_ ? "is none" : "is one"));
   }
   if (!loaded) return std::nullopt;
   saved_step_ = state.integers.at("step");

@@ -2,10 +2,12 @@
 //
 // Contract
 // - All of it is collective, but for continues(), saved_step() and has_ended_save(). What goes wrong is the same
-//   error on every rank.
+//   error on every rank. Rank 0 looks for all: files that the others see otherwise change nothing.
+// - From decide() on the run's lock is held (run_lock.h), so that no other process changes the answer.
 // - Where [checkpoint] enable is off, load() finds nothing, and save() and finish() do nothing.
 //
 //   RunCheckpoints checkpoints(config, world, say);
+//   checkpoints.decide();
 //   if (!checkpoints.continues()) start_with_weights(config, model, say) or model.initialise(seed);
 //   if (const auto step = checkpoints.load(state)) ...
 //   checkpoints.save(state, step, metadata);
@@ -20,7 +22,6 @@
 #include <string>
 #include <vector>
 
-#include "phalanx/checkpoint/branch.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/comm/communicator.h"
 #include "phalanx/tensor/train_state.h"
@@ -50,8 +51,12 @@ class RunCheckpoints {
  public:
   RunCheckpoints(const TrainConfig& config, std::shared_ptr<Communicator> world, Say say, RunJob job = {});
 
-  /// Whether load() is going to find something.
-  bool continues() const;
+  /// Whether there is something to go on from now.
+  bool look() const;
+  /// The same, once and for all: load() finds something exactly where there was something then, or is a
+  /// CheckpointError.
+  void decide();
+  bool continues() const noexcept { return continues_; }  // after decide()
   /// The step of what was loaded, if anything was: the newest complete one, or [checkpoint] load_step, from which a
   /// branch begins (checkpoint/branch.h): newer steps are set aside. The same command again, and a job's later
   /// attempts, go on with the newest step of the branch that they have begun. To be called once, before save(), with
@@ -66,8 +71,6 @@ class RunCheckpoints {
   void finish();
 
   bool enabled() const noexcept { return config_.enable; }
-  /// On rank 0: the branch that load() has begun.
-  const std::optional<SetAside>& set_aside() const noexcept { return set_aside_; }
   std::int64_t saved_step() const noexcept { return saved_step_; }  // -1: none
 
  private:
@@ -82,7 +85,7 @@ class RunCheckpoints {
   const std::shared_ptr<Communicator> world_;
   const Say say_;
   std::unique_ptr<CheckpointManager> manager_;
-  std::optional<SetAside> set_aside_;
+  bool continues_ = false;
   std::int64_t saved_step_ = -1;
 };
 

@@ -39,6 +39,7 @@ const std::vector<IdentityRule>& identity_rules() {
       {"settings"},
       {"settings.optimizer.state", true, "the optimizer's state would not be what it goes on from"},
       {"data"},  // which of it may differ depends on the position: data_resume.h
+      {"validation"},
       {"tokenizer", true, "the same ids would mean other texts", "[training] allow_tokenizer_mismatch",
        [](const TrainConfig& config) { return config.training.allow_tokenizer_mismatch; }},
       {"versions"},
@@ -121,6 +122,23 @@ bool is_default_of_new_key(const JsonDifference& difference, const nlohmann::jso
   return found != defaults.end() && *found == *difference.found;
 }
 
+/// A file that was only moved or copied is the same.
+bool is_other_name_alone(const JsonDifference& difference, const nlohmann::json& saved, const nlohmann::json& found) {
+  const auto content = [](const nlohmann::json& document) {
+    return document.at("validation").value("content", nlohmann::json());
+  };
+  return difference.key == "validation.name" && content(saved) == content(found);
+}
+
+/// Of a run without validation there is nothing to compare.
+bool is_without_validation(const nlohmann::json& saved, const nlohmann::json& found) {
+  const nlohmann::json::json_pointer enabled("/settings/validation/enable");
+  const auto is_off = [&](const nlohmann::json& document) {
+    return document.contains(enabled) && document.at(enabled) == false;
+  };
+  return is_off(saved) || is_off(found);
+}
+
 bool is_empty_section(const nlohmann::json& document, const std::string& section) {
   return !document.contains(section) || document.at(section).empty();
 }
@@ -132,6 +150,7 @@ nlohmann::json run_identity(const RunIdentityParts& parts) {
           {"model", models::model_identity(parts.model)},
           {"settings", compared_settings(parts.config, parts.plan)},
           {"data", parts.data},
+          {"validation", parts.validation},
           {"tokenizer", parts.tokenizer},
           {"versions", {{"phalanx", version()}, {"libtorch", parts.libtorch}}}};
 }
@@ -186,28 +205,36 @@ IdentityComparison compare_identities(const nlohmann::json& saved, const nlohman
                                       const TrainConfig& config) {
   IdentityComparison result;
   nlohmann::json before = nlohmann::json::object(), now = nlohmann::json::object();
-  for (const char* section : {"model", "settings", "data", "tokenizer", "versions"}) {
+  for (const char* name : {"model", "settings", "data", "validation", "tokenizer", "versions"}) {
+    const std::string section = name;
     const bool is_known = !is_empty_section(saved, section), is_there = !is_empty_section(found, section);
     if (is_known && is_there) {
       before[section] = saved.at(section);
       now[section] = found.at(section);
-    } else if (is_known || is_there) {
-      result.not_compared.emplace_back(section);
+    } else if ((is_known || is_there) && !(section == "validation" && is_without_validation(saved, found))) {
+      result.not_compared.push_back(section);
     }
   }
   const nlohmann::json defaults = flat_json(settings_where(TrainConfig(), [](const SettingRule*) { return true; }));
   const auto differences = json_differences(before, now);
+  const bool other_shapes = !models::have_same_shapes(before.value("model", nlohmann::json::object()),
+                                                      now.value("model", nlohmann::json::object()));
   const bool is_other_optimizer =
       std::ranges::any_of(differences, [](const JsonDifference& one) { return one.key == "settings.optimizer.name"; });
   for (const JsonDifference& difference : differences) {
     if (is_other_optimizer && difference.key == "settings.optimizer.state") continue;  // said by the name
     if (is_default_of_new_key(difference, defaults)) continue;
     if (difference.key.starts_with("data.")) continue;  // compared by data_resume.h
+    if (is_other_name_alone(difference, before, now)) continue;
     const IdentityRule rule = rule_of(difference.key);
     IdentityChange change{
         .label = label_of(difference.key), .saved = difference.saved, .found = difference.found, .note = {}};
+    const bool cannot_be_loaded = other_shapes && difference.key.starts_with("model.");
     if (!rule.refused) {
       result.changes.push_back(std::move(change));
+    } else if (cannot_be_loaded) {
+      result.other_shapes = true;
+      result.refused.push_back(std::move(change));
     } else if (rule.is_allowed(config)) {
       change.note = fmt::format("loaded all the same, as {} says", rule.allowed_by);
       result.changes.push_back(std::move(change));
@@ -225,9 +252,23 @@ std::string refusal_text(const IdentityComparison& comparison, const std::string
       comparison.refused, [](const IdentityChange& change) { return change.label.starts_with("model "); });
   std::string text = fmt::format("checkpoint {} does not fit this {}:", where, is_of_model ? "model" : "run");
   for (const IdentityChange& change : comparison.refused) text += "\n  " + change.line();
+  if (comparison.other_shapes) {
+    return text +
+           "\nits tensors have other names or shapes than this model's, so no key can load them: set [model] to the "
+           "saved values, or start a new run in another [job] dump_folder";
+  }
   return text +
          "\ngo on with the saved values, or start a new run in another [job] dump_folder (from these weights alone: "
          "[checkpoint] initial_load_path)";
+}
+
+nlohmann::json files_of_all_ranks(const nlohmann::json& identity) {
+  nlohmann::json files = nlohmann::json::object();
+  for (const char* section : {"model", "data", "validation", "tokenizer"}) {
+    files[section] = identity.value(section, nlohmann::json::object());
+    files[section].erase("name");
+  }
+  return files;
 }
 
 nlohmann::json settings_of_all_ranks(const TrainConfig& config) {

@@ -4,7 +4,7 @@
 //   {"version": 1,
 //    "model": {"n_heads": 4, "rope": {"theta": 10000.0, ...}, ...},     models/model_identity.h
 //    "settings": {"optimizer": {"lr": 0.001, ...}, ...},                keys that count, by setting_rules.h
-//    "data": {...}, "tokenizer": {...},                                 fingerprints; empty where there is none
+//    "data": {...}, "validation": {...}, "tokenizer": {...},            fingerprints; empty where there is none
 //    "versions": {"phalanx": "0.1.0", "libtorch": "2.13.0"}}
 //
 // In a checkpoint's metadata it is "run", without the model, which is "model" there.
@@ -30,9 +30,10 @@ struct RunIdentityParts {
   const TrainConfig& config;
   const RunPlan& plan;
   const models::LlamaConfig& model;
-  const nlohmann::json& data;       // an object
-  const nlohmann::json& tokenizer;  // an object
-  std::string libtorch;             // its version
+  const nlohmann::json& data;        // an object, as are these:
+  const nlohmann::json& validation;  // of the held-out tokens
+  const nlohmann::json& tokenizer;
+  std::string libtorch;  // its version
 };
 
 nlohmann::json run_identity(const RunIdentityParts& parts);
@@ -56,6 +57,7 @@ struct IdentityComparison {
   std::vector<IdentityChange> refused;
   std::vector<IdentityChange> changes;    // to be said
   std::vector<std::string> not_compared;  // sections that one of the two does not have
+  bool other_shapes = false;              // of the models' tensors: refused whatever is allowed
 };
 
 /// `config` says which differences are asked for.
@@ -64,6 +66,9 @@ IdentityComparison compare_identities(const nlohmann::json& saved, const nlohman
 
 /// The text of the error, where anything is refused.
 std::string refusal_text(const IdentityComparison& comparison, const std::string& where);
+
+/// Of these, what every rank must find in its own files: without the files' names.
+nlohmann::json files_of_all_ranks(const nlohmann::json& identity);
 
 /// All keys that every rank must give the same value, as {"optimizer": {"lr": 0.001}, ...}.
 nlohmann::json settings_of_all_ranks(const TrainConfig& config);

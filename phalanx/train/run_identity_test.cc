@@ -20,13 +20,16 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
-json identity_of(const TrainConfig& config, const json& data = json::object(), std::string libtorch = "2.13.0") {
+json identity_of(const TrainConfig& config, const json& data = json::object(), std::string libtorch = "2.13.0",
+                 const json& validation = json::object()) {
   const json none = json::object();
   return run_identity({.config = config,
                        .plan = plan_run(config, 1),
                        .model = model_config(config),
                        .data = data,
+                       .validation = validation,
                        .tokenizer = none,
                        .libtorch = std::move(libtorch)});
 }
@@ -141,12 +144,55 @@ TEST(RunIdentity, AnotherModelIsRefusedUnlessAskedFor) {
   EXPECT_THAT(said.changes[0].line(), HasSubstr("[checkpoint] allow_model_mismatch"));
 }
 
+// What cannot be loaded is not offered, nor taken for allowed.
+TEST(RunIdentity, OtherShapesAreRefusedWithAdviceThatHelps) {
+  const std::string allowed = "--checkpoint.allow_model_mismatch";
+  for (const char* flag : {"--model.dim=128", "--model.n_layers=3", "--model.n_heads=8", "--model.ffn_hidden=96",
+                           "--model.vocab_size=513", "--model.tie_embeddings"}) {
+    for (const std::vector<std::string>& flags : {std::vector<std::string>{flag}, {flag, allowed}}) {
+      const auto found = compare({}, flags);
+      EXPECT_TRUE(found.changes.empty()) << flag;
+      EXPECT_THAT(refusal_text(found, "step-7"),
+                  AllOf(HasSubstr("checkpoint step-7 does not fit this model:"), HasSubstr("saved "),
+                        HasSubstr("set [model] to the saved values, or start a new run in another [job] dump_folder"),
+                        Not(HasSubstr("allow_model_mismatch")), Not(HasSubstr("initial_load_path"))))
+          << flag;
+    }
+  }
+  // Heads of another number, with as many rows in all.
+  EXPECT_THAT(refusal_text(compare({}, {"--model.n_heads=8", "--model.n_kv_heads=4"}), "step-7"),
+              HasSubstr("allow_model_mismatch = true loads all the same"));
+}
+
 TEST(RunIdentity, VersionsAreSaidAndSectionsThatOneLacksAreNamed) {
   const TrainConfig config = config_with({});
   const json data = {{"tokens", 7}};
   const auto found = compare_identities(identity_of(config, data, "2.12.0"), identity_of(config), config);
   EXPECT_THAT(change_lines(found.changes), ElementsAre("versions libtorch: saved \"2.12.0\", now \"2.13.0\""));
   EXPECT_THAT(found.not_compared, ElementsAre("data"));
+}
+
+TEST(RunIdentity, OtherValidationDataAreSaid) {
+  const TrainConfig with = config_with({"--validation.enable"}), without = config_with({});
+  const auto held_out = [](const char* name, const char* content) {
+    return json{{"name", name}, {"tokens", 7}, {"content", content}, {"range", {0, 7}}};
+  };
+  const auto identity = [&](const TrainConfig& config, const json& validation) {
+    return identity_of(config, {{"tokens", 7}}, "2.13.0", validation);
+  };
+  const json saved = identity(with, held_out("a.bin", "9f"));
+  const auto other = compare_identities(saved, identity(with, held_out("b.bin", "02")), with);
+  EXPECT_THAT(change_lines(other.changes), ElementsAre("validation content: saved \"9f\", now \"02\"",
+                                                       "validation name: saved \"a.bin\", now \"b.bin\""));
+  EXPECT_THAT(other.refused, IsEmpty());
+  // The same file under another name; no validation now, or then; a checkpoint that does not say.
+  EXPECT_THAT(compare_identities(saved, identity(with, held_out("b.bin", "9f")), with).changes, IsEmpty());
+  const json none = identity(without, json::object());
+  const auto stopped = compare_identities(saved, none, without), begun = compare_identities(none, saved, with);
+  EXPECT_THAT(change_lines(stopped.changes), ElementsAre("[validation] enable: saved true, now false"));
+  EXPECT_THAT(stopped.not_compared, IsEmpty());
+  EXPECT_THAT(begun.not_compared, IsEmpty());
+  EXPECT_THAT(compare_identities(identity(with, json::object()), saved, with).not_compared, ElementsAre("validation"));
 }
 
 TEST(RunIdentity, GoesThroughTheMetadataOfACheckpoint) {
@@ -201,7 +247,14 @@ TEST(RunIdentity, WhatItCannotReadItSays) {
 TEST(RunIdentity, RanksMayDifferInPlacesOfTheirOwn) {
   const auto settings = [](const std::vector<std::string>& flags) { return settings_of_all_ranks(config_with(flags)); };
   EXPECT_EQ(settings({}), settings({"--comm.save_traces_folder=/local", "--profiling.save_traces_folder=/local",
-                                    "--model.hf_assets_path=/local/model"}));
+                                    "--model.hf_assets_path=/local/model", "--training.dataset_path=/local/data",
+                                    "--validation.dataset_path=/local/held_out"}));
+  const auto files = [](const char* name, const char* content) {
+    const json file = {{"name", name}, {"content", content}};
+    return files_of_all_ranks(identity_of(config_with({}), file, "2.13.0", file));
+  };
+  EXPECT_EQ(files("a.bin", "9f"), files("b.bin", "9f")) << "compared by content";
+  EXPECT_NE(files("a.bin", "9f"), files("a.bin", "02"));
   for (const char* flag : {"--optimizer.lr=0.1", "--debug.seed=3", "--training.max_norm=2", "--checkpoint.interval=7",
                            "--parallelism.zero_stage=2", "--checkpoint.folder=other"}) {
     EXPECT_NE(settings({}), settings({flag})) << flag;

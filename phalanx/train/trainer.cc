@@ -20,13 +20,13 @@
 #include "phalanx/base/progress.h"
 #include "phalanx/base/version.h"
 #include "phalanx/data/stream_description.h"
+#include "phalanx/launch/libtorch_version.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/parallel/replica_check.h"
 #include "phalanx/train/data_resume.h"
 #include "phalanx/train/first_rank.h"
 #include "phalanx/train/gradient_pass.h"
 #include "phalanx/train/hf_export.h"
-#include "phalanx/train/libtorch_version.h"
 #include "phalanx/train/log_line.h"
 #include "phalanx/train/model_config.h"
 #include "phalanx/train/precision.h"
@@ -56,6 +56,13 @@ TrainConfig same_on_all_ranks(TrainConfig config, Communicator& world) {
   return config;
 }
 
+/// The same configuration may name a directory that is another, or missing, on one rank's machine.
+RunPlan plan_on_every_rank(const TrainConfig& config, const std::shared_ptr<Communicator>& world) {
+  std::optional<RunPlan> plan;
+  on_every_rank(world, [&] { plan = plan_run(config, world->size()); });
+  return *plan;
+}
+
 }  // namespace
 
 struct Trainer::Continued {
@@ -73,7 +80,7 @@ struct Trainer::StepOutcome {
 Trainer::Trainer(TrainConfig config, TrainerContext context)
     : config_(same_on_all_ranks(std::move(config), *context.world)),
       context_(std::move(context)),
-      plan_(plan_run(config_, context_.world->size())),
+      plan_(plan_on_every_rank(config_, context_.world)),
       trace_(config_, context_.world),
       checkpoints_(
           config_, context_.world, [this](const std::string& line) { say(line); }, context_.job) {
@@ -84,31 +91,32 @@ Trainer::Trainer(TrainConfig config, TrainerContext context)
         fmt::format("[lr_scheduler] warmup_steps {} is more than [training] steps {}: warming up over all steps",
                     config_.lr_scheduler.warmup_steps, config_.training.steps));
   }
-  const models::LlamaConfig model = model_config(config_);  // wrong numbers are told before anything is read or written
-  if (!checkpoints_.continues()) {
-    require_word_on_initial_weights(config_);
-    say_initial_weights();
-  }
-  data_ = open_training_data(config_, plan_, context_.device, context_.world->rank());
+  models::LlamaConfig model;
+  on_every_rank(context_.world, [&] {
+    model = model_config(config_);  // wrong numbers are told before anything is read or written
+    data_ = open_training_data(config_, plan_, context_.device, context_.world->rank());
+  });
   for (const std::string& line : data_.lines) say(line);
-  if (!checkpoints_.continues() && has_initial_weights(config_)) {
-    for (const std::string& line : compare_initial_tokenizer(config_, data_.tokenizer)) say(line);
-  }
   identity_ = run_identity({.config = config_,
                             .plan = plan_,
                             .model = model,
                             .data = data_.identity,
+                            .validation = data_.validation,
                             .tokenizer = data_.tokenizer,
                             .libtorch = libtorch_version()});
-  require_same_on_ranks(
-      *context_.world, "model, data and tokenizer",
-      {{"model", identity_["model"]}, {"data", identity_["data"]}, {"tokenizer", identity_["tokenizer"]}},
-      "give every rank the same files");
+  require_same_on_ranks(*context_.world, "model, data and tokenizer", files_of_all_ranks(identity_),
+                        "give every rank the same files");
   result_.unigram_entropy = data_.unigram_entropy;
   device_ = describe_device(context_.device);
+  // What refuses a new run is told before its folder is made; whether it is one is decided once it holds the lock.
+  if (!checkpoints_.look()) check_new_run();
   lock_ = std::make_unique<RunLock>(
       config_, *context_.world,
       RunLockOptions{.patience = context_.job.patience, .say = [this](const std::string& line) { say(line); }});
+  checkpoints_.decide();
+  if (!checkpoints_.continues()) {
+    for (const std::string& line : check_new_run()) say(line);
+  }
   // Before memory is counted: the matrices that it multiplies are not the run's, and gone when the run begins.
   if (is_first_rank()) peak_tflops_ = device_peak_tflops(context_.device, device_.name);
   memory_ = std::make_unique<RunMemory>(config_, plan_, context_.world, context_.device, checkpoints_.continues());
@@ -123,12 +131,9 @@ Trainer::Trainer(TrainConfig config, TrainerContext context)
         RunFilesOptions{
             .tensorboard_folder = config_.metrics.enable_tensorboard ? config_.metrics.save_tb_folder : std::string(),
             .resumed_step = step_ > 0 ? std::optional(step_) : std::nullopt});
-    if (const auto& aside = checkpoints_.set_aside(); aside && !aside->names.empty()) {
-      files_->add_to("branches", {{"step", step_}, {"set_aside", aside->names}, {"into", aside->into.string()}});
-    }
+    announce();
+    say_changes();
   });
-  announce();
-  say_changes();
 }
 
 Trainer::~Trainer() = default;
@@ -137,13 +142,20 @@ void Trainer::say(const std::string& line) const {
   if (!context_.quiet && is_first_rank()) log::info(line);
 }
 
-void Trainer::say_initial_weights() const {
-  if (!has_initial_weights(config_)) {
-    say(fmt::format("initial weights: random, of [debug] seed {}", config_.debug.seed));
-    return;
-  }
-  check_initial_weights(config_);
-  for (const std::string& line : compare_initial_weights(config_)) say(line);
+/// What there is to say of its weights, in lines.
+std::vector<std::string> Trainer::check_new_run() const {
+  std::vector<std::string> lines;
+  on_every_rank(context_.world, [&] {
+    require_word_on_initial_weights(config_);
+    if (!has_initial_weights(config_)) {
+      lines = {fmt::format("initial weights: random, of [debug] seed {}", config_.debug.seed)};
+      return;
+    }
+    check_initial_weights(config_);
+    lines = compare_initial_weights(config_);
+    for (std::string& line : compare_initial_tokenizer(config_, data_.tokenizer)) lines.push_back(std::move(line));
+  });
+  return lines;
 }
 
 void Trainer::compare_with_saved(const std::filesystem::path& step_directory, const Manifest& manifest) {
@@ -182,7 +194,9 @@ void Trainer::make_model() {
     if (!has_initial_weights(config_)) {
       model_->initialise(static_cast<std::uint64_t>(config_.debug.seed));
     } else {
-      load_initial_weights(config_, model_->weights(), [this](const std::string& line) { say(line); });
+      const std::vector<NamedTensor> weights = model_->weights();
+      on_every_rank(context_.world,
+                    [&] { load_initial_weights(config_, weights, [this](const std::string& line) { say(line); }); });
     }
   }
   // Before one rank's values are sent to all.

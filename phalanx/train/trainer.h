@@ -97,7 +97,7 @@ class Trainer {
   void run_steps();
   void make_model();
   void load_state();
-  void say_initial_weights() const;
+  std::vector<std::string> check_new_run() const;
   void compare_with_saved(const std::filesystem::path& step_directory, const Manifest& manifest);
   void say_changes();
   TrainState collect_state() const;

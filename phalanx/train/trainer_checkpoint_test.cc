@@ -7,7 +7,6 @@
 #include <chrono>
 #include <memory>
 #include <set>
-#include <thread>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/faulty_file_system.h"
@@ -24,6 +23,7 @@
 #include "phalanx/models/hf_names.h"
 #include "phalanx/models/llama.h"
 #include "phalanx/train/model_config.h"
+#include "phalanx/train/run_lock.h"
 #include "phalanx/train/trainer_test_support.h"
 
 namespace phalanx::train {
@@ -203,14 +203,16 @@ TEST_F(TrainerCheckpointTest, ASecondRunInTheSameFolderIsRefused) {
   }
   // One that is about to end is waited for.
   auto before = std::make_unique<FolderLock>(path("run"));
-  job_ = {.name = "job", .patience = std::chrono::seconds(60)};
-  std::thread ends([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    before.reset();
+  run_local_ranks(1, [&](const std::shared_ptr<Communicator>& world) {
+    std::string said;
+    const RunLock lock(config("run"), *world,
+                       {.patience = std::chrono::seconds(60), .say = [&](const std::string& line) {
+                          said = line;
+                          before.reset();
+                        }});
+    EXPECT_THAT(said, AllOf(HasSubstr(path("run") + " is in use by process "), HasSubstr("waiting up to")));
+    EXPECT_THAT(refusal<Error>(config("run")), in_use(path("run")));
   });
-  train(config("run", {"--training.steps=2"}), 1);
-  ends.join();
-  EXPECT_EQ(result_.step, 2);
 }
 
 TEST_F(TrainerCheckpointTest, AStoppedRunSaysSoAndKeepsWhatItSaidBefore) {

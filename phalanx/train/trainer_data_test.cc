@@ -54,6 +54,26 @@ TEST_F(TrainerDataTest, AnotherSequenceLengthGoesOnWhereThePlaceIsDefined) {
   EXPECT_EQ(losses("shuffled").size(), 6u);
 }
 
+// They change no weight, but the curve: another one is said, and kept.
+TEST_F(TrainerDataTest, OtherValidationDataAreSaidAndKept) {
+  write_tokens("held_out.bin", {tokens_.begin() + 2000, tokens_.begin() + 3000});
+  const auto with = [&](int steps, const std::string& file) {
+    return small("run", steps, {"--validation.enable", "--validation.dataset_path=" + path(file)});
+  };
+  const auto history = [&] {
+    return nlohmann::json::parse(std::ifstream(path("run") + "/run.json")).at("history").back().dump();
+  };
+  // The flags of small() come first.
+  train(with(1, "held_out.bin"), 1);
+  std::filesystem::copy_file(path("held_out.bin"), path("moved.bin"));
+  train(with(2, "moved.bin"), 1);
+  EXPECT_THAT(history(), ::testing::Not(HasSubstr("validation content")));
+  write_tokens("moved.bin", {tokens_.begin() + 3000, tokens_.begin() + 4000});  // the same name and size
+  train(with(3, "moved.bin"), 2);
+  EXPECT_THAT(history(), HasSubstr("validation content"));
+  EXPECT_THAT(history(), ::testing::Not(HasSubstr("\"validation\"")));  // nothing that could not be compared
+}
+
 TEST_F(TrainerDataTest, OtherDataAreRefusedUnlessAskedFor) {
   train(small("run", 3), 1);
   const std::vector<std::pair<std::string, std::string>> changes = {

@@ -174,7 +174,10 @@ class TrainerTest : public ::testing::Test {
   }
   /// All that a checkpoint of one rank holds.
   TrainState state_in(const std::string& run, int step) const {
-    const CheckpointReader reader(path(run) + "/checkpoint/step-" + std::to_string(step));
+    return state_in_folder(path(run) + "/checkpoint", step);
+  }
+  static TrainState state_in_folder(const std::string& folder, int step) {
+    const CheckpointReader reader(folder + "/step-" + std::to_string(step));
     TrainState state;
     state.integers = reader.manifest().integers;
     for (const ManifestFile& file : reader.manifest().files) {

@@ -54,6 +54,7 @@ TrainingData open_training_data(const TrainConfig& config, const RunPlan& plan, 
                                                      .data_ranks = plan.parallel.data_ranks(),
                                                      .autocast = autocast_dtype(config, plan),
                                                      .device = device});
+    result.validation = data::describe_range(held_out, range);
     if (rank == 0) result.unigram_entropy = data::unigram_entropy(held_out, range);
   }
   result.batches = std::make_unique<data::Batches>(tokens, train);

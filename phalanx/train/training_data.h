@@ -26,6 +26,7 @@ struct TrainingData {
   std::optional<double> unigram_entropy;  // of the held-out tokens; counted by rank 0
   // What they are, by content, for run_identity.h: objects; empty where nothing is known.
   nlohmann::json identity = nlohmann::json::object();
+  nlohmann::json validation = nlohmann::json::object();
   nlohmann::json tokenizer = nlohmann::json::object();
   std::vector<std::string> lines;  // for the log
 };

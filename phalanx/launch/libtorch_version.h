@@ -3,8 +3,8 @@
 
 #include <string>
 
-namespace phalanx::train {
+namespace phalanx {
 
 std::string libtorch_version();  // "2.13.0"
 
-}  // namespace phalanx::train
+}  // namespace phalanx

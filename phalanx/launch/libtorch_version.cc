@@ -1,11 +1,11 @@
-#include "phalanx/train/libtorch_version.h"
+#include "phalanx/launch/libtorch_version.h"
 
 #include <ATen/Version.h>
 #include <torch/version.h>
 
 #include <string_view>
 
-namespace phalanx::train {
+namespace phalanx {
 
 std::string libtorch_version() {
   static constexpr std::string_view kKey = "TORCH_VERSION=";
@@ -16,4 +16,4 @@ std::string libtorch_version() {
   return settings.substr(begin, settings.find_first_of(", \n", begin) - begin);
 }
 
-}  // namespace phalanx::train
+}  // namespace phalanx
