@@ -7,12 +7,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <memory>
 #include <set>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/human.h"
 #include "phalanx/comm/local.h"
+#include "phalanx/comm/testing/nccl_ranks.h"
 #include "phalanx/data/bpe_model.h"
 #include "phalanx/data/bpe_tokenizer.h"
 #include "phalanx/infer/testing/part_of_model.h"
@@ -323,6 +325,29 @@ TEST(Generator, EveryLayoutGivesTheTokensOfOneRank) {
   }
   models::Llama part(whole->config(), models::balance_llama(whole->config(), 2, 16)[0]);
   EXPECT_THAT(generation_error([&] { const Generator generator(part); }), HasSubstr("the model is a part (embedding"));
+}
+
+// A device may run the kernels of all its communicators one after the other: hidden states that go forward must not
+// stand behind tokens that come back.
+TEST(Generator, OverNcclADeviceThatRunsOneKernelAtATimeIsEnough) {
+  using namespace std::chrono_literals;
+  const auto whole = small_model(64);
+  const auto requests = mixed_requests(9);
+  const auto expected = tokens_of(Generator(*whole, {.max_batch = 4}).generate(requests));
+  for (const auto& [pp, tp] : std::vector<std::pair<int, int>>{{2, 1}, {3, 1}, {2, 2}}) {
+    for (const std::int64_t max_batch : {1, 7}) {
+      const auto body = [&](const NcclRank& rank) {
+        const DeviceMesh mesh(rank.comm, {{"pp", pp}, {"tp", tp}});
+        const auto model = part_of_model(*whole, mesh);
+        Generator generator(*model, {.max_batch = max_batch, .stages = mesh.communicator("pp")});
+        EXPECT_EQ(tokens_of(generator.generate(requests)), expected)
+            << pp << " stages, tp " << tp << ", rank " << rank.comm->rank() << ", batches of " << max_batch;
+      };
+      EXPECT_EQ(run_nccl_threads(pp * tp, body, {.communicator = {.first_timeout = 60s, .timeout = 60s}},
+                                 FakeStreams::Kernels::one_at_a_time),
+                "");
+    }
+  }
 }
 
 TEST(Generator, TheModelCanBeTrainedAfterwards) {

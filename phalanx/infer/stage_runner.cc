@@ -5,15 +5,13 @@
 
 #include <utility>
 
+#include "phalanx/comm/backend.h"
 #include "phalanx/models/llama.h"
 
 namespace phalanx::infer {
 
 StageRunner::StageRunner(models::Llama& model, std::shared_ptr<Communicator> stages)
-    : model_(model), stages_(std::move(stages)) {
-  // One of its own: hidden states of the next pass must not wait for the tokens of this one.
-  if (stages_) back_ = stages_->split(0, stages_->rank(), stages_->name() + " tokens");
-}
+    : model_(model), stages_(std::move(stages)) {}
 
 std::int64_t StageRunner::agree_on_smallest(std::int64_t number) const {
   if (!stages_) return number;
@@ -46,22 +44,23 @@ void StageRunner::begin(const Pass& pass, nn::KvCache& cache, const Choose& choo
     const float* row = logits.const_data_ptr<float>() + pass.wanted[i] * vocab;
     mine.tokens.mutable_data_ptr<std::int64_t>()[i] = choose(pass.wanted[i], {row, static_cast<std::size_t>(vocab)});
   }
-  if (!back_ || pass.wanted.empty()) return;
-  mine.tokens = mine.tokens.to(output.device());
-  mine.sent.push_back(back_->broadcast(mine.tokens, {.root = back_->size() - 1, .async = true}));
+  if (!stages_ || pass.wanted.empty()) return;
+  // From host to host, wherever the model is: on a device the tokens would stand in line with hidden states, which the
+  // last stage takes in another order than the first one sends them.
+  for (int stage = 0; stage + 1 < stages_->size(); ++stage) {
+    mine.sent.push_back(stages_->send(mine.tokens, stage, {.tag = kHostMemoryTag, .async = true}));
+  }
 }
 
 std::vector<std::int64_t> StageRunner::finish() {
   UnderWay pass = std::move(under_way_.front());
   under_way_.pop_front();
   if (!model_.part().head && pass.tokens.numel() > 0) {
-    pass.tokens = pass.tokens.to(model_.parameters().front().device());
-    back_->broadcast(pass.tokens, {.root = back_->size() - 1});
+    stages_->recv(pass.tokens, stages_->size() - 1, {.tag = kHostMemoryTag});
   }
   for (Work& work : pass.sent) work.wait();
-  const at::Tensor tokens = pass.tokens.to(at::kCPU);
-  const auto* data = tokens.const_data_ptr<std::int64_t>();
-  return {data, data + tokens.numel()};
+  const auto* data = pass.tokens.const_data_ptr<std::int64_t>();
+  return {data, data + pass.tokens.numel()};
 }
 
 }  // namespace phalanx::infer

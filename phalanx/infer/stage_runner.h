@@ -1,9 +1,10 @@
 // Forward passes through a model that one rank has, or that is cut by layers over several (recipe C6).
 //
 // begin() hands a pass on: the first stage embeds the tokens, each sends hidden states to the next, the last one
-// chooses tokens and sends them back to all. finish() waits for the tokens of the oldest pass begun. All stages begin
-// and finish the same passes in the same order; with as many passes of different rows under way as there are stages,
-// each stage computes while the others do.
+// chooses tokens and sends them back to all, over the host's ways: so a device has one communicator's messages, in one
+// direction, and it does not matter whether kernels of two communicators can run at the same time. finish() waits for
+// the tokens of the oldest pass begun. All stages begin and finish the same passes in the same order; with as many
+// passes of different rows under way as there are stages, each stage computes while the others do.
 //
 //   StageRunner runner(model, mesh.communicator("pp"));       // null: the model is whole
 //   runner.begin(pass, cache, choose);
@@ -51,13 +52,13 @@ class StageRunner {
 
  private:
   struct UnderWay {
-    at::Tensor tokens;  // int64 [wanted]
+    at::Tensor tokens;  // int64 [wanted], on the host
     std::vector<Work> sent;
   };
   at::Tensor input_of(const Pass& pass) const;
 
   models::Llama& model_;
-  std::shared_ptr<Communicator> stages_, back_;  // back_: by which the tokens come
+  std::shared_ptr<Communicator> stages_;
   std::deque<UnderWay> under_way_;
 };
 

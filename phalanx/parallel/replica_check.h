@@ -8,7 +8,8 @@
 // leaves whole, tied weights of several pipeline stages. What one rank alone has is not compared; ranks may list
 // different tensors, and one rank the same tensor twice.
 //
-// Cost: every tensor is read once, on its device; 16 bytes a tensor are exchanged. The host waits once for each device.
+// Cost: every tensor is read once, on its device, with 512 KiB of memory beside it on the host and 16 MiB on a device;
+// 16 bytes a tensor are exchanged. The host waits once for each device.
 #pragma once
 
 #include <ATen/core/Tensor.h>

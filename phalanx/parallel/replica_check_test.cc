@@ -1,8 +1,10 @@
 #include "phalanx/parallel/replica_check.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
+#include <fmt/format.h>
 #include <torch/nn/modules/linear.h>
 
 #include <cstdint>
@@ -11,12 +13,15 @@
 #include <string>
 #include <vector>
 
+#include "phalanx/comm/testing/forked_ranks.h"
 #include "phalanx/mesh/device_mesh.h"
 #include "phalanx/nn/init.h"
+#include "phalanx/observe/memory_counters.h"
 #include "phalanx/optim/adamw.h"
 #include "phalanx/parallel/ddp_test_support.h"
 #include "phalanx/parallel/fully_shard.h"
 #include "phalanx/parallel/fully_shard_test_support.h"
+#include "phalanx/tensor/counting_allocator.h"
 
 namespace phalanx {
 namespace {
@@ -56,11 +61,30 @@ TEST(ReplicaCheck, EveryBitAndPlaceCountsInTheHash) {
   EXPECT_EQ(hash_of_bits(at::ones({})).dim(), 0);
 }
 
+// On a process of its own, whose allocator counts.
+TEST(ReplicaCheck, TakesHardlyAnyMemory) {
+  EXPECT_EQ(run_forked_ranks(1,
+                             [](int) {
+                               install_counting_allocator();
+                               at::set_num_threads(1);
+                               const at::Tensor tensor = at::ones({8 << 20});
+                               const std::int64_t before = observe::memory_in_use().total();
+                               observe::reset_peak_memory();
+                               hash_of_bits(tensor);
+                               const std::int64_t taken = observe::peak_memory().total() - before;
+                               if (taken > (600 << 10)) {
+                                 throw Error(fmt::format("the hash took {} bytes beside its tensor", taken));
+                               }
+                             }),
+            "");
+}
+
 TEST(ReplicaCheck, LargeTensorsAreHashedInParts) {
   const at::Tensor tensor = at::zeros({(1 << 20) + 5});
   const std::int64_t before = number_of(tensor);
   std::set<std::int64_t> hashes = {before};
-  for (const std::int64_t element : {std::int64_t{0}, std::int64_t{1} << 20, tensor.numel() - 1}) {
+  for (const std::int64_t element : {std::int64_t{0}, std::int64_t{(1 << 15) - 1}, std::int64_t{1} << 15,
+                                     std::int64_t{1} << 20, tensor.numel() - 1}) {
     for (const std::int64_t bit : {0, 31}) {
       flip_bit(tensor, 32 * element + bit);
       EXPECT_TRUE(hashes.insert(number_of(tensor)).second) << element << " " << bit;

@@ -198,10 +198,11 @@ const std::vector<Key>& known_keys() {
        "fsdp_reduce_each_microbatch",
        at<&C::parallelism, &C::Parallelism::fsdp_reduce_each_microbatch>,
        "Stages 2 and 3 with accumulation: whether every micro-batch averages its gradients among the ranks that share "
-       "a "
-       "copy, each of which adds up its rows alone; or the last one does, and whole gradients are kept until then "
-       "(more "
-       "memory, less communication, the bits of data parallelism). default: always; in a pipeline once a step.",
+       "a copy, each of which adds up its rows alone; or the last one does, and whole gradients are kept until then "
+       "(more memory, less communication, the bits of data parallelism). default: always; in a pipeline once a step, "
+       "for "
+       "which a rank keeps gradients of all parameters of its stages: 4 bytes each, or those of "
+       "mixed_precision_reduce.",
        -kAny,
        kAny,
        {"default", "always", "never"}},

@@ -13,6 +13,7 @@
 #include "phalanx/comm/shm.h"
 #include "phalanx/comm/tcp_store.h"
 #include "phalanx/comm/testing/forked_ranks.h"
+#include "phalanx/plan/cut_model.h"
 #include "phalanx/plan/memory_model.h"
 #include "phalanx/train/trainer_test_support.h"
 #include "phalanx/train/training_shape.h"
@@ -25,10 +26,20 @@ struct MeasuredCase {
   int ranks = 2;
   std::vector<std::string> keys = {};
   double hardly_any = 3e5;  // bytes of a category
+  bool lets_go = false;     // of a stage's parameters, after each pass
 };
 
 class MeasuredRunTest : public TrainerTest {
  protected:
+  /// Of the stages that a rank of a pipeline has.
+  static double stage_parameters(const plan::TrainingShape& shape, std::size_t rank) {
+    std::int64_t sum = 0;
+    for (const int stage : shape.pipeline->schedule.stages_of(static_cast<int>(rank))) {
+      sum += plan::CutModel(shape).parameters(shape.pipeline->parts[static_cast<std::size_t>(stage)], /*tied=*/false);
+    }
+    return static_cast<double>(sum);
+  }
+
   void expect_as_predicted(const MeasuredCase& one) {
     SCOPED_TRACE(one.name);
     std::vector<std::string> keys = {"--model.flavor=5M",
@@ -83,6 +94,11 @@ class MeasuredRunTest : public TrainerTest {
         }
       }
       expect_near(found_made, expected_made, "gradients and activations");
+      if (shape.pipeline && shape.shards > 1 && shape.zero_stage > 1 && plan.parallel.pp > 1 && !one.lets_go) {
+        // Whole gradients until the step ends, and whole parameters: 4 bytes each of every parameter of the stage.
+        expect_near(bytes("buffers"), bytes("parameters"), "gradients between micro-batches, 4 bytes a parameter");
+        expect_near(bytes("parameters"), 4.0 * stage_parameters(shape, stage_rank), "4 bytes a parameter");
+      }
       EXPECT_NEAR(bytes("total"), static_cast<double>(predicted.peak.total()),
                   0.05 * static_cast<double>(predicted.peak.total()))
           << text;
@@ -114,11 +130,13 @@ TEST_F(MeasuredRunTest, CutModelsTakeWhatIsPredicted) {
 TEST_F(MeasuredRunTest, ShardedStagesTakeWhatIsPredicted) {
   const std::vector<MeasuredCase> cases = {
       {.name = "pp_zero1", .ranks = 4, .keys = {kPipeline, kShards, "--parallelism.zero_stage=1"}},
+      {.name = "pp_zero2", .ranks = 4, .keys = {kPipeline, kShards, "--parallelism.zero_stage=2"}},
       {.name = "pp_zero3", .ranks = 4, .keys = {kPipeline, kShards}},
       {.name = "pp_zero3_let_go",
        .ranks = 4,
        .keys = {kPipeline, kShards, "--parallelism.pipeline_parallel_schedule=ZBV",
-                "--parallelism.fsdp_reshard_after_forward=always"}}};
+                "--parallelism.fsdp_reshard_after_forward=always"},
+       .lets_go = true}};
   for (const MeasuredCase& one : cases) expect_as_predicted(one);
 }
 
@@ -153,6 +171,10 @@ TEST_F(MeasuredRunTest, OtherFamiliesTakeWhatIsPredicted) {
 TEST_F(MeasuredRunTest, OfSmallModelsNothingElseIsCounted) {
   const std::vector<std::string> small = {"--model.flavor=debug", "--model.n_layers=4", "--training.seq_len=64"};
   MeasuredCase one{.name = "debug", .keys = small, .hardly_any = 1e5};
+  expect_as_predicted(one);
+  // Nor is what replicas are compared with.
+  one.name = "debug_replica_check";
+  one.keys.emplace_back("--debug.replica_check_freq=1");
   expect_as_predicted(one);
   one.name = "debug_zero3";
   one.keys.insert(one.keys.end(), {kShards, "--activation_checkpoint.mode=full"});

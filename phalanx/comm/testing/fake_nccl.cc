@@ -208,14 +208,15 @@ NcclResult FakeNccl::end_group() {
   for (const FakeKernel& kernel : group.kernels) text += (text.empty() ? "" : ", ") + kernel.name;
   note(group.depth > 0 ? fmt::format("group({})", text) : text);
   FakeNcclComm* comm = group.comm;
-  std::vector<OperationDescription> needed = comm->connections_for(group.kernels);
+  std::vector<OperationDescription> needed;
+  if (!takes_at_once_) needed = comm->connections_for(group.kernels);
   if (needed.empty()) {
     put(comm, group);
     return NcclResult::in_progress;
   }
   comm->looks = -1;
   if (comm->connector.joinable()) comm->connector.join();
-  comm->connector = std::thread([comm, needed = std::move(needed), group = std::move(group)]() mutable {
+  comm->connector = std::thread([this, comm, needed = std::move(needed), group = std::move(group)]() mutable {
     // The kernels of before use the same transport.
     while (comm->kernels.load() != 0 && !comm->aborted.load()) std::this_thread::yield();
     for (OperationDescription& one : needed)
@@ -225,12 +226,12 @@ NcclResult FakeNccl::end_group() {
   return NcclResult::in_progress;
 }
 
-void FakeNccl::put(FakeNcclComm* comm, FakeGroup& group) {
+void FakeNccl::put(FakeNcclComm* comm, FakeGroup& group) const {
   comm->kernels.fetch_add(1);
   FakeStreams::enqueue(
       group.stream,
       [comm, kernels = std::make_shared<std::vector<FakeKernel>>(std::move(group.kernels))] { comm->run(*kernels); });
-  comm->looks = kLooks;
+  comm->looks = takes_at_once_ ? 0 : kLooks;
 }
 
 NcclResult FakeNccl::state_of(FakeNcclComm* comm, NcclResult* state) {

@@ -39,6 +39,8 @@ class FakeNccl {
   void fail_with(NcclResult result) { failure_.store(static_cast<int>(result)); }
   /// The making of a communicator is never finished.
   void never_connect() { connects_ = false; }
+  /// Calls are taken at once, and ranks need not be connected: kernels are launched in the order of the calls.
+  void take_at_once() { takes_at_once_ = true; }
   /// What was called, in order: "all_reduce", "group(send 1, recv 1)", "split", "abort", ...
   std::vector<std::string> calls() const;
   /// Calls that NCCL would not have allowed.
@@ -52,7 +54,7 @@ class FakeNccl {
   NcclResult submit(FakeNcclComm* comm, DeviceStream stream, OperationDescription description, const void* copy_from,
                     std::string name);
   NcclResult end_group();
-  static void put(FakeNcclComm* comm, FakeGroup& group);
+  void put(FakeNcclComm* comm, FakeGroup& group) const;
   NcclResult split(FakeNcclComm* comm, int color, int key, NcclComm** result);
   NcclResult state_of(FakeNcclComm* comm, NcclResult* state);
   NcclResult abort(FakeNcclComm* comm);
@@ -60,7 +62,7 @@ class FakeNccl {
   std::shared_ptr<Backend> transport_;
   std::atomic<int> failure_{0};
   std::atomic<int> misuses_{0};
-  bool connects_ = true;
+  bool connects_ = true, takes_at_once_ = false;
   mutable std::mutex mutex_;
   std::vector<std::string> calls_;
   std::vector<std::unique_ptr<FakeNcclComm>> comms_;

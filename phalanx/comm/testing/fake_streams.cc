@@ -70,7 +70,7 @@ class FakeStreams::Stream {
   std::thread thread_;
 };
 
-FakeStreams::FakeStreams() = default;
+FakeStreams::FakeStreams(Kernels kernels) : kernels_(kernels) {}
 FakeStreams::~FakeStreams() = default;
 
 void FakeStreams::enqueue(DeviceStream stream, std::function<void()> work) {
@@ -86,7 +86,7 @@ std::shared_ptr<void> FakeStreams::enter_stream(DeviceStream stream) {
 
 DeviceStream FakeStreams::make_stream() {
   const std::lock_guard lock(mutex_);
-  streams_.push_back(std::make_unique<Stream>());
+  if (kernels_ == Kernels::at_once || streams_.empty()) streams_.push_back(std::make_unique<Stream>());
   return streams_.back().get();
 }
 

@@ -1,5 +1,6 @@
 // FakeStreams: streams and events without a device (tests only). A stream is a thread that does what it is given, in
-// order; "device memory" is host memory.
+// order; "device memory" is host memory. A device that runs one kernel at a time, in the order in which they were
+// launched, has one queue for all its streams.
 //
 // A thread's current stream is the thread itself, unless use() gives it another: then record_current() is done at once,
 // and current_waits() blocks. So code that reads a tensor after Work::wait() is right, as it would be behind a stream.
@@ -18,7 +19,8 @@ namespace phalanx {
 
 class FakeStreams final : public DeviceStreams {
  public:
-  FakeStreams();
+  enum class Kernels { at_once, one_at_a_time };
+  explicit FakeStreams(Kernels kernels = Kernels::at_once);
   ~FakeStreams() override;  // ends the streams when they have done all they were given
 
   /// Puts work into a stream, as a kernel launch does.
@@ -42,6 +44,7 @@ class FakeStreams final : public DeviceStreams {
 
  private:
   class Stream;
+  const Kernels kernels_;
   std::string identity_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Stream>> streams_;

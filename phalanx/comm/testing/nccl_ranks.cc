@@ -11,7 +11,8 @@
 
 namespace phalanx {
 
-std::string run_nccl_threads(int world, const NcclBody& body, const NcclOptions& options) {
+std::string run_nccl_threads(int world, const NcclBody& body, const NcclOptions& options,
+                             FakeStreams::Kernels kernels) {
   const auto control = make_local_backends(world);
   const auto transport = make_local_backends(world);
   std::mutex mutex;
@@ -20,8 +21,9 @@ std::string run_nccl_threads(int world, const NcclBody& body, const NcclOptions&
   for (std::size_t r = 0; r < control.size(); ++r) {
     threads.emplace_back([&, r] {
       try {
-        NcclRank rank;
+        NcclRank rank{.streams = std::make_shared<FakeStreams>(kernels)};
         rank.nccl = std::make_shared<FakeNccl>(transport[r]);
+        if (kernels == FakeStreams::Kernels::one_at_a_time) rank.nccl->take_at_once();
         rank.comm = make_nccl_communicator(control[r], -1, rank.nccl->table(), rank.streams, options);
         rank.comm->barrier();  // a rank that gives up at once must not find the others half made
         try {

@@ -3,6 +3,9 @@
 // that.
 //
 //   EXPECT_EQ(run_nccl_threads(4, [](NcclRank& rank) { use(rank.comm); }), "");
+//
+// With FakeStreams::Kernels::one_at_a_time a device runs the kernels of all its communicators one after the other, in
+// the order of issue, as NCCL may: ranks that issue those of two communicators in different orders wait for ever then.
 #pragma once
 
 #include <functional>
@@ -26,6 +29,7 @@ struct NcclRank {
 using NcclBody = std::function<void(NcclRank&)>;
 
 /// body(rank) on a thread for each rank. Returns one line for each rank that threw.
-std::string run_nccl_threads(int world, const NcclBody& body, const NcclOptions& options = {});
+std::string run_nccl_threads(int world, const NcclBody& body, const NcclOptions& options = {},
+                             FakeStreams::Kernels kernels = FakeStreams::Kernels::at_once);
 
 }  // namespace phalanx
