@@ -168,9 +168,11 @@ void Trainer::say_changes() {
     entry["changes"].push_back(change.record());
   }
   if (!data.lines.empty()) entry["data"] = data.lines;
+  if (!data.taken_as.empty()) entry["data"] = {data.taken_as};
   if (!comparison.not_compared.empty()) {
-    say(fmt::format("{}: nothing to compare of {}: the checkpoint or this run does not say it", step_directory.string(),
-                    fmt::join(comparison.not_compared, ", ")));
+    say(fmt::format("{}: nothing to compare of {}: the checkpoint or this run does not say it{}{}",
+                    step_directory.string(), fmt::join(comparison.not_compared, ", "),
+                    data.taken_as.empty() ? "" : "; of its data ", data.taken_as));
   }
   files_->add_to("history", entry);
 }
@@ -195,7 +197,7 @@ TrainState Trainer::collect_state() const {
   model_->collect_state(state);
   update_->collect_state(state);
   state.integers["step"] = step_;
-  state.integers["seed"] = config_.debug.seed;
+  state.integers[kDataSeed] = config_.debug.seed;
   state.integers[kDataTokens] = data::tokens_read(*data_.batches, step_);
   return state;
 }
