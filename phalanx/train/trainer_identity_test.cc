@@ -219,6 +219,8 @@ TEST_F(TrainerIdentityTest, WeightsOfAnotherModelThanConfigJsonSaysAreRefused) {
               AllOf(HasSubstr("although"), HasSubstr("rope.theta: 500000.0, and this model 10000.0")));
   // A key that says otherwise than the directory is another model too.
   EXPECT_THAT(refusal<CheckpointError>(from(same, {"--model.norm_eps=1e-3"})), HasSubstr("norm_eps"));
+  EXPECT_THAT(refusal<CheckpointError>(small("tuned", {"--checkpoint.initial_load_path=" + same})),
+              HasSubstr("is a Hugging Face directory, for it has config.json: initial_load_in_hf = true loads it"));
   // One file of that directory is of the same model.
   EXPECT_THAT(refusal<CheckpointError>(from(other + "/model.safetensors")), HasSubstr("rope.theta"));
   // Without it the header of what Phalanx exported says it still.
