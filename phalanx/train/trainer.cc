@@ -110,6 +110,7 @@ Trainer::Trainer(TrainConfig config, TrainerContext context)
       RunLockOptions{.patience = context_.job.patience, .say = [this](const std::string& line) { say(line); }});
   // Before memory is counted: the matrices that it multiplies are not the run's, and gone when the run begins.
   if (is_first_rank()) peak_tflops_ = device_peak_tflops(context_.device, device_.name);
+  identity_["id"] = run_id(config_, identity_);
   memory_ = std::make_unique<RunMemory>(config_, plan_, context_.world, context_.device, checkpoints_.continues());
   memory_->check();
   memory_->explain_failures([this] {
@@ -120,6 +121,7 @@ Trainer::Trainer(TrainConfig config, TrainerContext context)
     files_ = std::make_unique<RunFiles>(
         config_.job.dump_folder,
         RunFilesOptions{
+            .id = identity_["id"].get<std::string>(),
             .tensorboard_folder = config_.metrics.enable_tensorboard ? config_.metrics.save_tb_folder : std::string(),
             .resumed_step = step_ > 0 ? std::optional(step_) : std::nullopt});
     if (const auto& aside = checkpoints_.set_aside(); aside && !aside->names.empty()) {
@@ -148,6 +150,8 @@ void Trainer::say_initial_weights() const {
 void Trainer::compare_with_saved(const std::filesystem::path& step_directory, const Manifest& manifest) {
   const std::string where = (step_directory / kManifestName).string();
   const nlohmann::json saved = identity_in_metadata(manifest.metadata, where);
+  const auto id = saved.find("id");  // not in older checkpoints
+  identity_["id"] = id != saved.end() && id->is_string() ? *id : nlohmann::json("");
   auto comparison = compare_identities(saved, identity_, config_);
   if (!comparison.refused.empty()) throw CheckpointError(refusal_text(comparison, step_directory.string()));
   DataResume data =
@@ -397,6 +401,7 @@ std::shared_ptr<models::Llama> Trainer::whole_model() const {
 
 void Trainer::announce() const {
   if (!is_first_rank()) return;
+  for (const std::string& note : files_->notes()) say(note);
   const RunParts parts{.config = config_,
                        .plan = plan_,
                        .world = *context_.world,

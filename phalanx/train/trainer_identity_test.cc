@@ -1,6 +1,8 @@
 // State that belongs to something else: other settings on other ranks, another model, another optimizer.
 #include <fmt/format.h>
 
+#include <sstream>
+
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/folder_lock.h"
@@ -18,6 +20,7 @@ namespace phalanx::train {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
@@ -175,6 +178,30 @@ TEST_F(TrainerIdentityTest, AnotherModelIsRefusedOnResumeAndNothingIsTouched) {
       log_of(small("run1", {"--model.rope_theta=500000", "--training.steps=3", "--checkpoint.allow_model_mismatch"})),
       HasSubstr("changed since step 2: model rope.theta: saved 10000.0, now 500000.0: loaded all the same"));
   EXPECT_THAT(run_json("run1")["history"][0]["changes"].dump(), HasSubstr("rope.theta"));
+}
+
+TEST_F(TrainerIdentityTest, ARunInTheFolderOfAnotherKeepsItsCurve) {
+  const auto steps = [&](const std::string& folder) {
+    std::vector<std::int64_t> found;
+    std::istringstream lines(read_file(path(folder) + "/metrics.jsonl"));
+    for (std::string line; std::getline(lines, line);) {
+      found.push_back(nlohmann::json::parse(line).at("step").get<std::int64_t>());
+    }
+    return found;
+  };
+  train(small("run", {"--training.steps=3"}), 1);
+  const std::vector<std::string> other = {"--training.steps=2", "--optimizer.lr=0", "--checkpoint.no-enable"};
+  EXPECT_THAT(log_of(small("run", other)), HasSubstr("were of another run, and are kept in " + path("run/earlier-1")));
+  EXPECT_THAT(steps("run/earlier-1"), ElementsAre(1, 2, 3));
+  EXPECT_THAT(steps("run"), ElementsAre(1, 2));
+  EXPECT_THAT(log_of(small("run", other)), Not(HasSubstr("of another run"))) << "the same command is the same run";
+  // The first goes on, with no line of the other's.
+  const auto longer = small("run", {"--training.steps=5"});
+  EXPECT_THAT(log_of(longer),
+              AllOf(HasSubstr("kept in " + path("run/earlier-2")), HasSubstr("back from " + path("run/earlier-1"))));
+  EXPECT_THAT(steps("run"), ElementsAre(1, 2, 3, 4, 5));
+  EXPECT_THAT(log_of(small("run", {"--training.steps=6"})), Not(HasSubstr("of another run")));
+  EXPECT_THAT(steps("run"), ElementsAre(1, 2, 3, 4, 5, 6));
 }
 
 TEST_F(TrainerIdentityTest, AnotherOptimizersStateIsRefused) {
