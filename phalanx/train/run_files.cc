@@ -14,6 +14,10 @@
 namespace phalanx::train {
 namespace {
 
+double unix_time() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
 nlohmann::json parsed_run(const std::filesystem::path& path) {
   if (!std::filesystem::exists(path)) return nlohmann::json::object();
   auto run = nlohmann::json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
@@ -65,10 +69,6 @@ std::vector<std::string> make_room(const std::filesystem::path& folder, const Ru
   return notes;
 }
 
-double unix_time() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
 }  // namespace
 
 double mean_of(const std::vector<double>& by_rank) {
@@ -79,8 +79,8 @@ double mean_of(const std::vector<double>& by_rank) {
 class RunFiles::Impl {
  public:
   Impl(const std::filesystem::path& folder, const RunFilesOptions& options)
-      : notes(make_room(folder, options)),
-        run_path(folder / "run.json"),
+      : run_path(folder / "run.json"),
+        notes(make_room(folder, options)),
         metrics(folder / "metrics.jsonl", {.resumed_step = options.resumed_step}) {
     if (!options.tensorboard_folder.empty()) {
       board = std::make_unique<observe::TensorBoardWriter>(
@@ -88,8 +88,9 @@ class RunFiles::Impl {
           // All points there are another run's.
           observe::TensorBoardOptions{.resumed_step = notes.empty() ? options.resumed_step : std::nullopt});
     }
-    if (options.resumed_step) {
-      run = parsed_run(run_path);
+    if (options.resumed_step && std::filesystem::exists(run_path)) {
+      const auto before = nlohmann::json::parse(read_file(run_path), nullptr, /*allow_exceptions=*/false);
+      if (before.is_object()) run = before;
       // The results of steps that are no longer this run's.
       const auto done = run.find("steps_done");
       if (done != run.end() && done->is_number_integer() && done->get<std::int64_t>() > *options.resumed_step) {
@@ -99,8 +100,8 @@ class RunFiles::Impl {
     if (!options.id.empty()) run["id"] = options.id;
   }
 
-  std::vector<std::string> notes;
   std::filesystem::path run_path;
+  std::vector<std::string> notes;
   observe::MetricsWriter metrics;
   std::unique_ptr<observe::TensorBoardWriter> board;
   nlohmann::json run = nlohmann::json::object();
