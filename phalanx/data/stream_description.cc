@@ -44,8 +44,8 @@ StreamValues values_of(const json& saved) {
                         .seed = saved.at("seed")};
     if (values.seq_len < 1 || values.range.begin < 0 || values.range.size() <= values.seq_len) fail("is of no stream");
     return values;
-  } catch (const json::exception& error) {
-    fail(fmt::format("is malformed: {}", error.what()));
+  } catch (const json::exception&) {
+    fail("is malformed: expected name, type, content, index, tokens, range, seq_len, shuffle and seed");
     throw;
   }
 }
@@ -54,9 +54,11 @@ std::int64_t epoch_tokens(const StreamValues& values) {
   return (values.range.size() - 1) / values.seq_len * values.seq_len;
 }
 
-std::string file_text(const StreamValues& values) {
-  return fmt::format("{} ({} {} tokens, content {})", values.name, values.tokens, values.type,
-                     values.content.substr(0, 12));
+/// `with_index`: of files that differ in that alone.
+std::string file_text(const StreamValues& values, bool with_index) {
+  const std::string index = values.index.empty() ? ", no index" : ", index " + values.index.substr(0, 12);
+  return fmt::format("{} ({} {} tokens, content {}{})", values.name, values.tokens, values.type,
+                     values.content.substr(0, 12), with_index ? index : "");
 }
 
 std::string order_text(const StreamValues& values) {
@@ -68,9 +70,9 @@ std::vector<std::string> differences_of(const StreamValues& saved, const StreamV
   const auto add = [&](const char* key, const std::string& before, const std::string& after) {
     found.push_back(fmt::format("{}: the checkpoint's run read {}; this one reads {}", key, before, after));
   };
-  const bool same_file =
-      saved.tokens == now.tokens && saved.type == now.type && saved.content == now.content && saved.index == now.index;
-  if (!same_file) add("[training] dataset_path", file_text(saved), file_text(now));
+  const bool same_ids = saved.tokens == now.tokens && saved.type == now.type && saved.content == now.content;
+  const bool same_file = same_ids && saved.index == now.index;
+  if (!same_file) add("[training] dataset_path", file_text(saved, same_ids), file_text(now, same_ids));
   if (saved.range != now.range && same_file) {
     const auto text = [](TokenRange range) { return fmt::format("tokens [{}, {})", range.begin, range.end); };
     add("[validation] enable, fraction or dataset_path", text(saved.range), text(now.range));

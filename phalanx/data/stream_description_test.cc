@@ -203,6 +203,10 @@ TEST_F(StreamTest, AnotherStreamIsTold) {
       ElementsAre(AllOf(HasSubstr("[training] shuffle"), HasSubstr("shuffled by seed 3"), HasSubstr("in order"))));
   EXPECT_THAT(told(tokens, [](BatchOptions& o) { o.seed = 4; }),
               ElementsAre(AllOf(HasSubstr("[debug] seed"), HasSubstr("seed 3"), HasSubstr("seed 4"))));
+  json of_index = saved;
+  of_index["index"] = "0123456789abcdef";
+  EXPECT_THAT(resume_stream(of_index, 80, batches).differences,
+              ElementsAre(AllOf(HasSubstr("index 0123456789ab)"), HasSubstr("no index)"))));
   // The same file somewhere else, and a seed that nothing is shuffled by, are no difference.
   EXPECT_THAT(resume_stream(saved, 80, Batches(counting(1000, "moved.bin"), options)).differences, IsEmpty());
   BatchOptions ordered = options;

@@ -72,16 +72,19 @@ TEST(TokenizerFingerprintTest, EveryChangeOfMeaningIsAnotherTokenizer) {
         {"type", "Split"}, {"pattern", {{"Regex", "\\d"}}}, {"behavior", "Isolated"}, {"invert", false}};
     f["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {split, f["pre_tokenizer"]}}};
   });
-  change("template", [](json& f) {
+  // Two templates of one length, so that each token counts.
+  const auto begin_with = [&](json& f, const char* token, int id) {
     f["post_processor"] = {
         {"type", "TemplateProcessing"},
         {"single",
-         {{{"SpecialToken", {{"id", "<|endoftext|>"}, {"type_id", 0}}}},
-          {{"Sequence", {{"id", "A"}, {"type_id", 0}}}}}},
+         {{{"SpecialToken", {{"id", token}, {"type_id", 0}}}}, {{"Sequence", {{"id", "A"}, {"type_id", 0}}}}}},
         {"pair", json::array()},
-        {"special_tokens",
-         {{"<|endoftext|>", {{"id", "<|endoftext|>"}, {"ids", {0}}, {"tokens", {"<|endoftext|>"}}}}}}};
-  });
+        {"special_tokens", {{token, {{"id", token}, {"ids", {id}}, {"tokens", {token}}}}}}};
+  };
+  change("template", [&](json& f) { begin_with(f, "<|endoftext|>", 0); });
+  change("another template", [&](json& f) { begin_with(f, "!", f["model"]["vocab"]["!"].get<int>()); });
+  change("unk_token", [](json& f) { f["model"]["unk_token"] = "!"; });
+  change("fuse_unk", [](json& f) { f["model"]["fuse_unk"] = true; });
 }
 
 TEST(TokenizerFingerprintTest, AFileWrittenAgainIsTheSameTokenizer) {

@@ -64,6 +64,13 @@ ModelFiles find_hugging_face_model(const std::filesystem::path& path) {
   files.not_honoured = models::hf_not_honoured(text, config.string());
   look_for_tokenizer(files, {path});
   take_end_tokens(files, path);
+  for (const std::int64_t token : files.end_tokens) {
+    if (token < files.config.vocab_size) continue;
+    if (!files.not_honoured.empty()) files.not_honoured += "; ";
+    files.not_honoured +=
+        fmt::format("{}: eos_token_id {} is no token of the model (vocab_size {}): no text ends by it", path.string(),
+                    token, files.config.vocab_size);
+  }
   for (const WeightsDescription& told : describe_weights(path)) {  // Phalanx's own exports say it
     if (files.tokenizer_fingerprint.empty()) {
       files.tokenizer_fingerprint = fingerprint_in_metadata(nlohmann::json::parse(told.metadata));

@@ -476,6 +476,10 @@ TEST(ModelFiles, TheEndOfATextIsWhatTheDirectorySays) {
   config["eos_token_id"] = 7;
   write_file(scratch.path() / "config.json", config.dump());
   EXPECT_THAT(end_tokens(find_model(scratch.path()), tokenizer), ElementsAre(7));
+  EXPECT_EQ(find_model(scratch.path()).not_honoured, "");
+  config["eos_token_id"] = 700;
+  write_file(scratch.path() / "config.json", config.dump());
+  EXPECT_THAT(find_model(scratch.path()).not_honoured, HasSubstr("eos_token_id 700 is no token of the model"));
   write_file(scratch.path() / "generation_config.json", R"({"eos_token_id": [8, 9]})");
   EXPECT_THAT(end_tokens(find_model(scratch.path()), tokenizer), ElementsAre(8, 9));
   write_file(scratch.path() / "generation_config.json", "no JSON");

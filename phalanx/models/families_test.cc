@@ -9,8 +9,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <nlohmann/json.hpp>
+#include <string>
 
 #include "phalanx/base/error.h"
+#include "phalanx/models/hf_config.h"
 #include "phalanx/models/hf_names.h"
 #include "phalanx/models/hf_not_honoured.h"
 #include "phalanx/models/llama.h"
@@ -89,6 +92,19 @@ TEST(ModelSizes, AreThoseOfTheTensorsOfEachFamily) {
     EXPECT_EQ(model.named_parameters().size(), shapes.size());
     EXPECT_EQ(elements, config.parameter_count());
     EXPECT_EQ(llama_from_metadata(llama_metadata(config), ""), config);
+  }
+}
+
+TEST(LlamaMetadata, AKeyOfALaterVersionIsRefused) {
+  auto metadata = llama_metadata(small_mixtral());
+  metadata["flavor"] = "hf";
+  EXPECT_EQ(llama_from_metadata(metadata, "here"), small_mixtral());
+  metadata["softcap"] = 30.0;
+  try {
+    llama_from_metadata(metadata, "here");
+    ADD_FAILURE() << "accepted";
+  } catch (const CheckpointError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("here says \"softcap\", which this program does not know"));
   }
 }
 
@@ -197,6 +213,30 @@ TEST(ModelCosts, AreThoseOfAFamilysMatrices) {
   EXPECT_EQ(mixtral[1], 2 * 3.0 * 32 * 40 + 6 * 32);
 }
 
+TEST(HfConfig, WhatContradictsItselfOrTheModelsOrderIsRefused) {
+  const auto error = [](const nlohmann::json& changes) {
+    nlohmann::json config = {{"model_type", "qwen2"},         {"hidden_size", 32},        {"num_hidden_layers", 2},
+                             {"num_attention_heads", 4},      {"num_key_value_heads", 2}, {"intermediate_size", 48},
+                             {"max_position_embeddings", 64}, {"vocab_size", 64},         {"sliding_window", 8}};
+    config.update(changes);
+    try {
+      llama_config_from_hf(config.dump(), "config.json");
+      return std::string();
+    } catch (const CheckpointError& failure) {
+      return std::string(failure.what());
+    }
+  };
+  EXPECT_EQ(error(nlohmann::json::object()), "");
+  EXPECT_EQ(error({{"is_causal", true}, {"rope_scaling", {{"factor", 1.0}}}}), "");
+  EXPECT_THAT(error({{"is_causal", false}}), HasSubstr("\"is_causal\": false is not supported; expected true"));
+  EXPECT_THAT(error({{"use_bidirectional_attention", true}}), HasSubstr("\"use_bidirectional_attention\": true"));
+  const nlohmann::json mixed = {"full_attention", "sliding_attention"};
+  EXPECT_THAT(error({{"layer_types", mixed}}),
+              HasSubstr("\"layer_types\" gives 1 of 2 layers a sliding window, but \"use_sliding_window\" is false"));
+  EXPECT_THAT(error({{"rope_scaling", {{"factor", 4.0}}}}),
+              HasSubstr("rope_scaling: \"factor\" is 4, but \"rope_type\" is not there"));
+}
+
 TEST(HfNotHonoured, IsOneLineOfWhatHasAnEffectElsewhere) {
   const auto line = [](const char* text) { return hf_not_honoured(text, "config.json"); };
   EXPECT_EQ(line(R"({"model_type": "llama", "hidden_size": 8, "attention_dropout": 0.0, "use_cache": true,
@@ -208,6 +248,27 @@ TEST(HfNotHonoured, IsOneLineOfWhatHasAnEffectElsewhere) {
             "config.json: not honoured: attention_dropout 0.1, other_dropout 0.2 (there is no dropout), "
             "initializer_range 0.5 (initial weights are drawn with 0.02); not read: logit_scale 2, my_key {\"a\":1}");
   EXPECT_EQ(line(R"({"model_type": "llama", "sliding_window": 16})"), "config.json: not read: sliding_window 16");
+  EXPECT_EQ(line(R"({"model_type": "mistral", "sliding_window": 16, "use_sliding_window": true, "max_window_layers": 2,
+                     "layer_types": ["full_attention"], "num_experts_per_tok": 2})"),
+            "config.json: not read: layer_types [\"full_attention\"], max_window_layers 2, num_experts_per_tok 2, "
+            "use_sliding_window true");
+  EXPECT_EQ(line(R"({"model_type": "mixtral", "sliding_window": 16, "num_experts_per_tok": 2})"), "");
+  EXPECT_EQ(line(R"({"model_type": "qwen3", "sliding_window": 4, "use_sliding_window": true, "max_window_layers": 2,
+                     "layer_types": ["full_attention"]})"),
+            "");
+  // Of the rotary settings those of their type count.
+  EXPECT_EQ(line(R"({"model_type": "llama", "rope_scaling": {"rope_type": "linear", "factor": 2.0,
+                     "attention_factor": 3.0, "original_max_position_embeddings": 64}})"),
+            "config.json: not read: rope_scaling.attention_factor 3.0, "
+            "rope_scaling.original_max_position_embeddings 64");
+  EXPECT_EQ(line(R"({"model_type": "llama", "rope_parameters": {"rope_type": "default", "rope_theta": 1e4,
+                     "factor": 2.0}})"),
+            "config.json: not read: rope_parameters.factor 2.0");
+  EXPECT_EQ(line(R"({"model_type": "llama", "rope_scaling": {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+                     "high_freq_factor": 4.0, "original_max_position_embeddings": 64}})"),
+            "");
+  EXPECT_EQ(line(R"({"model_type": "qwen2", "architectures": ["LlamaForCausalLM"]})"),
+            "config.json: not read: architectures [\"LlamaForCausalLM\"] (read as Qwen2ForCausalLM)");
   // GPT-2 has dropout unless it is told otherwise.
   EXPECT_EQ(line(R"({"model_type": "gpt2", "n_embd": 8, "embd_pdrop": 0.0, "resid_pdrop": 0, "summary_type": "x"})"),
             "config.json: not honoured: attn_pdrop 0.1 (there is no dropout)");

@@ -41,6 +41,7 @@ class ConfigFile {
   [[noreturn]] void refuse(const std::string& what, const std::string& expected) const {
     throw CheckpointError(fmt::format("{}: {} is not supported; expected {}", file_, what, expected));
   }
+  bool has(const char* key) const { return json_.contains(key) && !json_.at(key).is_null(); }
   [[noreturn]] void fail(const std::string& what) const { throw CheckpointError(fmt::format("{}: {}", file_, what)); }
 
   LlamaFamily family() const {
@@ -81,14 +82,15 @@ class ConfigFile {
       refuse(fmt::format("hidden_act \"{}\"", act), "\"silu\"");
     }
     // The last one asks for a loss that evens out the experts' load.
-    for (const char* flag : {"attention_bias", "mlp_bias", "output_router_logits"}) {
+    for (const char* flag : {"attention_bias", "mlp_bias", "output_router_logits", "use_bidirectional_attention"}) {
       if (read_.get_or<bool>(flag, false)) refuse(fmt::format("\"{}\": true", flag), "false");
     }
+    if (!read_.get_or<bool>("is_causal", true)) refuse("\"is_causal\": false", "true");
     for (const char* key : {"quantization_config", "num_experts", "num_local_experts", "attn_logit_softcapping",
                             "final_logit_softcapping", "embedding_multiplier", "residual_multiplier", "logits_scaling",
                             "attention_multiplier", "clip_qkv", "no_rope_layers", "swiglu_limit", "attention_sinks"}) {
       if (family == LlamaFamily::mixtral && key == std::string_view("num_local_experts")) continue;
-      if (json_.contains(key) && !json_.at(key).is_null()) refuse(fmt::format("\"{}\"", key), "a model without it");
+      if (has(key)) refuse(fmt::format("\"{}\"", key), "a model without it");
     }
     if (const double noise = read_.get_or<double>("router_jitter_noise", 0.0); noise != 0.0) {
       refuse(fmt::format("\"router_jitter_noise\": {}", noise), "0");
@@ -110,6 +112,12 @@ class ConfigFile {
     }
     const std::int64_t sliding = sliding_layers(config.n_layers);
     const bool on = read_.get_or<bool>("use_sliding_window", false);
+    if (!on && sliding > 0 && has("layer_types")) {
+      fail(
+          fmt::format("\"layer_types\" gives {} of {} layers a sliding window, but \"use_sliding_window\" is false: "
+                      "expected true, or \"full_attention\" alone",
+                      sliding, config.n_layers));
+    }
     if (!on || sliding == 0) return 0;
     if (sliding != config.n_layers) {
       refuse(fmt::format("a sliding window in {} of {} layers", sliding, config.n_layers), "it in all or none");
@@ -118,7 +126,7 @@ class ConfigFile {
   }
 
   std::int64_t sliding_layers(std::int64_t n_layers) const {
-    if (json_.contains("layer_types") && !json_.at("layer_types").is_null()) {
+    if (has("layer_types")) {
       const auto types = read_.get<std::vector<std::string>>("layer_types");
       if (static_cast<std::int64_t>(types.size()) != n_layers) {
         fail(fmt::format("\"layer_types\" names {} layers, but \"num_hidden_layers\" is {}", types.size(), n_layers));
@@ -140,7 +148,7 @@ class ConfigFile {
     config.rope_theta = read_.get_or<double>("rope_theta", config.has_experts() ? kMixtralTheta : 10000.0);
     const nlohmann::json* before = nullptr;
     for (const char* key : {"rope_scaling", "rope_parameters"}) {
-      if (!json_.contains(key) || json_.at(key).is_null()) continue;
+      if (!has(key)) continue;
       const nlohmann::json& object = json_.at(key);
       if (!object.is_object()) fail(fmt::format("\"{}\" is not an object", key));
       if (before && *before != object) {
@@ -160,7 +168,7 @@ class ConfigFile {
         refuse(fmt::format("{} of its own for \"{}\" layers", key, name), "the same for all layers");
     }
     for (const char* same : {"rope_theta", "partial_rotary_factor"}) {
-      if (!json_.contains(same) || json_.at(same).is_null()) continue;
+      if (!has(same)) continue;
       const double outside = read_.get<double>(same), inside = rope.get_or<double>(same, outside);
       if (inside != outside) {
         fail(fmt::format("\"{}\" is {}, but {} in {}: expected it once, or the same", same, outside, inside, key));
@@ -171,8 +179,14 @@ class ConfigFile {
       fail(fmt::format("{}: \"type\" is \"{}\", but \"rope_type\" is \"{}\": expected one of them, or the same", key,
                        rope.get<std::string>("type"), rope.get<std::string>("rope_type")));
     }
-    const auto name = rope.get_or<std::string>("rope_type", rope.get_or<std::string>("type", "default"));
-    const auto type = rope_scaling_from_name(name);
+    const auto name = rope.get_or<std::string>("rope_type", rope.get_or<std::string>("type", ""));
+    if (name.empty() && rope.get_or<double>("factor", 1.0) != 1.0) {
+      fail(
+          fmt::format("{}: \"factor\" is {}, but \"rope_type\" is not there: expected one of default, linear, dynamic "
+                      "and llama3",
+                      key, rope.get<double>("factor")));
+    }
+    const auto type = name.empty() ? RopeScalingType::none : rope_scaling_from_name(name);
     if (!type) refuse(fmt::format("{} of type \"{}\"", key, name), "default, linear, dynamic or llama3");
     if (const double part = rope.get_or<double>("partial_rotary_factor", 1.0); part != 1.0) {
       refuse(fmt::format("\"partial_rotary_factor\": {} in {}", part, key), "1");
@@ -201,23 +215,6 @@ class ConfigFile {
   const std::string file_;
   const JsonReader read_;
 };
-
-const char* architecture(LlamaFamily family) {
-  switch (family) {
-    case LlamaFamily::mistral:
-      return "MistralForCausalLM";
-    case LlamaFamily::qwen2:
-      return "Qwen2ForCausalLM";
-    case LlamaFamily::qwen3:
-      return "Qwen3ForCausalLM";
-    case LlamaFamily::gpt2:
-      return "GPT2LMHeadModel";
-    case LlamaFamily::mixtral:
-      return "MixtralForCausalLM";
-    default:
-      return "LlamaForCausalLM";
-  }
-}
 
 void add_llama_keys(nlohmann::json& description, const LlamaConfig& config) {
   const RopeScaling& rope = config.rope_scaling;
@@ -259,6 +256,23 @@ void add_llama_keys(nlohmann::json& description, const LlamaConfig& config) {
 
 }  // namespace
 
+const char* hf_architecture(LlamaFamily family) {
+  switch (family) {
+    case LlamaFamily::mistral:
+      return "MistralForCausalLM";
+    case LlamaFamily::qwen2:
+      return "Qwen2ForCausalLM";
+    case LlamaFamily::qwen3:
+      return "Qwen3ForCausalLM";
+    case LlamaFamily::gpt2:
+      return "GPT2LMHeadModel";
+    case LlamaFamily::mixtral:
+      return "MixtralForCausalLM";
+    default:
+      return "LlamaForCausalLM";
+  }
+}
+
 LlamaConfig llama_config_from_hf(const std::string& text, const std::string& file) {
   return ConfigFile(parse_json_object<CheckpointError>(text, file), file).config();
 }
@@ -279,7 +293,7 @@ std::vector<std::int64_t> hf_end_tokens(const std::string& text, const std::stri
 }
 
 std::string llama_hf_config(const LlamaConfig& config, const std::string& dtype) {
-  nlohmann::json description = {{"architectures", {architecture(config.family)}},
+  nlohmann::json description = {{"architectures", {hf_architecture(config.family)}},
                                 {"model_type", family_name(config.family)},
                                 {"vocab_size", config.vocab_size},
                                 {"tie_word_embeddings", config.tie_embeddings},

@@ -27,6 +27,9 @@ inline constexpr std::uint64_t kMaxHfConfigBytes = 16 << 20;
 /// From the text of config.json; `file` begins the messages.
 LlamaConfig llama_config_from_hf(const std::string& text, const std::string& file);
 
+/// "LlamaForCausalLM": the class of transformers that reads it.
+const char* hf_architecture(LlamaFamily family);
+
 /// The tokens that end a text, as config.json or generation_config.json says in "eos_token_id": one, several, none.
 std::vector<std::int64_t> hf_end_tokens(const std::string& text, const std::string& file);
 

@@ -31,6 +31,7 @@ LlamaConfig gpt2_config_from_hf(const nlohmann::json& json, const std::string& f
   expect_flag("scale_attn_by_inverse_layer_idx", false);
   expect_flag("reorder_and_upcast_attn", false);
   expect_flag("add_cross_attention", false);
+  expect_flag("is_causal", true);
   if (const auto act = read.get_or<std::string>("activation_function", kGelu); act != kGelu && act != kAlsoGelu) {
     refuse(fmt::format("activation_function \"{}\"", act), fmt::format("\"{}\"", kGelu));
   }

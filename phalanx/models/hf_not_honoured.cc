@@ -10,6 +10,8 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/json_text.h"
+#include "phalanx/models/hf_config.h"
+#include "phalanx/models/llama_config.h"
 
 namespace phalanx::models {
 namespace {
@@ -79,10 +81,15 @@ constexpr Keys<20> kReadOfLlama = {"hidden_size",
                                    "output_router_logits",
                                    "num_experts",
                                    "num_local_experts",
-                                   "num_experts_per_tok",
+                                   "is_causal",
                                    "router_jitter_noise"};
-constexpr Keys<4> kReadOfWindows = {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"};
-constexpr Keys<11> kReadOfGpt2 = {"n_embd",
+constexpr Keys<1> kReadOfMistral = {"sliding_window"};
+constexpr Keys<2> kReadOfMixtral = {"sliding_window", "num_experts_per_tok"};
+constexpr Keys<4> kReadOfQwen = {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"};
+constexpr Keys<4> kReadOfRope = {"rope_type", "type", "rope_theta", "partial_rotary_factor"};
+constexpr Keys<3> kReadOfLlama3Rope = {"low_freq_factor", "high_freq_factor", "original_max_position_embeddings"};
+constexpr Keys<12> kReadOfGpt2 = {"is_causal",
+                                  "n_embd",
                                   "n_layer",
                                   "n_head",
                                   "n_inner",
@@ -107,17 +114,39 @@ void add(std::string& list, const std::string& item) {
   list += item;
 }
 
+bool is_read(LlamaFamily family, std::string_view key) {
+  if (is_among(key, kRead)) return true;
+  if (family == LlamaFamily::gpt2) return is_among(key, kReadOfGpt2);
+  if (is_among(key, kReadOfLlama)) return true;
+  if (family == LlamaFamily::mistral) return is_among(key, kReadOfMistral);
+  if (family == LlamaFamily::mixtral) return is_among(key, kReadOfMixtral);
+  return family != LlamaFamily::llama && is_among(key, kReadOfQwen);
+}
+
+/// Which of its keys count depends on its type.
+void add_unread_of_rope(std::string& unread, const std::string& name, const nlohmann::json& rope) {
+  if (!rope.is_object()) return;
+  const auto type = rope.value("rope_type", rope.value("type", nlohmann::json("default")));
+  for (const auto& [key, value] : rope.items()) {
+    const bool is_read = is_among(key, kReadOfRope) || (key == "factor" && type != "default") ||
+                         (type == "llama3" && is_among(key, kReadOfLlama3Rope));
+    if (!is_read && !says_nothing(value)) add(unread, fmt::format("{}.{} {}", name, key, brief(value)));
+  }
+}
+
+bool names_architecture(const nlohmann::json& names, LlamaFamily family) {
+  return names.is_array() && std::ranges::find(names, nlohmann::json(hf_architecture(family))) != names.end();
+}
+
 }  // namespace
 
 std::string hf_not_honoured(const std::string& text, const std::string& file) {
   const auto json = parse_json_object<CheckpointError>(text, file);
   const auto type = json.find("model_type");
-  const bool is_gpt2 = type != json.end() && *type == "gpt2";
-  const bool is_llama = type != json.end() && *type == "llama";
-  const auto is_read = [&](std::string_view key) {
-    if (is_among(key, kRead) || (is_gpt2 && is_among(key, kReadOfGpt2))) return true;
-    return !is_gpt2 && (is_among(key, kReadOfLlama) || (!is_llama && is_among(key, kReadOfWindows)));
-  };
+  const bool has_type = type != json.end() && type->is_string();
+  const LlamaFamily family =
+      (has_type ? family_from_name(type->get<std::string>()) : std::nullopt).value_or(LlamaFamily::llama);
+  const bool is_gpt2 = family == LlamaFamily::gpt2;
   std::string dropout, initial, unread;
   if (is_gpt2) {
     for (const std::string_view key : kDropoutOfGpt2) {
@@ -133,7 +162,11 @@ std::string hf_not_honoured(const std::string& text, const std::string& file) {
     } else if (key == "initializer_range" && value != kInitializerRange) {
       initial =
           fmt::format("initializer_range {} (initial weights are drawn with {})", brief(value), kInitializerRange);
-    } else if (!is_read(key) && !is_among(key, kHarmless)) {
+    } else if (key == "rope_scaling" || key == "rope_parameters") {
+      if (!is_gpt2) add_unread_of_rope(unread, key, value);
+    } else if (key == "architectures" && !names_architecture(value, family)) {
+      add(unread, fmt::format("architectures {} (read as {})", brief(value), hf_architecture(family)));
+    } else if (!is_read(family, key) && !is_among(key, kHarmless)) {
       add(unread, fmt::format("{} {}", key, brief(value)));
     }
   }

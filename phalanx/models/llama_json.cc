@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -20,6 +21,12 @@ constexpr std::array<std::pair<RopeScalingType, const char*>, 4> kScalings = {{
     {RopeScalingType::dynamic, "dynamic"},
     {RopeScalingType::llama3, "llama3"},
 }};
+
+/// All that says of which model weights are; any other could change what they mean.
+constexpr std::array<std::string_view, 17> kKeys = {
+    "name",       "flavor",         "dim",         "n_layers",          "n_heads",     "n_kv_heads",
+    "ffn_hidden", "vocab_size",     "max_seq_len", "rope_theta",        "norm_eps",    "tie_embeddings",
+    "head_dim",   "sliding_window", "experts",     "experts_per_token", "rope_scaling"};
 
 }  // namespace
 
@@ -87,6 +94,11 @@ LlamaConfig llama_from_metadata(const nlohmann::json& model, const std::string& 
   config.sliding_window = read.get_or<std::int64_t>("sliding_window", 0);
   config.experts = read.get_or<std::int64_t>("experts", 0);
   config.experts_per_token = read.get_or<std::int64_t>("experts_per_token", 0);
+  for (const auto& [key, value] : model.items()) {
+    if (std::ranges::find(kKeys, key) != kKeys.end()) continue;
+    throw CheckpointError(fmt::format(
+        "{} says \"{}\", which this program does not know: a later version of Phalanx wrote it", where, key));
+  }
   if (model.contains("rope_scaling")) {
     const JsonReader rope(model.at("rope_scaling"), where + ": rope_scaling");
     const auto type = rope_scaling_from_name(rope.get<std::string>("type"));

@@ -29,6 +29,8 @@ TEST(ModelIdentity, EveryNumberThatChangesResultsIsADifference) {
   const LlamaConfig plain = llama_flavor("debug");
   using C = LlamaConfig;
   const std::vector<std::pair<std::function<void(C&)>, std::vector<std::string>>> cases = {
+      {[](C& c) { c.dim = 128; }, {"dim", "head_dim"}},
+      {[](C& c) { c.n_layers = 3; }, {"n_layers"}},
       {[](C& c) { c.n_heads = 8; }, {"head_dim", "n_heads"}},
       {[](C& c) { c.n_kv_heads = 1; }, {"n_kv_heads"}},
       {[](C& c) { c.own_head_dim = 8; }, {"head_dim"}},
@@ -43,6 +45,27 @@ TEST(ModelIdentity, EveryNumberThatChangesResultsIsADifference) {
       {[](C& c) { c.family = LlamaFamily::qwen3; }, {"family", "qk_norm"}},
   };
   for (const auto& [change, keys] : cases) EXPECT_EQ(keys_of(plain, changed(plain, change)), keys);
+  const LlamaConfig stretched = changed(plain, [](C& c) {
+    c.rope_scaling = {.type = RopeScalingType::llama3,
+                      .factor = 8,
+                      .low_freq_factor = 1,
+                      .high_freq_factor = 4,
+                      .original_max_seq_len = 64};
+    c.family = LlamaFamily::mixtral;
+    c.experts = 4;
+    c.experts_per_token = 2;
+  });
+  const std::vector<std::pair<std::function<void(C&)>, std::string>> more = {
+      {[](C& c) { c.rope_scaling.factor = 4; }, "rope.factor"},
+      {[](C& c) { c.rope_scaling.low_freq_factor = 2; }, "rope.low_freq_factor"},
+      {[](C& c) { c.rope_scaling.high_freq_factor = 8; }, "rope.high_freq_factor"},
+      {[](C& c) { c.rope_scaling.original_max_seq_len = 32; }, "rope.original_max_seq_len"},
+      {[](C& c) { c.experts = 8; }, "experts"},
+      {[](C& c) { c.experts_per_token = 1; }, "experts_per_token"},
+  };
+  for (const auto& [change, key] : more) {
+    EXPECT_EQ(keys_of(stretched, changed(stretched, change)), std::vector<std::string>{key});
+  }
   EXPECT_THAT(keys_of(plain, changed(plain, [](C& c) { c.family = LlamaFamily::gpt2; })),
               ::testing::IsSupersetOf({"activation", "norm", "qkv_bias", "rope.theta", "max_seq_len"}));
 }

@@ -22,10 +22,12 @@ namespace phalanx::train {
 /// sequences.
 inline constexpr const char* kDataTokens = "data.tokens";
 inline constexpr const char* kDataSequences = "data.position";
+inline constexpr const char* kDataSeed = "seed";  // of [debug]
 
 struct DataResume {
   data::StreamPosition position;
   std::vector<std::string> lines;  // for the log
+  std::string taken_as = {};       // of a checkpoint that does not say what it read: where it goes on
 };
 
 /// `saved`: the "data" section of the checkpoint's identity; empty in a checkpoint that is older than it.

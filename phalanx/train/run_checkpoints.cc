@@ -54,6 +54,12 @@ std::filesystem::path initial_weights(const TrainConfig& run) {
                                       path.string()));
   }
   if (config.initial_load_in_hf || !std::filesystem::is_directory(path)) return path;
+  if (std::filesystem::exists(path / "config.json")) {
+    throw CheckpointError(fmt::format(
+        "[checkpoint] initial_load_path '{}' is a Hugging Face directory, for it has config.json: initial_load_in_hf = "
+        "true loads it; without it a checkpoint of Phalanx is expected",
+        path.string()));
+  }
   for (const auto& entry : std::filesystem::directory_iterator(path)) {
     if (entry.path().extension() == ".safetensors") return path;
   }

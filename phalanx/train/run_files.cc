@@ -21,6 +21,57 @@ double unix_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
+nlohmann::json parsed_run(const std::filesystem::path& path) {
+  if (!std::filesystem::exists(path)) return nlohmann::json::object();
+  auto run = nlohmann::json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
+  return run.is_object() ? run : nlohmann::json::object();
+}
+
+std::string id_of(const nlohmann::json& run) {
+  const auto id = run.find("id");
+  return id != run.end() && id->is_string() ? id->get<std::string>() : std::string();
+}
+
+/// run.json goes last: what an interruption leaves, the next start sees by it.
+void move_run_files(const std::filesystem::path& from, const std::filesystem::path& to) {
+  FileSystem& fs = posix_file_system();
+  for (const char* name : {"metrics.jsonl", "run.json"}) {
+    if (std::filesystem::exists(from / name)) fs.rename(from / name, to / name);
+  }
+  fs.sync_directory(to);
+  fs.sync_directory(from);
+}
+
+std::filesystem::path earlier_folder(const std::filesystem::path& folder, int number) {
+  return folder / fmt::format("earlier-{}", number);
+}
+
+/// Moves the files of another run away, and those of this one back if they were moved so once. What is to be said.
+std::vector<std::string> make_room(const std::filesystem::path& folder, const RunFilesOptions& options) {
+  const auto run_path = folder / "run.json";
+  if (options.id.empty() ||
+      (!std::filesystem::exists(run_path) && !std::filesystem::exists(folder / "metrics.jsonl"))) {
+    return {};
+  }
+  const std::string id = id_of(parsed_run(run_path));
+  if (id.empty() ? options.resumed_step.has_value() : id == options.id) return {};
+  int number = 1;
+  while (std::filesystem::exists(earlier_folder(folder, number))) ++number;
+  const auto into = earlier_folder(folder, number);
+  posix_file_system().make_directory(into);
+  move_run_files(folder, into);
+  std::vector<std::string> notes = {fmt::format(
+      "{}: its run.json and metrics.jsonl were of another run, and are kept in {}", folder.string(), into.string())};
+  for (int before = number - 1; before > 0 && options.resumed_step; --before) {
+    const auto from = earlier_folder(folder, before);
+    if (id_of(parsed_run(from / "run.json")) != options.id) continue;
+    move_run_files(from, folder);
+    notes.push_back(fmt::format("{}: this run's own are back from {}", folder.string(), from.string()));
+    break;
+  }
+  return notes;
+}
+
 }  // namespace
 
 double mean_of(const std::vector<double>& by_rank) {
@@ -31,10 +82,14 @@ double mean_of(const std::vector<double>& by_rank) {
 class RunFiles::Impl {
  public:
   Impl(const std::filesystem::path& folder, const RunFilesOptions& options)
-      : run_path(folder / "run.json"), metrics(folder / "metrics.jsonl", {.resumed_step = options.resumed_step}) {
+      : run_path(folder / "run.json"),
+        notes(make_room(folder, options)),
+        metrics(folder / "metrics.jsonl", {.resumed_step = options.resumed_step}) {
     if (!options.tensorboard_folder.empty()) {
       board = std::make_unique<observe::TensorBoardWriter>(
-          folder / options.tensorboard_folder, observe::TensorBoardOptions{.resumed_step = options.resumed_step});
+          folder / options.tensorboard_folder,
+          // All points there are another run's.
+          observe::TensorBoardOptions{.resumed_step = notes.empty() ? options.resumed_step : std::nullopt});
     }
     if (options.resumed_step && std::filesystem::exists(run_path)) {
       const auto before = nlohmann::json::parse(read_file(run_path), nullptr, /*allow_exceptions=*/false);
@@ -48,6 +103,7 @@ class RunFiles::Impl {
         for (const char* key : {"steps_done", "validation_loss", "sample"}) run.erase(key);
       }
     }
+    if (!options.id.empty()) run["id"] = options.id;
   }
 
   // What cannot be read is another's to look at, and not this run's to write over.
@@ -61,6 +117,7 @@ class RunFiles::Impl {
   }
 
   std::filesystem::path run_path;
+  std::vector<std::string> notes;
   observe::MetricsWriter metrics;
   std::unique_ptr<observe::TensorBoardWriter> board;
   nlohmann::json run = nlohmann::json::object();
@@ -72,6 +129,8 @@ RunFiles::RunFiles(std::string folder, RunFilesOptions options) : folder_(std::m
 }
 
 RunFiles::~RunFiles() = default;
+
+const std::vector<std::string>& RunFiles::notes() const noexcept { return impl_->notes; }
 
 void RunFiles::describe(const nlohmann::json& values) {
   impl_->run.update(values);

@@ -2,7 +2,9 @@
 //
 // Rank 0 owns one; torch-free. metrics.jsonl and the TensorBoard files go on when a run continues, and are flushed line
 // by line, so that a killed run keeps what it did. What belongs to steps after the one that a run continues from is
-// dropped. "time" is in seconds since the epoch, at the end of the step.
+// dropped; files of another run, which its id in run.json tells, are moved to earlier-1/ (the next ones to earlier-2/),
+// so that no curve is of two runs; and back, when that run goes on. "time" is in seconds since the epoch, at the end of
+// the step.
 //
 //   RunFiles files(config.job.dump_folder, {.tensorboard_folder = "tb"});
 //   files.describe({{"status", "running"}, {"steps", 100}});        // merged into run.json
@@ -47,8 +49,9 @@ struct ValidationMetrics {
 };
 
 struct RunFilesOptions {
+  std::string id = {};                       // of the run (run_identity.h); empty: not known, and not compared
   std::string tensorboard_folder;            // empty: no TensorBoard files
-  std::optional<std::int64_t> resumed_step;  // unset: a new run, which replaces the files of an earlier one
+  std::optional<std::int64_t> resumed_step;  // unset: a new run
 };
 
 /// Mean over the ranks of a figure that each of them has; 0 for none.
@@ -61,6 +64,8 @@ class RunFiles {
   ~RunFiles();
 
   const std::string& folder() const noexcept { return folder_; }
+  /// For the log: where run.json and metrics.jsonl have gone that stood there, if they were another run's.
+  const std::vector<std::string>& notes() const noexcept;
   void describe(const nlohmann::json& values);
   /// Appends to a list in run.json.
   void add_to(const std::string& list, const nlohmann::json& value);

@@ -7,11 +7,13 @@
 #include <string_view>
 #include <variant>
 
+#include "phalanx/base/content_hash.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/json_difference.h"
 #include "phalanx/base/json_number.h"
 #include "phalanx/base/json_text.h"
 #include "phalanx/base/version.h"
+#include "phalanx/data/tokenizer_fingerprint.h"
 #include "phalanx/models/llama_json.h"
 #include "phalanx/models/model_identity.h"
 #include "phalanx/train/config_schema.h"
@@ -115,6 +117,12 @@ IdentityRule rule_of(std::string_view key) {
   return best;
 }
 
+bool is_fingerprint_of_other_version(const JsonDifference& difference) {
+  if (difference.key != "tokenizer.fingerprint" || !difference.saved || !difference.found) return false;
+  return difference.saved->is_string() && difference.found->is_string() &&
+         !data::are_other_tokenizers(difference.saved->get<std::string>(), difference.found->get<std::string>());
+}
+
 /// A key that is younger than the checkpoint was at its default there.
 bool is_default_of_new_key(const JsonDifference& difference, const nlohmann::json& defaults) {
   if (difference.saved || !difference.key.starts_with("settings.")) return false;
@@ -183,6 +191,14 @@ nlohmann::json identity_in_metadata(const std::string& metadata, const std::stri
   return identity;
 }
 
+std::string run_id(TrainConfig config, const nlohmann::json& identity) {
+  config.job.dump_folder.clear();
+  return ContentHash()
+      .add(print_config(config))
+      .add(identity.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace))
+      .hex();
+}
+
 nlohmann::json identity_for_metadata(nlohmann::json identity) {
   identity.erase("model");
   return identity;
@@ -222,6 +238,10 @@ IdentityComparison compare_identities(const nlohmann::json& saved, const nlohman
   const bool is_other_optimizer =
       std::ranges::any_of(differences, [](const JsonDifference& one) { return one.key == "settings.optimizer.name"; });
   for (const JsonDifference& difference : differences) {
+    if (is_fingerprint_of_other_version(difference)) {
+      result.not_compared.emplace_back("tokenizer");
+      continue;
+    }
     if (is_other_optimizer && difference.key == "settings.optimizer.state") continue;  // said by the name
     if (is_default_of_new_key(difference, defaults)) continue;
     if (difference.key.starts_with("data.")) continue;  // compared by data_resume.h
@@ -272,8 +292,12 @@ nlohmann::json files_of_all_ranks(const nlohmann::json& identity) {
 }
 
 nlohmann::json settings_of_all_ranks(const TrainConfig& config) {
-  return settings_where(
+  nlohmann::json settings = settings_where(
       config, [](const SettingRule* rule) { return rule == nullptr || rule->across_ranks == AcrossRanks::same; });
+  for (auto& [name, value] : settings["model"].items()) {
+    if (value.is_number() && value == 0) value = nullptr;  // the flavor's
+  }
+  return settings;
 }
 
 }  // namespace phalanx::train

@@ -1,7 +1,7 @@
 // What the state of a run belongs to: a JSON document that is saved with every checkpoint, compared when a run goes on
 // from it, and compared between ranks when a run begins. Knows no tensor.
 //
-//   {"version": 1,
+//   {"version": 1, "id": "0f3a...",                                    of the run: of all that it began with
 //    "model": {"n_heads": 4, "rope": {"theta": 10000.0, ...}, ...},     models/model_identity.h
 //    "settings": {"optimizer": {"lr": 0.001, ...}, ...},                keys that count, by setting_rules.h
 //    "data": {...}, "validation": {...}, "tokenizer": {...},            fingerprints; empty where there is none
@@ -41,6 +41,10 @@ nlohmann::json run_identity(const RunIdentityParts& parts);
 /// The document with the model, of the metadata of a checkpoint. Sections that it does not have are empty. `where`
 /// begins the messages. CheckpointError for what is malformed, or of a version that this program does not read.
 nlohmann::json identity_in_metadata(const std::string& metadata, const std::string& where);
+/// The "id" of a run that begins with this: the same command begins the same run, wherever its folder lies. A run that
+/// goes on keeps the id that it has.
+std::string run_id(TrainConfig config, const nlohmann::json& identity);
+
 /// What goes into the metadata as "run".
 nlohmann::json identity_for_metadata(nlohmann::json identity);
 

@@ -17,6 +17,7 @@ namespace {
 
 using nlohmann::json;
 using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -231,6 +232,34 @@ std::string metadata_failure(const std::string& metadata) {
     return error.what();
   }
   return "";
+}
+
+TEST(RunIdentity, AFingerprintOfAnotherVersionIsNamedAndNoDifference) {
+  json saved = identity_of(config_with({})), found = saved;
+  saved["tokenizer"] = {{"fingerprint", "tok0:1"}, {"vocab_size", 500}};
+  found["tokenizer"] = {{"fingerprint", "tok1:1"}, {"vocab_size", 500}};
+  IdentityComparison comparison = compare_identities(saved, found, config_with({}));
+  EXPECT_THAT(comparison.refused, IsEmpty());
+  EXPECT_THAT(comparison.not_compared, Contains("tokenizer"));
+  saved["tokenizer"]["fingerprint"] = "tok1:2";
+  comparison = compare_identities(saved, found, config_with({}));
+  EXPECT_THAT(change_lines(comparison.refused), ElementsAre(HasSubstr("tokenizer fingerprint: saved \"tok1:2\"")));
+}
+
+TEST(RunIdentity, TheIdIsThatOfAllThatARunBeginsWith) {
+  const auto id = [](const std::vector<std::string>& flags) {
+    const TrainConfig config = config_with(flags);
+    return run_id(config, identity_of(config));
+  };
+  EXPECT_EQ(id({}), id({"--job.dump_folder=elsewhere"}));
+  EXPECT_NE(id({}), id({"--optimizer.lr=1e-3"}));
+  EXPECT_NE(id({}), id({"--checkpoint.no-enable"}));
+  EXPECT_NE(id({}), run_id(config_with({}), identity_of(config_with({}), {{"content", "another"}})));
+}
+
+TEST(RunIdentity, WhatTheFlavorGivesIsNoNumberOfOneRank) {
+  EXPECT_EQ(settings_of_all_ranks(config_with({}))["model"]["dim"], nullptr);
+  EXPECT_EQ(settings_of_all_ranks(config_with({"--model.dim=32"}))["model"]["dim"], 32);
 }
 
 TEST(RunIdentity, WhatItCannotReadItSays) {

@@ -170,6 +170,39 @@ std::vector<float> board_values(const std::filesystem::path& folder, const std::
   return values;
 }
 
+std::string text_of_run_files(const std::filesystem::path& folder) {
+  std::string text;
+  for (const char* name : {"run.json", "metrics.jsonl"}) {
+    if (std::filesystem::exists(folder / name)) text += read_file(folder / name);
+  }
+  return text;
+}
+
+TEST(RunFilesTest, NoCurveIsOfTwoRuns) {
+  using ::testing::AllOf, ::testing::ElementsAre, ::testing::HasSubstr, ::testing::IsEmpty, ::testing::Not;
+  const TempDirectory folder;
+  const auto begin = [&](const std::string& id, std::optional<std::int64_t> resumed_step, std::int64_t step) {
+    RunFiles files(folder.path().string(), {.id = id, .resumed_step = resumed_step});
+    files.describe({{"of", id}});
+    files.write_step({.step = step, .loss = static_cast<double>(step), .memory_gib = {0}}, /*to_tensorboard=*/false);
+    return files.notes();
+  };
+  EXPECT_THAT(begin("a", std::nullopt, 1), IsEmpty());
+  EXPECT_THAT(begin("a", 1, 2), IsEmpty());
+  EXPECT_THAT(begin("", 2, 3), IsEmpty()) << "an older checkpoint does not say whose it is";
+  EXPECT_THAT(begin("b", std::nullopt, 1), ElementsAre(HasSubstr("kept in " + (folder.path() / "earlier-1").string())));
+  EXPECT_THAT(text_of_run_files(folder.path() / "earlier-1"), AllOf(HasSubstr("\"a\""), HasSubstr("\"step\":3")));
+  // The first goes on from its step 2: what the second left is none of its steps.
+  EXPECT_THAT(begin("a", 2, 4), ElementsAre(HasSubstr("kept in " + (folder.path() / "earlier-2").string()),
+                                            HasSubstr("back from " + (folder.path() / "earlier-1").string())));
+  EXPECT_THAT(text_of_run_files(folder.path() / "earlier-2"), AllOf(HasSubstr("\"b\""), HasSubstr("\"step\":1")));
+  EXPECT_THAT(text_of_run_files(folder.path()), AllOf(HasSubstr("\"step\":2"), HasSubstr("\"step\":4"),
+                                                      Not(HasSubstr("\"step\":3")), Not(HasSubstr("\"b\""))));
+  // The same command, begun again before its first checkpoint.
+  EXPECT_THAT(begin("a", std::nullopt, 1), IsEmpty());
+  EXPECT_THAT(text_of_run_files(folder.path()), AllOf(HasSubstr("\"step\":1"), Not(HasSubstr("\"step\":4"))));
+}
+
 TEST(RunFilesTest, TensorBoardHasTorchtitansTags) {
   const TempDirectory folder;
   {

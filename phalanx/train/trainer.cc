@@ -119,6 +119,7 @@ Trainer::Trainer(TrainConfig config, TrainerContext context)
   }
   // Before memory is counted: the matrices that it multiplies are not the run's, and gone when the run begins.
   if (is_first_rank()) peak_tflops_ = device_peak_tflops(context_.device, device_.name);
+  identity_["id"] = run_id(config_, identity_);
   memory_ = std::make_unique<RunMemory>(config_, plan_, context_.world, context_.device, checkpoints_.continues());
   memory_->check();
   memory_->explain_failures([this] {
@@ -129,6 +130,7 @@ Trainer::Trainer(TrainConfig config, TrainerContext context)
     files_ = std::make_unique<RunFiles>(
         config_.job.dump_folder,
         RunFilesOptions{
+            .id = identity_["id"].get<std::string>(),
             .tensorboard_folder = config_.metrics.enable_tensorboard ? config_.metrics.save_tb_folder : std::string(),
             .resumed_step = step_ > 0 ? std::optional(step_) : std::nullopt});
     announce();
@@ -161,6 +163,8 @@ std::vector<std::string> Trainer::check_new_run() const {
 void Trainer::compare_with_saved(const std::filesystem::path& step_directory, const Manifest& manifest) {
   const std::string where = (step_directory / kManifestName).string();
   const nlohmann::json saved = identity_in_metadata(manifest.metadata, where);
+  const auto id = saved.find("id");  // not in older checkpoints
+  identity_["id"] = id != saved.end() && id->is_string() ? *id : nlohmann::json("");
   auto comparison = compare_identities(saved, identity_, config_);
   if (!comparison.refused.empty()) throw CheckpointError(refusal_text(comparison, step_directory.string()));
   DataResume data =
@@ -181,9 +185,11 @@ void Trainer::say_changes() {
     entry["changes"].push_back(change.record());
   }
   if (!data.lines.empty()) entry["data"] = data.lines;
+  if (!data.taken_as.empty()) entry["data"] = {data.taken_as};
   if (!comparison.not_compared.empty()) {
-    say(fmt::format("{}: nothing to compare of {}: the checkpoint or this run does not say it", step_directory.string(),
-                    fmt::join(comparison.not_compared, ", ")));
+    say(fmt::format("{}: nothing to compare of {}: the checkpoint or this run does not say it{}{}",
+                    step_directory.string(), fmt::join(comparison.not_compared, ", "),
+                    data.taken_as.empty() ? "" : "; of its data ", data.taken_as));
   }
   files_->add_to("history", entry);
 }
@@ -210,7 +216,7 @@ TrainState Trainer::collect_state() const {
   model_->collect_state(state);
   update_->collect_state(state);
   state.integers["step"] = step_;
-  state.integers["seed"] = config_.debug.seed;
+  state.integers[kDataSeed] = config_.debug.seed;
   state.integers[kDataTokens] = data::tokens_read(*data_.batches, step_);
   return state;
 }
@@ -426,6 +432,7 @@ std::shared_ptr<models::Llama> Trainer::whole_model() const {
 
 void Trainer::announce() const {
   if (!is_first_rank()) return;
+  for (const std::string& note : files_->notes()) say(note);
   const RunParts parts{.config = config_,
                        .plan = plan_,
                        .world = *context_.world,

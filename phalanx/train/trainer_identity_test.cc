@@ -1,6 +1,8 @@
 // State that belongs to something else: other settings on other ranks, another model, another optimizer.
 #include <fmt/format.h>
 
+#include <sstream>
+
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/folder_lock.h"
@@ -18,6 +20,7 @@ namespace phalanx::train {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
@@ -177,6 +180,30 @@ TEST_F(TrainerIdentityTest, AnotherModelIsRefusedOnResumeAndNothingIsTouched) {
   EXPECT_THAT(run_json("run1")["history"][0]["changes"].dump(), HasSubstr("rope.theta"));
 }
 
+TEST_F(TrainerIdentityTest, ARunInTheFolderOfAnotherKeepsItsCurve) {
+  const auto steps = [&](const std::string& folder) {
+    std::vector<std::int64_t> found;
+    std::istringstream lines(read_file(path(folder) + "/metrics.jsonl"));
+    for (std::string line; std::getline(lines, line);) {
+      found.push_back(nlohmann::json::parse(line).at("step").get<std::int64_t>());
+    }
+    return found;
+  };
+  train(small("run", {"--training.steps=3"}), 1);
+  const std::vector<std::string> other = {"--training.steps=2", "--optimizer.lr=0", "--checkpoint.no-enable"};
+  EXPECT_THAT(log_of(small("run", other)), HasSubstr("were of another run, and are kept in " + path("run/earlier-1")));
+  EXPECT_THAT(steps("run/earlier-1"), ElementsAre(1, 2, 3));
+  EXPECT_THAT(steps("run"), ElementsAre(1, 2));
+  EXPECT_THAT(log_of(small("run", other)), Not(HasSubstr("of another run"))) << "the same command is the same run";
+  // The first goes on, with no line of the other's.
+  const auto longer = small("run", {"--training.steps=5"});
+  EXPECT_THAT(log_of(longer),
+              AllOf(HasSubstr("kept in " + path("run/earlier-2")), HasSubstr("back from " + path("run/earlier-1"))));
+  EXPECT_THAT(steps("run"), ElementsAre(1, 2, 3, 4, 5));
+  EXPECT_THAT(log_of(small("run", {"--training.steps=6"})), Not(HasSubstr("of another run")));
+  EXPECT_THAT(steps("run"), ElementsAre(1, 2, 3, 4, 5, 6));
+}
+
 TEST_F(TrainerIdentityTest, AnotherOptimizersStateIsRefused) {
   train(small("run"), 1);
   EXPECT_THAT(refusal<CheckpointError>(small("run", {"--optimizer.name=SGD", "--optimizer.momentum=0.9"})),
@@ -190,7 +217,8 @@ TEST_F(TrainerIdentityTest, ACheckpointWithoutTheDocumentLoadsAndOneLineSaysSo) 
   metadata.erase("run");
   CheckpointManager(folder).save(state_in("run", 2), 2, metadata.dump());
   const std::string log = log_of(small("run", {"--training.steps=3", "--optimizer.lr=1e-3"}));
-  EXPECT_THAT(log, AllOf(HasSubstr("nothing to compare of"), HasSubstr("settings"), Not(HasSubstr("changed since"))));
+  EXPECT_THAT(log, AllOf(HasSubstr("nothing to compare of"), HasSubstr("settings"), Not(HasSubstr("changed since")),
+                         HasSubstr("; of its data it goes on after"), Not(HasSubstr("could not be compared"))));
   EXPECT_EQ(run_json("run")["steps_done"], 3);
   // Its model is compared as ever.
   CheckpointManager(folder).save(state_in("run", 2), 4, metadata.dump());
@@ -218,6 +246,8 @@ TEST_F(TrainerIdentityTest, WeightsOfAnotherModelThanConfigJsonSaysAreRefused) {
               AllOf(HasSubstr("although"), HasSubstr("rope.theta: 500000.0, and this model 10000.0")));
   // A key that says otherwise than the directory is another model too.
   EXPECT_THAT(refusal<CheckpointError>(from(same, {"--model.norm_eps=1e-3"})), HasSubstr("norm_eps"));
+  EXPECT_THAT(refusal<CheckpointError>(small("tuned", {"--checkpoint.initial_load_path=" + same})),
+              HasSubstr("is a Hugging Face directory, for it has config.json: initial_load_in_hf = true loads it"));
   // One file of that directory is of the same model.
   EXPECT_THAT(refusal<CheckpointError>(from(other + "/model.safetensors")), HasSubstr("rope.theta"));
   // Without it the header of what Phalanx exported says it still.

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <optional>
 #include <system_error>
@@ -20,12 +21,19 @@ struct KnownTokenizer {
   std::string place;
 };
 
-std::optional<KnownTokenizer> tokenizer_of_model(const TrainConfig& config, std::vector<std::string>& lines) {
+std::optional<KnownTokenizer> tokenizer_of_model(const TrainConfig& config, bool data_say_theirs,
+                                                 std::vector<std::string>& lines) {
   if (config.model.hf_assets_path.empty()) return std::nullopt;
   std::filesystem::path path = config.model.hf_assets_path;
   if (path.filename() != "tokenizer.json") path /= "tokenizer.json";
   std::error_code error;
-  if (!std::filesystem::is_regular_file(path, error)) return std::nullopt;
+  if (!std::filesystem::is_regular_file(path, error)) {
+    if (data_say_theirs)
+      lines.push_back(
+          fmt::format("[model] hf_assets_path: there is no {}: the tokenizer could not be compared with the data's",
+                      path.string()));
+    return std::nullopt;
+  }
   try {
     const auto tokenizer = data::BpeTokenizer::load(path.string());
     return KnownTokenizer{data::tokenizer_fingerprint(tokenizer), tokenizer.vocab_size(), path.string()};
@@ -41,7 +49,9 @@ std::optional<KnownTokenizer> tokenizer_of_model(const TrainConfig& config, std:
 TrainingTokenizer training_tokenizer(const TrainConfig& config, std::int64_t vocab_size,
                                      const std::vector<const data::TokenFile*>& files) {
   TrainingTokenizer result;
-  std::optional<KnownTokenizer> known = tokenizer_of_model(config, result.lines);
+  const bool data_say_theirs = std::ranges::any_of(
+      files, [](const data::TokenFile* file) { return file->sidecar() && !file->sidecar()->tokenizer.empty(); });
+  std::optional<KnownTokenizer> known = tokenizer_of_model(config, data_say_theirs, result.lines);
   if (known && known->vocab_size > vocab_size) {
     throw ConfigError(
         fmt::format("[model] vocab_size is {}, but the tokenizer {} has {} ids: expected at most as many as the model; "
@@ -73,6 +83,11 @@ TrainingTokenizer training_tokenizer(const TrainConfig& config, std::int64_t voc
                           "allow_tokenizer_mismatch = true trains all the same");
       }
       result.lines.push_back(found + ": trained all the same, as [training] allow_tokenizer_mismatch says");
+    } else if (known->fingerprint == mine.fingerprint && known->vocab_size != mine.vocab_size && mine.vocab_size > 0) {
+      throw ConfigError(
+          fmt::format("{}: \"vocab_size\" is {}, but {} says {} of the same tokenizer, {}: expected the same; make the "
+                      "file again by `phalanx tokenize`, or remove its .json",
+                      mine.place, mine.vocab_size, known->place, known->vocab_size, known->fingerprint));
     } else if (known->fingerprint != mine.fingerprint) {
       result.lines.push_back(fmt::format("{}: its tokenizer's fingerprint is of another version ({}): not compared",
                                          mine.place, mine.fingerprint));

@@ -69,6 +69,25 @@ TEST_F(TrainingTokenizerTest, TheModelsAndTheDatasMustBeTheSame) {
   EXPECT_THAT(training_tokenizer(config_, 260, {&wrong}).lines, ElementsAre(HasSubstr("trained all the same")));
 }
 
+TEST_F(TrainingTokenizerTest, OneTokenizerHasOneSize) {
+  const auto mine = tokenizer("the cat sat on the mat, the cat sat");
+  config_.model.hf_assets_path = folder_.path().string();
+  mine.save(path("tokenizer.json"));
+  data::TokenFileWriter writer(path("smaller"), {.vocab_size = 200, .tokenizer = data::tokenizer_fingerprint(mine)});
+  writer.add_document(std::vector<std::int32_t>{1, 2, 3});
+  writer.finish();
+  const data::TokenFile smaller(path("smaller"));
+  EXPECT_THAT(refused(260, {&smaller}), AllOf(HasSubstr("smaller.json: \"vocab_size\" is 200"), HasSubstr("says 260")));
+}
+
+TEST_F(TrainingTokenizerTest, AFolderWithoutATokenizerIsSaidWhereTheDataNameTheirs) {
+  config_.model.hf_assets_path = path("nowhere");
+  const data::TokenFile same = file("same", "tok1:a"), plain = file("plain", "");
+  EXPECT_THAT(training_tokenizer(config_, 260, {&same}).lines,
+              ElementsAre(HasSubstr("there is no " + path("nowhere"))));
+  EXPECT_THAT(training_tokenizer(config_, 260, {&plain}).lines, IsEmpty());
+}
+
 TEST_F(TrainingTokenizerTest, WhatCannotBeComparedIsSaid) {
   const data::TokenFile plain = file("plain", "");
   const TrainingTokenizer none = training_tokenizer(config_, 260, {&plain});
