@@ -305,8 +305,8 @@ int consolidate_command(const CheckpointArguments& arguments) {
   if (arguments.all && arguments.hf)
     throw UsageError("--all and --hf: a Hugging Face model is the weights alone; give one of them");
   if (!arguments.assets.empty() && !arguments.hf) throw UsageError("--assets DIR is a part of --hf");
-  if (!arguments.assets.empty() && !std::filesystem::exists(arguments.assets)) {
-    throw UsageError(fmt::format("--assets {}: no such file or directory", arguments.assets));
+  if (!arguments.assets.empty()) {
+    require_assets(arguments.assets);
   }
   SavedState saved(resolve_checkpoint(arguments.paths[0]));
   auto bar = progress_of("writing", consolidated_bytes(saved, options), arguments);
