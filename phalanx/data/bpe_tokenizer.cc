@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <mutex>
 #include <string_view>
@@ -233,7 +234,7 @@ BpeTokenizer BpeTokenizer::load(const std::string& path) {
   std::error_code ignored;
   const std::string file = fs::is_directory(path, ignored) ? (fs::path(path) / "tokenizer.json").string() : path;
   if (!fs::exists(file, ignored)) {
-    throw DataError(fmt::format("there is no tokenizer {}{}", file, hint_about_tokenizer(path)));
+    throw FileError(fmt::format("there is no tokenizer {}{}", file, hint_about_tokenizer(path)), ENOENT);
   }
   const std::string text = read_file(file, kMaxTokenizerBytes);
   refuse_other_tokenizers(text, file);
