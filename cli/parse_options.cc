@@ -63,7 +63,7 @@ const CLI::Option* option_named(const CLI::App& app, const std::string& name) {
     if (!takes_value) continue;
     const bool is_bare = equals == std::string::npos;
     const std::string value = !is_bare ? argument.substr(equals + 1) : i + 1 < arguments.size() ? arguments[i + 1] : "";
-    if (const std::string fault = fault_of_value(*option, value); !fault.empty() && !(is_bare && value.empty())) {
+    if (const std::string fault = fault_of_value(*option, value); !fault.empty() && !value.empty()) {
       throw UsageError(fmt::format("{} is '{}': {}", name, value, fault));
     }
     if ((is_bare && i + 1 == arguments.size()) || (!is_bare && value.empty())) {
@@ -101,6 +101,7 @@ void parse_options(CLI::App& app, const Arguments& arguments) {
   }
   for (const CLI::Option* option : app.get_options()) {
     for (const std::string& value : option->results()) {
+      if (value.empty() && option->get_expected_min() == 0) continue;  // a flag that may have a value
       if (const std::string fault = fault_of_value(*option, value); !fault.empty()) {
         throw UsageError(fmt::format("{} is '{}': {}", option->get_name(), value, fault));
       }
