@@ -2,10 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
+#include <utility>
 #include <vector>
 
+#include "cli/parse_options.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/parse_text.h"
 
@@ -72,7 +73,6 @@ BenchArguments parse_bench_arguments(const Arguments& arguments) {
   double factor = 4;
   int check = 1, copy = 1, pin = 0;
   CLI::App app;
-  app.set_help_flag();
   app.add_option("-n,--nproc-per-node,--ranks", parsed.ranks);
   app.add_option("--ops", ops);
   app.add_option("--backends,--backend", backends);
@@ -86,22 +86,24 @@ BenchArguments parse_bench_arguments(const Arguments& arguments) {
   app.add_option("--place", place);
   app.add_option("-r,--root", options.root);
   app.add_option("-w,--warmup,--warmup-iters", options.warmup);
-  app.add_option("--iters", options.iterations)->check(CLI::PositiveNumber);
+  const auto* const iterations = app.add_option("--iters", options.iterations);
   app.add_option("--budget-s", options.budget_seconds);
   app.add_option("--rounds", options.rounds);
-  app.add_option("-c,--check", check)->check(CLI::Range(0, 1));
-  app.add_option("--copy", copy)->check(CLI::Range(0, 1));
-  auto* const pinned = app.add_option("--pin", pin)->expected(0, 1)->check(CLI::Range(0, 1));
+  app.add_option("-c,--check", check);
+  app.add_option("--copy", copy);
+  auto* const pinned = app.add_option("--pin", pin)->expected(0, 1);
   app.add_option("--device", options.device);
   app.add_option("--csv", parsed.csv);
   app.add_option("--json", parsed.json);
   app.add_option("--plot", parsed.plot);
-  std::vector<std::string> words;  // CLI11 takes them from the back
-  for (auto word = arguments.rbegin(); word != arguments.rend(); ++word) words.push_back(with_dashes(*word));
-  try {
-    app.parse(words);
-  } catch (const CLI::ParseError& error) {
-    throw UsageError(error.what());
+  Arguments words;
+  for (const std::string& word : arguments) words.push_back(with_dashes(word));
+  parse_options(app, words);
+  if (iterations->count() > 0 && options.iterations < 1) {
+    throw UsageError(fmt::format("--iters is {}: expected 1 or more", options.iterations));
+  }
+  for (const auto& [name, value] : {std::pair{"--check", check}, {"--copy", copy}, {"--pin", pin}}) {
+    if (value != 0 && value != 1) throw UsageError(fmt::format("{} is {}: expected 0 or 1", name, value));
   }
   if (!ops.empty()) options.verbs = measure::parse_verbs("--ops", ops);
   if (!backends.empty()) options.backends = split_list(backends);

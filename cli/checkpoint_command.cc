@@ -316,8 +316,8 @@ int consolidate_command(const CheckpointArguments& arguments) {
   if (arguments.all && arguments.hf)
     throw UsageError("--all and --hf: a Hugging Face model is the weights alone; give one of them");
   if (!arguments.assets.empty() && !arguments.hf) throw UsageError("--assets DIR is a part of --hf");
-  if (!arguments.assets.empty() && !std::filesystem::exists(arguments.assets)) {
-    throw UsageError(fmt::format("--assets {}: no such file or directory", arguments.assets));
+  if (!arguments.assets.empty()) {
+    require_assets(arguments.assets);
   }
   const OwnerLocks locks = locks_of_out(arguments.paths[1]);
   SavedState saved(resolve_checkpoint(arguments.paths[0]));

@@ -280,7 +280,7 @@ TEST_F(CheckpointCommandTest, WrongInputIsOneErrorAndTheRightStatus) {
       {{"consolidate", path("broken"), file}, 1, "do not match their hash"},
       {{"reshard", run_folder, out}, 2, "--ranks N is missing"},
       {{"reshard", run_folder, out, "--ranks", "0"}, 2, "--ranks is 0: expected 1"},
-      {{"reshard", run_folder, out, "--ranks", "two"}, 2, "expected a number"},
+      {{"reshard", run_folder, out, "--ranks", "two"}, 2, "--ranks is 'two': expected a whole number"},
       {{"reshard", run_folder, run_folder, "--ranks", "2"}, 1, "step-1 exists already"},
   };
   for (const Case& test : cases) {

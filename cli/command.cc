@@ -9,7 +9,9 @@
 #include <new>
 #include <nlohmann/json.hpp>
 
+#include "cli/standard_streams.h"
 #include "phalanx/base/error.h"
+#include "phalanx/base/error_text.h"
 #include "phalanx/base/json_text.h"
 #include "phalanx/base/remedy.h"
 #include "phalanx/base/start_thread.h"
@@ -24,9 +26,11 @@ void print_error(std::string_view name, std::string_view text) {
 
 int run_command(const Command& command, const Arguments& arguments, ErrorReporter reporter) {
   const auto tell = [&](const std::exception& error, int status, bool show_help = false) {
-    if (reporter && reporter(error)) return status;
-    print_error(command.name,
-                show_help ? fmt::format("{}\nSee `phalanx {} --help`.", error.what(), command.name) : error.what());
+    const std::string text = error_text(error);
+    const Error in_words(text);
+    const std::exception& told = text == error.what() ? error : in_words;
+    if (reporter && reporter(told)) return status;
+    print_error(command.name, show_help ? fmt::format("{}\nSee `phalanx {} --help`.", text, command.name) : text);
     return status;
   };
   try {
@@ -34,10 +38,10 @@ int run_command(const Command& command, const Arguments& arguments, ErrorReporte
                                          [](const std::string& a) { return a == "--help" || a == "-h"; });
     if (help_wanted && !command.help.empty()) {
       fmt::print("{}", command.help);
-      return 0;
+      return status_after_output(command.name, 0);
     }
     check_stack();
-    return command.run(arguments);
+    return status_after_output(command.name, command.run(arguments));
   } catch (const UsageError& error) {
     return tell(error, error.exit_status(), /*show_help=*/true);
   } catch (const Error& error) {

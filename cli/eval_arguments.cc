@@ -2,8 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <tuple>
+#include <utility>
+#include <vector>
+
 #include "cli/parse_options.h"
-#include "phalanx/base/dtype_names.h"
 #include "phalanx/base/error.h"
 
 namespace phalanx::cli {
@@ -59,16 +62,14 @@ EvalArguments parse_eval_arguments(const Arguments& arguments) {
   app.add_option("--text", parsed.text);
   app.add_option("--tokens", parsed.tokens);
   app.add_option("--choices", parsed.choices);
-  app.add_option("--seq-len", parsed.seq_len)->check(CLI::PositiveNumber);
-  app.add_option("--stride", parsed.stride)->check(CLI::PositiveNumber);
-  app.add_option("--max-tokens", parsed.max_tokens)->check(CLI::PositiveNumber);
+  const std::vector<CLI::Option*> windows = {app.add_option("--seq-len", parsed.seq_len),
+                                             app.add_option("--stride", parsed.stride),
+                                             app.add_option("--max-tokens", parsed.max_tokens)};
   app.add_flag("--end-token-first", parsed.end_token_first);
-  app.add_option("--batch-size", parsed.batch_size)->check(CLI::PositiveNumber);
-  app.add_option("--tp", parsed.tp)->check(CLI::PositiveNumber);
-  app.add_option("--pp", parsed.pp)->check(CLI::PositiveNumber);
-  app.add_option("--dtype", parsed.dtype)
-      ->transform(canonical_dtype)
-      ->check(CLI::IsMember({"float32", "bfloat16", "float16"}));
+  app.add_option("--batch-size", parsed.batch_size);
+  app.add_option("--tp", parsed.tp);
+  app.add_option("--pp", parsed.pp);
+  app.add_option("--dtype", parsed.dtype);
   app.add_option("--device", parsed.device);
   app.add_option("--backend", parsed.backend);
   app.add_option("--json", parsed.json);
@@ -77,6 +78,16 @@ EvalArguments parse_eval_arguments(const Arguments& arguments) {
   app.add_flag("--strict", parsed.strict);
   app.add_flag("--quiet,-q", parsed.quiet);
   parse_options(app, arguments);
+  parsed.dtype = dtype_option("--dtype", parsed.dtype);
+  check_backend_option(parsed.backend);
+  for (const auto& [name, value, is_given] : {std::tuple{"--seq-len", parsed.seq_len, windows[0]->count() > 0},
+                                              {"--stride", parsed.stride, windows[1]->count() > 0},
+                                              {"--max-tokens", parsed.max_tokens, windows[2]->count() > 0},
+                                              {"--batch-size", parsed.batch_size, true},
+                                              {"--tp", parsed.tp, true},
+                                              {"--pp", parsed.pp, true}}) {
+    if (is_given && value < 1) throw UsageError(fmt::format("{} is {}: expected 1 or more", name, value));
+  }
   if (parsed.checkpoint.empty()) throw UsageError("--checkpoint DIR is missing: a run's checkpoint folder");
   const int given = !parsed.text.empty() + !parsed.tokens.empty() + !parsed.choices.empty();
   if (given != 1) throw UsageError("expected one of --text FILE, --tokens FILE and --choices FILE.jsonl");
@@ -90,6 +101,12 @@ EvalArguments parse_eval_arguments(const Arguments& arguments) {
         fmt::format("{} is a part of --choices FILE.jsonl", parsed.strict ? "--strict" : "--allow-skipped"));
   }
   if (parsed.strict && parsed.allow_skipped) throw UsageError("--strict and --allow-skipped exclude each other");
+  for (const auto& [name, output] : {std::pair{"--json", parsed.json}, {"--output", parsed.output}}) {
+    for (const std::string& input : {parsed.text, parsed.tokens, parsed.choices}) refuse_same_file(name, output, input);
+  }
+  if (!parsed.json.empty() && parsed.json == parsed.output) {
+    throw UsageError(fmt::format("--json and --output are the same file, {}: expected two", parsed.json));
+  }
   if (parsed.seq_len > 0 && parsed.stride > parsed.seq_len) {
     throw UsageError(fmt::format("--stride is {}: expected at most --seq-len, {}", parsed.stride, parsed.seq_len));
   }

@@ -3,9 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "cli/parse_options.h"
-#include "phalanx/base/dtype_names.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/parse_text.h"
 
@@ -22,8 +23,8 @@ to standard error.
   --checkpoint DIR         a run's folder or its checkpoint folder (the newest complete step), one of the step-N
                            directories, or a Hugging Face directory (config.json, safetensors)
   --prompt TEXT            the text to continue; may be repeated. An empty one begins a document
-  --prompts-file FILE      prompts: one a line; or, if FILE ends in .jsonl, one JSON object a line with "prompt" (text) or
-                           "ids" (token ids) and, if wanted, "id"
+  --prompts-file FILE      prompts: one a line; or, if FILE ends in .jsonl or .ndjson, one JSON object a line with "prompt"
+                           (text) or "ids" (token ids) and, if wanted, "id"
   --tokenizer FILE         tokenizer.json; where not given, looked for beside the checkpoint and in the run's folder
   --allow-tokenizer-mismatch  go on, with a warning, although the tokenizer (or that of a token file) is another one than
                            the model was trained with
@@ -98,13 +99,13 @@ GenerateArguments parse_generate_arguments(const Arguments& arguments) {
   app.add_option("--response-field", parsed.response_field);
   app.add_option("--tp", parsed.tp);
   app.add_option("--pp", parsed.pp);
-  app.add_option("--dtype", parsed.dtype)
-      ->transform(canonical_dtype)
-      ->check(CLI::IsMember({"float32", "bfloat16", "float16"}));
+  app.add_option("--dtype", parsed.dtype);
   app.add_option("--device", parsed.device);
   app.add_option("--backend", parsed.backend);
   app.add_flag("--quiet,-q", parsed.quiet);
   parse_options(app, arguments);
+  parsed.dtype = dtype_option("--dtype", parsed.dtype);
+  check_backend_option(parsed.backend);
   if (parsed.checkpoint.empty()) throw UsageError("--checkpoint DIR is missing: a run's checkpoint folder");
   if (parsed.prompts.empty() == parsed.prompts_file.empty()) {
     throw UsageError("expected either --prompt TEXT (it may be repeated) or --prompts-file FILE");
@@ -128,7 +129,30 @@ GenerateArguments parse_generate_arguments(const Arguments& arguments) {
   if (parsed.final_file.empty() || parsed.final_file.find('/') != std::string::npos) {
     throw UsageError(fmt::format("--final-file is '{}': expected the name of a file in the folder", parsed.final_file));
   }
-  parsed.format.json_lines = parsed.prompts_file.ends_with(".jsonl");
+  // The files that a job keeps in its folder (infer/batch_job.h).
+  if (parsed.final_file == "job.json" ||
+      (parsed.final_file.starts_with("part-") && parsed.final_file.ends_with(".jsonl"))) {
+    throw UsageError(fmt::format("--final-file is '{}', as the job names a file of its own: choose another name",
+                                 parsed.final_file));
+  }
+  const std::vector<std::pair<const char*, std::string>> fields = {{"--prompt-field", parsed.format.prompt_field},
+                                                                   {"--id-field", parsed.format.id_field},
+                                                                   {"--response-field", parsed.response_field}};
+  for (std::size_t i = 0; i < fields.size(); ++i) {
+    const auto& [name, field] = fields[i];
+    if (field.empty()) throw UsageError(fmt::format("{} is empty: expected the name of a field", name));
+    const auto& [other, its_field] = fields[(i + 1) % fields.size()];
+    if (field == its_field) {
+      throw UsageError(fmt::format("{} and {} are both '{}': one of the two would be lost", name, other, field));
+    }
+    for (const char* taken : {"ids", "finish_reason"}) {
+      if (field == taken) {
+        throw UsageError(fmt::format("{} is '{}', which results use for something else: choose another", name, field));
+      }
+    }
+  }
+  if (parsed.prompts_file == "-") throw UsageError("--prompts-file is '-': expected a file, such as /dev/stdin");
+  parsed.format.json_lines = parsed.prompts_file.ends_with(".jsonl") || parsed.prompts_file.ends_with(".ndjson");
   if (parsed.output.empty() && (parsed.strict || parsed.allow_skipped)) {
     throw UsageError(fmt::format("{} is a part of --output DIR", parsed.strict ? "--strict" : "--allow-skipped"));
   }

@@ -31,6 +31,8 @@
 #include "phalanx/checkpoint/weights_identity.h"
 #include "phalanx/data/bpe_model.h"
 #include "phalanx/data/bpe_tokenizer.h"
+#include "phalanx/data/documents.h"
+#include "phalanx/data/file_kind.h"
 #include "phalanx/infer/batch_job.h"
 #include "phalanx/infer/generator.h"
 #include "phalanx/infer/model_files.h"
@@ -62,6 +64,14 @@ Inputs read_prompts(const GenerateArguments& arguments) {
     return inputs;
   }
   inputs.contents = read_file(arguments.prompts_file);
+  data::require_plain_text(inputs.contents, arguments.prompts_file, "prompts, one a line or as JSON lines");
+  if (const auto looks = data::records_in(std::string_view(inputs.contents).substr(0, data::kFileKindProbe));
+      looks && !arguments.format.json_lines) {
+    throw DataError(
+        fmt::format("{} looks like {}: expected a prompt a line, or JSON lines in a file whose name ends in "
+                    ".jsonl",
+                    arguments.prompts_file, *looks));
+  }
   inputs.prompts = infer::parse_prompts(inputs.contents, arguments.prompts_file, arguments.format);
   return inputs;
 }

@@ -17,6 +17,7 @@
 #include "cli/plan_command.h"
 #include "cli/report_command.h"
 #include "cli/schedule_command.h"
+#include "cli/standard_streams.h"
 #include "cli/tokenize_command.h"
 #include "cli/topology_command.h"
 #include "cli/trace_command.h"
@@ -116,4 +117,8 @@ int run(const Arguments& arguments) {
 }  // namespace
 }  // namespace phalanx::cli
 
-int main(int argc, char** argv) { return phalanx::cli::run({argv + 1, argv + argc}); }
+int main(int argc, char** argv) {
+  phalanx::cli::open_standard_streams();
+  const phalanx::cli::Arguments arguments(argv + 1, argv + argc);
+  return phalanx::cli::status_after_output(arguments.empty() ? "" : arguments[0], phalanx::cli::run(arguments));
+}

@@ -1,47 +1,33 @@
-// CLI11's parser in this program's words: a UsageError that names the option, what was expected, and the nearest
-// option.
+// CLI11's parser in this program's words: a UsageError that names the option, what was expected and found, and the
+// nearest option.
 //
 //   CLI::App app;
 //   app.add_option("--top-k", top_k);
 //   parse_options(app, arguments);
+//
+// CLI11 takes an integer that is too large for the largest one; here it is refused. Ranges and choices are checked
+// by the caller, in words, not by CLI11's validators.
 #pragma once
-
-#include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <string>
-#include <string_view>
-#include <vector>
 
 #include "cli/command.h"
-#include "phalanx/base/error.h"
-#include "phalanx/base/nearest.h"
 
 namespace phalanx::cli {
 
-inline void parse_options(CLI::App& app, const Arguments& arguments) {
-  app.set_help_flag();
-  try {
-    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));  // CLI11 takes them from the back
-  } catch (const CLI::ExtrasError&) {
-    std::vector<std::string> known;
-    for (const CLI::Option* option : app.get_options()) {
-      for (const auto& name : option->get_lnames()) known.push_back("--" + name);
-    }
-    for (const std::string& argument : arguments) {
-      const std::string name = argument.substr(0, argument.find('='));
-      if (name.size() < 2 || name[0] != '-' || app.get_option_no_throw(name) != nullptr) continue;
-      throw UsageError(fmt::format("unknown option '{}'{}", name, did_you_mean(name, known)));
-    }
-    throw UsageError(fmt::format("unexpected argument '{}'", app.remaining().at(0)));
-  } catch (const CLI::ConversionError& error) {
-    constexpr std::string_view kOpening = "Could not convert: ";
-    const std::string_view text = error.what();
-    throw UsageError(
-        fmt::format("{}: expected a number", text.starts_with(kOpening) ? text.substr(kOpening.size()) : text));
-  } catch (const CLI::ParseError& error) {
-    throw UsageError(error.what());
-  }
-}
+void parse_options(CLI::App& app, const Arguments& arguments);
+
+/// float32, bfloat16 or float16, of these and their other names; a UsageError for anything else.
+std::string dtype_option(const std::string& name, const std::string& text);
+
+/// Throws a UsageError unless `name` is a backend that [comm] backend takes.
+void check_backend_option(const std::string& name);
+
+/// Throws a UsageError unless --assets names a tokenizer.json or a directory that holds one.
+void require_assets(const std::string& path);
+
+/// Throws a UsageError if `output`, of option `name`, is the file that another option reads.
+void refuse_same_file(const std::string& name, const std::string& output, const std::string& input);
 
 }  // namespace phalanx::cli

@@ -9,6 +9,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/hub_name.h"
 #include "phalanx/models/llama_config.h"
+#include "phalanx/schedule/generators.h"
 #include "phalanx/train/layouts.h"
 #include "phalanx/train/training_shape.h"
 
@@ -43,8 +44,8 @@ void take_model(const std::string& model, std::vector<std::string>& overrides) {
   }
   if (model.find('/') != std::string::npos) {
     throw UsageError(
-        fmt::format("--model '{}' is no directory{}; or a name such as llama3_8b", model,
-                    is_hub_name(model) ? hub_hint(model) : ": expected a Hugging Face model's, with config.json"));
+        fmt::format("--model '{}' is no directory{}; or name a model such as llama3_8b", model,
+                    hub_hint(model).empty() ? ": expected a Hugging Face model's, with config.json" : hub_hint(model)));
   }
   models::llama_flavor(model);  // names the nearest
   overrides.push_back("--model.flavor=" + model);
@@ -100,6 +101,7 @@ PlanArguments parse_plan_arguments(Arguments arguments) {
     parsed.config = train::read_config(parsed.config_path, parsed.overrides);
     parsed.reference = train::read_config(parsed.config_path, {});
   }
+  schedule::schedule_name(parsed.config.parallelism.pipeline_parallel_schedule);  // names the nearest
   return parsed;
 }
 

@@ -470,7 +470,7 @@ TEST_F(ProgramTest, WrongOptionsAreNamedWithTheNearest) {
                    "unknown option '--promt' (did you mean '--prompt'?)");
   expect_one_error(run({"generate", "--checkpoint", "x", "--prompt", "y", "z"}), 2, "unexpected argument 'z'");
   expect_one_error(run({"generate", "--checkpoint", "x", "--prompt", "y", "--top-k", "many"}), 2,
-                   "--top-k = many: expected a number");
+                   "--top-k is 'many': expected a whole number");
   expect_one_error(run({"generate", "--checkpoint", "x", "--prompt", "y", "--seed", "-1"}), 2, "--seed is -1");
   const Outcome outcome = run({"tokenize", "x", "--vocab-sise", "300"});
   expect_one_error(outcome, 2, "unknown option '--vocab-sise' (did you mean '--vocab-size'?)");

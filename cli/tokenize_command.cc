@@ -84,6 +84,7 @@ struct TokenizeArguments {
   std::vector<std::string> exclude;
   std::optional<data::TextFormat> format;
   std::string field = "text";
+  bool is_field_given = false;
   std::int64_t min_frequency = 2;
   bool no_end_of_text = false;
   std::optional<std::string> show;
@@ -96,25 +97,28 @@ TokenizeArguments parse_tokenize(const Arguments& arguments) {
   CLI::App app;
   std::string format;
   app.add_option("inputs", parsed.inputs);
-  app.add_option("--tokenizer", parsed.tokenizer);
+  const auto* const tokenizer = app.add_option("--tokenizer", parsed.tokenizer);
   app.add_option("--vocab-size", parsed.vocab_size);
   app.add_option("--output,-o", parsed.output);
   app.add_option("--validation-fraction", parsed.validation_fraction);
   // One value each time: a list would swallow the inputs after it.
   app.add_option("--extensions", parsed.extensions)->delimiter(',')->expected(1)->take_all();
   app.add_option("--exclude", parsed.exclude)->expected(1)->take_all();
-  app.add_option("--field", parsed.field);
+  const auto* const field = app.add_option("--field", parsed.field);
   app.add_option("--format", format);
-  app.add_option("--min-frequency", parsed.min_frequency);
+  const auto* const min_frequency = app.add_option("--min-frequency", parsed.min_frequency);
   app.add_flag("--no-end-of-text", parsed.no_end_of_text);
-  app.add_option("--show", parsed.show);
+  const auto* const show = app.add_option("--show", parsed.show);
   app.add_flag("--force", parsed.force);
-  app.add_flag("--quiet,-q", parsed.quiet);
+  const auto* const quiet = app.add_flag("--quiet,-q", parsed.quiet);
   parse_options(app, arguments);
   if (parsed.show) {
     if (parsed.tokenizer.empty()) throw UsageError("--tokenizer FILE is missing: the tokenizer.json to show");
-    if (!parsed.inputs.empty() || parsed.vocab_size || !parsed.output.empty()) {
-      throw UsageError("--show TEXT takes neither inputs nor --vocab-size nor --output");
+    if (!parsed.inputs.empty()) throw UsageError("--show TEXT takes neither inputs nor other options than --tokenizer");
+    for (const CLI::Option* option : app.get_options()) {
+      if (option->count() > 0 && option != tokenizer && option != show && option != quiet) {
+        throw UsageError(fmt::format("{} has no meaning beside --show TEXT: remove it", option->get_name()));
+      }
     }
     return parsed;
   }
@@ -131,6 +135,23 @@ TokenizeArguments parse_tokenize(const Arguments& arguments) {
   }
   if (parsed.min_frequency < 1) {
     throw UsageError(fmt::format("--min-frequency is {}: expected 1 or more", parsed.min_frequency));
+  }
+  parsed.is_field_given = field->count() > 0;
+  if (parsed.field.empty()) throw UsageError("--field is empty: expected the name of a field");
+  if (min_frequency->count() > 0 && !parsed.vocab_size) {
+    throw UsageError("--min-frequency is of training a tokenizer: give --vocab-size too, or remove it");
+  }
+  if (std::ranges::count(parsed.inputs, "-") > 1)
+    throw UsageError("- (standard input) is given twice: it is read once");
+  if (parsed.output.ends_with(".bin") || parsed.output.ends_with(".idx")) {
+    throw UsageError(
+        fmt::format("--output {0} is to be the names' beginning, without the ending: --output {1} writes "
+                    "{1}.bin and {1}.idx",
+                    parsed.output, parsed.output.substr(0, parsed.output.size() - 4)));
+  }
+  if (std::error_code error; parsed.output.ends_with('/') || std::filesystem::is_directory(parsed.output, error)) {
+    throw UsageError(fmt::format("--output {} is a directory: expected the beginning of the files' names, such as {}",
+                                 parsed.output, (std::filesystem::path(parsed.output) / "train").string()));
   }
   if (format == "text") {
     parsed.format = data::TextFormat::text;
@@ -222,6 +243,23 @@ std::string keep_standard_input(const TempDirectory& folder) {
   return path;
 }
 
+/// --force would write over a file that is found below a directory or by a pattern, or that has another name too.
+void refuse_output_among(const std::vector<data::Document>& documents, const TokenizeArguments& arguments) {
+  for (const std::string& prefix : output_prefixes(arguments)) {
+    for (const std::string& path : {prefix + ".bin", prefix + ".idx", prefix + ".json"}) {
+      std::error_code error;
+      if (!std::filesystem::exists(path, error)) continue;
+      for (const data::Document& document : documents) {
+        if (!std::filesystem::equivalent(path, document.path, error)) continue;
+        throw UsageError(
+            fmt::format("--output {}: {} is an input too ({}): choose another output, or leave it out by "
+                        "--exclude",
+                        prefix, path, document.path));
+      }
+    }
+  }
+}
+
 class Stopwatch {
  public:
   double seconds() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
@@ -276,6 +314,12 @@ std::int64_t encode_and_tell(const TokenizeArguments& arguments, const data::Bpe
       documents, tokenizer, prefix,
       {.end_of_text = !arguments.no_end_of_text, .bytes_done = [&](std::uint64_t n) { bar.advance(n); }});
   bar.finish();
+  if (summary.not_utf8 > 0) {
+    log::warn(fmt::format(
+        "{}: {} of {} texts are not UTF-8 throughout, such as {}: their bytes are taken as they are; "
+        "text of another encoding is converted by iconv, such as `iconv -f LATIN1 -t UTF-8`",
+        summary.path, with_commas(summary.not_utf8), with_commas(summary.documents), summary.first_not_utf8));
+  }
   const double seconds = watch.seconds();
   fmt::print("{}: {} tokens, {} documents, {:.2f} bytes/token, unigram entropy {:.4f} nats/token, {}\n", summary.path,
              with_commas(summary.tokens), with_commas(summary.documents),
@@ -325,6 +369,13 @@ int tokenize_command(const Arguments& arguments) {
                listing.skipped[0]);
   }
   fmt::print("\n");
+  refuse_output_among(listing.documents, parsed);
+  if (parsed.is_field_given && records == 0) {
+    throw UsageError(
+        fmt::format("--field {}: no input holds records, which have fields; of JSON lines under another "
+                    "name than .jsonl say --format jsonl",
+                    parsed.field));
+  }
   const data::CorpusSplit split = data::split_corpus(listing.documents, parsed.validation_fraction);
   if (!tokenizer) tokenizer = train_and_save(parsed, split.train);
   if (parsed.output.empty()) return 0;

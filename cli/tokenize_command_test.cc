@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
@@ -157,6 +158,39 @@ TEST_F(TokenizeCommandTest, TooLittleTextIsSaid) {
   EXPECT_THAT(error_, AllOf(HasSubstr("5000 were asked for"), HasSubstr("--vocab-size")));
 }
 
+TEST_F(TokenizeCommandTest, WhatIsReadBelowADirectoryOrByAnotherNameIsNotWrittenOver) {
+  ASSERT_EQ(run({path("corpus1.txt"), "--vocab-size", "257", "--tokenizer", path("t.json"), "-q"}), 0);
+  std::filesystem::create_directory(path("below"));
+  std::ofstream(path("below/ids.bin")) << "a text that ends in .bin";
+  EXPECT_EQ(run({path("below"), "--tokenizer", path("t.json"), "-o", path("below/ids"), "--force"}), 2);
+  EXPECT_THAT(error_, AllOf(HasSubstr("ids.bin is an input too"), HasSubstr("--exclude")));
+  std::filesystem::create_hard_link(path("corpus2.txt"), path("linked.bin"));
+  EXPECT_EQ(run({path("corpus2.txt"), "--tokenizer", path("t.json"), "-o", path("linked"), "--force"}), 2);
+  EXPECT_THAT(error_, HasSubstr("linked.bin is an input too"));
+  EXPECT_EQ(read_file(path("corpus2.txt")), "the cat sat on the mat, number 2\n");
+}
+
+TEST_F(TokenizeCommandTest, TextOfAnotherEncodingIsSaid) {
+  ASSERT_EQ(run({path("corpus1.txt"), "--vocab-size", "257", "--tokenizer", path("t.json"), "-q"}), 0);
+  std::ofstream(path("latin1.txt")) << "caf\xe9 au lait, as Latin-1 has it";
+  ASSERT_EQ(run({path("corpus1.txt"), path("latin1.txt"), "--tokenizer", path("t.json"), "-o", path("ids"), "-q"}), 0);
+  EXPECT_THAT(error_, AllOf(HasSubstr("1 of 2 texts are not UTF-8 throughout, such as " + path("latin1.txt")),
+                            HasSubstr("iconv")));
+}
+
+TEST_F(TokenizeCommandTest, OtherTokenizersAreNamed) {
+  std::ofstream(path("tokenizer.model")) << "\x0a\x0e\x0a\x05<unk>";
+  std::ofstream(path("gpt.tiktoken")) << "IQ== 0\n";
+  std::filesystem::create_directory(path("slow"));
+  std::ofstream(path("slow/vocab.json")) << "{}";
+  for (const auto& [place, text] : {std::pair{"tokenizer.model", "is a SentencePiece model"},
+                                    {"gpt.tiktoken", "is a vocabulary of tiktoken"},
+                                    {"slow", "there is no tokenizer"}}) {
+    EXPECT_EQ(run({"--show", "a", "--tokenizer", path(place)}), 1);
+    EXPECT_THAT(error_, AllOf(HasSubstr(text), HasSubstr("save_pretrained")));
+  }
+}
+
 TEST_F(TokenizeCommandTest, HelpHasAnExample) {
   EXPECT_EQ(run({"--help"}), 0);
   EXPECT_THAT(out_, AllOf(HasSubstr("usage: phalanx tokenize INPUT..."), HasSubstr("--validation-fraction 0.1")));
@@ -185,6 +219,13 @@ TEST_F(TokenizeCommandTest, WrongInputIsOneErrorAndTheRightStatus) {
       {{text, "--tokenizer", path("bad.json"), "-o", path("x")}, 1, "bad.json: model.type: 'Unigram' is not supported"},
       {{text, "--tokenizer", tokenizer, "-o", path("corpus2.txt/x")}, 1, "corpus2.txt"},
       {{text, "--tokenizer", tokenizer, "-o", path("x"), "--validation-fraction", "0.1"}, 2, "leaves no document"},
+      {{text, "--tokenizer", tokenizer, "-o", path("x"), "--min-frequency", "3"}, 2, "give --vocab-size too"},
+      {{text, "--tokenizer", tokenizer, "-o", path("x"), "--field", "body"}, 2, "--field body: no input holds records"},
+      {{text, "--tokenizer", tokenizer, "-o", path("x.bin")}, 2, "without the ending"},
+      {{text, "--tokenizer", tokenizer, "-o", path("x") + "/"}, 2, "is a directory: expected the beginning"},
+      {{text, "--tokenizer", tokenizer, "-o", path("")}, 2, "is a directory: expected the beginning"},
+      {{"-", "-", "--tokenizer", tokenizer, "-o", path("x")}, 2, "standard input) is given twice"},
+      {{"--show", "a", "--tokenizer", tokenizer, "--force"}, 2, "--force has no meaning beside --show"},
   };
   for (const Case& test : cases) {
     EXPECT_EQ(run(test.arguments), test.status) << test.message;

@@ -88,6 +88,10 @@ int dump(const Arguments& arguments) {
                     "no rank of Phalanx, or has not met the other ranks yet",
                     process));
   }
+  if (ignores_signal(process, SIGQUIT)) {
+    throw Error(
+        fmt::format("trace dump: process {} ignores SIGQUIT: it is no launcher and no rank of Phalanx", process));
+  }
   if (::kill(process, SIGQUIT) != 0) {
     throw Error(fmt::format("trace dump: process {}: {}", process, std::strerror(errno)));
   }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <cmath>
 #include <cstdlib>
 
 #include "phalanx/base/error.h"
@@ -21,7 +22,7 @@ VerifyArguments parse_verify_arguments(Arguments arguments) {
   if (take_option(arguments, "--tolerance", text)) {
     char* end = nullptr;
     parsed.tolerance = std::strtod(text.c_str(), &end);
-    if (end == text.c_str() || *end != '\0' || !(*parsed.tolerance > 0)) {
+    if (end == text.c_str() || *end != '\0' || !(*parsed.tolerance > 0) || std::isinf(*parsed.tolerance)) {
       throw UsageError(fmt::format("--tolerance is '{}': expected a number above 0, such as 1e-5", text));
     }
   }

@@ -130,6 +130,8 @@ TEST_F(VerifyCommandTest, WhatCannotBeIsRefusedBeforeARankStarts) {
   EXPECT_THAT(error_, HasSubstr("--all checks every layout"));
   EXPECT_EQ(run("--steps none"), 2);
   EXPECT_THAT(error_, HasSubstr("--steps is 'none': expected a number of training steps, 1 or more"));
+  EXPECT_EQ(run("--tolerance inf"), 2);
+  EXPECT_THAT(error_, HasSubstr("--tolerance is 'inf': expected a number above 0"));
   EXPECT_EQ(run("--tolerance 0"), 2);
   EXPECT_THAT(error_, HasSubstr("--tolerance is '0': expected a number above 0, such as 1e-5"));
   EXPECT_EQ(run("-n 3 --parallelism.tensor_parallel_degree 3"), 2);

@@ -12,6 +12,7 @@
 #include "cli/doctor_command.h"
 #include "cli/eval_worker.h"
 #include "cli/generate_worker.h"
+#include "cli/standard_streams.h"
 #include "cli/train_worker.h"
 #include "cli/verify_worker.h"
 #include "phalanx/base/quick_exit.h"
@@ -21,6 +22,7 @@
 int main(int argc, char** argv) {
   phalanx::skip_earlier_static_destructors();
   using namespace phalanx::cli;
+  open_standard_streams();
   // libtorch's own threads end the program without a word of what to do if the system refuses them.
   const auto with_threads = [](int (*run)(const Arguments&)) {
     return [run](const Arguments& arguments) {

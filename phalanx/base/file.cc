@@ -165,6 +165,17 @@ void write_file(const stdfs::path& path, std::string_view contents, FileSystem& 
 }
 
 void replace_file(const stdfs::path& path, std::string_view contents, FileSystem& fs) {
+  // /dev/stdout, a pipe: there is nothing to replace, and a rename would put a file in its place.
+  std::error_code error;
+  const auto status = stdfs::status(path, error);
+  const bool is_special = stdfs::exists(status) && !stdfs::is_regular_file(status) && !stdfs::is_directory(status);
+  const stdfs::path folder = path.parent_path();
+  if (is_special || folder == "/dev" || folder == "/dev/fd") {
+    const std::unique_ptr<WritableFile> file = fs.append(path);
+    file->write(contents);
+    file->close();
+    return;
+  }
   const stdfs::path temporary = path.string() + ".tmp";
   try {
     const std::unique_ptr<WritableFile> file = fs.create(temporary);

@@ -59,7 +59,7 @@ std::string read_file(const std::filesystem::path& path,
 void write_file(const std::filesystem::path& path, std::string_view contents, FileSystem& fs = posix_file_system());
 
 /// Writes beside the file (`<name>.tmp`), syncs, renames over it, syncs the directory. A failure removes the temporary
-/// file and leaves the old contents as they were.
+/// file and leaves the old contents as they were. To a pipe or a device, such as /dev/stdout, it just writes.
 void replace_file(const std::filesystem::path& path, std::string_view contents, FileSystem& fs = posix_file_system());
 
 }  // namespace phalanx

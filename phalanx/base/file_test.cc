@@ -1,11 +1,15 @@
 #include "phalanx/base/file.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <csignal>
+#include <filesystem>
 #include <fstream>
 
 #include "phalanx/base/error.h"
@@ -35,6 +39,19 @@ TEST(File, RoundTripIncludingEmptyAndBinary) {
   posix_file_system().append(path)->write("tail");
   EXPECT_THAT(read_file(path), ::testing::EndsWith("x2tail"));
   EXPECT_FALSE(std::filesystem::exists(scratch.path() / "f.tmp"));
+}
+
+TEST(File, APipeOrADeviceIsWrittenToAndNotReplaced) {
+  const TempDirectory scratch;
+  const std::filesystem::path pipe = scratch.path() / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  const int reader = ::open(pipe.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  replace_file(pipe, "figures");
+  char text[16] = {};
+  EXPECT_EQ(::read(reader, text, sizeof text), 7);
+  EXPECT_STREQ(text, "figures");
+  ::close(reader);
+  EXPECT_TRUE(std::filesystem::is_fifo(pipe));
 }
 
 TEST(File, ProcFilesThatClaimNoSizeAreReadWhole) { EXPECT_THAT(read_file("/proc/self/status"), HasSubstr("Pid:")); }

@@ -1,5 +1,7 @@
 #include "phalanx/base/hub_name.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cctype>
 #include <filesystem>
@@ -20,10 +22,14 @@ bool is_hub_name(std::string_view path) {
 }
 
 std::string hub_hint(std::string_view path) {
-  if (!is_hub_name(path)) return "";
-  return ": it looks like a name on the Hugging Face hub, from which nothing is downloaded; expected the directory of "
-         "a "
-         "model that has been";
+  const bool is_address = path.find("://") != std::string_view::npos;
+  if (!is_address && !is_hub_name(path)) return "";
+  return fmt::format(
+      ": it looks like {}, from which nothing is downloaded: fetch it first (huggingface-cli download NAME --local-dir "
+      "DIR) and give the path of that directory",
+      is_address ? "an address" : "a name on the Hugging Face hub");
 }
+
+bool is_lfs_pointer(std::string_view head) { return head.starts_with("version https://git-lfs.github.com/spec/"); }
 
 }  // namespace phalanx

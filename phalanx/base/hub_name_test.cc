@@ -19,6 +19,18 @@ TEST(HubName, IsOwnerAndNameAlone) {
   }
 }
 
+TEST(HubName, AnAddressIsSaidToBeOne) {
+  for (const char* path : {"hf://meta-llama/Llama-3.1-8B", "https://huggingface.co/openai/gpt2", "s3://bucket/model"}) {
+    EXPECT_THAT(hub_hint(path), ::testing::HasSubstr("an address, from which nothing is downloaded")) << path;
+  }
+}
+
+TEST(HubName, APointerOfGitLfsIsNotTheFile) {
+  EXPECT_TRUE(is_lfs_pointer("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 4976698672\n"));
+  EXPECT_FALSE(is_lfs_pointer("version 2"));
+  EXPECT_FALSE(is_lfs_pointer(""));
+}
+
 TEST(HubName, IsNoneInsideOfAFolderThatExists) {
   const TempDirectory folder;
   const auto before = std::filesystem::current_path();

@@ -2,9 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <string>
+#include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "phalanx/base/byte_order_mark.h"
+#include "phalanx/base/hub_name.h"
 #include "phalanx/base/json_depth.h"
 
 namespace phalanx {
@@ -25,6 +29,14 @@ std::string place_of(std::string_view text, std::size_t byte) {
   return fmt::format("line {}, column {}", line, column + 1);
 }
 
+std::string printable(std::string_view text) {
+  std::string shown(text.substr(0, kLongestReason));
+  for (char& c : shown) {
+    if (c < ' ' || c > '~') c = '?';
+  }
+  return shown;
+}
+
 /// The parser's reason without its own name and place, as in "[json.exception...] parse error at line 1, column 2:
 /// REASON".
 std::string reason_in(std::string_view message) {
@@ -34,26 +46,51 @@ std::string reason_in(std::string_view message) {
   };
   cut_after("] ");
   if (message.starts_with("parse error")) cut_after(": ");
-  std::string reason(message.substr(0, kLongestReason));
-  for (char& c : reason) {
-    if (c < ' ' || c > '~') c = '?';
-  }
-  return reason;
+  return printable(message);
 }
+
+/// Finds an object that says the same key twice, of which the parser would keep the last one.
+class RepeatedKey {
+ public:
+  void see(int depth, nlohmann::json::parse_event_t event, const nlohmann::json& part) {
+    using Event = nlohmann::json::parse_event_t;
+    const auto level = static_cast<std::size_t>(depth);
+    if (event == Event::object_start) {
+      if (keys_.size() <= level + 1) keys_.resize(level + 2);
+      keys_[level + 1].clear();
+    } else if (event == Event::key && level < keys_.size() && name_.empty()) {
+      const auto& key = part.get_ref<const std::string&>();
+      if (!keys_[level].insert(key).second) name_ = key.empty() ? "\"\"" : key;
+    }
+  }
+  const std::string& name() const { return name_; }
+
+ private:
+  std::vector<std::unordered_set<std::string>> keys_;  // by depth, of the object that is open there
+  std::string name_;
+};
 
 }  // namespace
 
 std::optional<std::string> json_object_fault(std::string_view text, nlohmann::json& json) {
   if (auto fault = encoding_fault(text)) return fault;
   text = without_utf8_mark(text);
+  if (is_lfs_pointer(text)) return std::string(kLfsHint);
   if (is_json_too_deep(text)) return kJsonTooDeep;
   nlohmann::json value;
+  RepeatedKey repeated;
   try {
-    value = nlohmann::json::parse(text);
+    value = nlohmann::json::parse(text, [&](int depth, nlohmann::json::parse_event_t event, nlohmann::json& part) {
+      repeated.see(depth, event, part);
+      return true;
+    });
   } catch (const nlohmann::json::parse_error& error) {
     return fmt::format("not valid JSON at {}: {}", place_of(text, error.byte), reason_in(error.what()));
   } catch (const nlohmann::json::exception& error) {  // a number that no double holds
     return fmt::format("not valid JSON: {}", reason_in(error.what()));
+  }
+  if (!repeated.name().empty()) {
+    return fmt::format("its key \"{}\" is there twice in one object: expected it once", printable(repeated.name()));
   }
   if (!value.is_object()) return fmt::format("expected a JSON object, found {}", value.type_name());
   json = std::move(value);

@@ -4,8 +4,9 @@
 //   // model/config.json: not valid JSON at line 3, column 14: syntax error while parsing value - ...
 //   // model/config.json: expected a JSON object, found array
 //
-// Text that nests deeper than json_depth.h allows is refused before it is parsed. Messages are printable ASCII whatever
-// the text holds, and at most about 300 characters long.
+// A key that an object has twice is refused, since one of the two would be dropped. Text that nests deeper than
+// json_depth.h allows is refused before it is parsed. Messages are printable ASCII whatever the text holds, and at most
+// about 300 characters long.
 #pragma once
 
 #include <nlohmann/json.hpp>

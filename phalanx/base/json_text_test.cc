@@ -33,6 +33,22 @@ TEST(JsonText, WhatIsWrongIsSaidWithItsPlace) {
   EXPECT_EQ(fault_of(std::string(200'000, '[')), "its JSON nests deeper than 100 levels");
 }
 
+TEST(JsonText, AKeyThatIsThereTwiceIsRefused) {
+  const std::string twice = "is there twice in one object: expected it once";
+  EXPECT_EQ(fault_of(R"({"text": "a", "text": "b"})"), "its key \"text\" " + twice);
+  EXPECT_EQ(fault_of(R"({"a": 1, "b": [{"c": 1, "d": {}, "c": 1}]})"), "its key \"c\" " + twice);
+  EXPECT_EQ(fault_of("{\"a\xc3\xa9\": 1, \"a\xc3\xa9\": 2}"), "its key \"a??\" " + twice);
+  for (const char* sound : {R"({"a": {"a": {"a": 1}}})", R"({"a": [{"b": 1}, {"b": 2}], "b": 3})",
+                            R"({"a": {"b": 1}, "c": {"b": 1}, "b": {"a": 1}})"}) {
+    EXPECT_EQ(fault_of(sound), "") << sound;
+  }
+}
+
+TEST(JsonText, APointerOfGitLfsIsToldFromJson) {
+  EXPECT_EQ(fault_of("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 497\n").substr(0, 28),
+            "it is a Git LFS pointer that");
+}
+
 TEST(JsonText, MessagesAreShortAndPrintableWhateverTheTextIs) {
   const std::string hostile = "{\"" + std::string(100'000, 'a') + "\xff\x1b[31m";
   const std::string fault = fault_of(hostile);

@@ -1,5 +1,6 @@
 #include "phalanx/base/signals.h"
 
+#include <algorithm>
 #include <charconv>
 #include <csignal>
 #include <cstdint>
@@ -7,7 +8,10 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
 #include <sstream>
+#include <string>
+#include <string_view>
 #include <system_error>
 
 namespace phalanx {
@@ -28,15 +32,26 @@ std::string name_of_signal(int signal) {
   return known != nullptr ? std::string("SIG") + known : "signal " + std::to_string(signal);
 }
 
-bool handles_signal(pid_t process, int signal) {
+namespace {
+
+/// Whether one of these lines of a process's status names the signal.
+bool is_in_status(pid_t process, int signal, std::initializer_list<std::string_view> sets) {
   std::ifstream status("/proc/" + std::to_string(process) + "/status");
   const std::uint64_t bit = std::uint64_t{1} << (signal - 1);
   for (std::string line; std::getline(status, line);) {
-    if (!line.starts_with("SigBlk:") && !line.starts_with("SigIgn:") && !line.starts_with("SigCgt:")) continue;
+    if (std::ranges::none_of(sets, [&](std::string_view set) { return line.starts_with(set); })) continue;
     if ((std::strtoull(line.c_str() + 7, nullptr, 16) & bit) != 0) return true;
   }
   return false;
 }
+
+}  // namespace
+
+bool handles_signal(pid_t process, int signal) {
+  return is_in_status(process, signal, {"SigBlk:", "SigIgn:", "SigCgt:"});
+}
+
+bool ignores_signal(pid_t process, int signal) { return is_in_status(process, signal, {"SigIgn:"}); }
 
 namespace {
 

@@ -21,6 +21,8 @@ std::string name_of_signal(int signal);
 /// Whether a process has a handler for the signal, ignores it, or holds it back to read it. False for one that has
 /// ended, and for one that takes it by sigwait().
 bool handles_signal(pid_t process, int signal);
+/// Whether it would never see the signal.
+bool ignores_signal(pid_t process, int signal);
 /// Whether it stands still (SIGSTOP, SIGTSTP), so that only SIGKILL and SIGCONT reach it.
 bool is_stopped(pid_t process);
 /// The processes of a group that there are now.

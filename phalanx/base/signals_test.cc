@@ -57,6 +57,8 @@ TEST(SignalsTest, AProcessHandlesWhatItCatchesIgnoresOrHoldsBack) {
   });
   for (const int handled : {SIGUSR1, SIGUSR2, SIGTERM}) EXPECT_TRUE(handles_signal(process, handled)) << handled;
   EXPECT_FALSE(handles_signal(process, SIGQUIT));
+  EXPECT_TRUE(ignores_signal(process, SIGUSR2));
+  for (const int seen : {SIGUSR1, SIGQUIT, SIGTERM}) EXPECT_FALSE(ignores_signal(process, seen)) << seen;
   EXPECT_THAT(processes_of_group(process), UnorderedElementsAre(process));
   EXPECT_FALSE(is_stopped(process));
   kill(process, SIGSTOP);

@@ -1,5 +1,7 @@
 #include "phalanx/base/utf8.h"
 
+#include <cstring>
+
 namespace phalanx {
 namespace {
 
@@ -54,6 +56,23 @@ std::size_t unfinished_tail(std::string_view text) {
     return first_char(whole).length > 0 ? back : 0;
   }
   return 0;
+}
+
+bool is_utf8(std::string_view text) {
+  while (!text.empty()) {
+    std::uint64_t eight = 0;  // plain ASCII at once
+    if (text.size() >= sizeof eight) {
+      std::memcpy(&eight, text.data(), sizeof eight);
+      if ((eight & 0x8080808080808080U) == 0) {
+        text.remove_prefix(sizeof eight);
+        continue;
+      }
+    }
+    const int length = first_char(text).length;
+    if (length == 0) return false;
+    text.remove_prefix(static_cast<std::size_t>(length));
+  }
+  return true;
 }
 
 void append_utf8(std::uint32_t code_point, std::string& out) {

@@ -27,6 +27,9 @@ Utf8Char last_char(std::string_view text);
 /// Bytes at the end of `text`, 0 to 3, that begin a character which more bytes could complete.
 std::size_t unfinished_tail(std::string_view text);
 
+/// Whether all of it is valid UTF-8.
+bool is_utf8(std::string_view text);
+
 void append_utf8(std::uint32_t code_point, std::string& out);
 
 }  // namespace phalanx

@@ -9,6 +9,7 @@
 #include <system_error>
 #include <utility>
 
+#include "phalanx/base/hub_name.h"
 #include "phalanx/checkpoint/branch.h"
 #include "phalanx/checkpoint/saved_state.h"
 
@@ -92,20 +93,33 @@ std::filesystem::path checkpoint_folder(const std::filesystem::path& path) {
 
 std::filesystem::path resolve_checkpoint(const std::filesystem::path& path) {
   std::error_code error;
-  if (!std::filesystem::is_directory(path, error))
-    throw CheckpointError(
-        fmt::format("{} is not a directory: expected a checkpoint folder or one of its step-N", path.string()));
+  if (!std::filesystem::is_directory(path, error)) {
+    std::string hint = hub_hint(path.string());
+    if (hint.empty()) hint = ": expected a run's folder, its checkpoint folder, or one of the step-N in that";
+    if (path.extension() == ".safetensors" && std::filesystem::exists(path, error)) {
+      hint += "; or, of weights alone, the directory that has config.json beside them";
+    }
+    throw CheckpointError(fmt::format("{} is not a directory{}", path.string(), hint));
+  }
   if (std::filesystem::exists(path / kManifestName, error)) return path;
-  const auto list = list_checkpoints(checkpoint_folder(path));
+  auto folder = checkpoint_folder(path);
+  auto list = list_checkpoints(folder);
   if (!list.complete.empty()) return list.complete.front().path;
+  // Of a run's folder, what is wrong below it.
+  if (const auto below = path / "checkpoint"; list.skipped.empty() && std::filesystem::is_directory(below, error)) {
+    folder = below;
+    list = list_checkpoints(folder);
+  }
   std::string reasons;
   for (const auto& line : list.skipped) reasons += "\n  " + line;
-  // The folder of a run is one above: what the run's last lines name.
-  const auto below = path / "checkpoint";
-  const std::string hint =
-      std::filesystem::is_directory(below, error) ? fmt::format(" (did you mean {}?)", below.string()) : std::string();
-  throw CheckpointError(
-      fmt::format("{} holds no complete checkpoint{}{}{}", path.string(), hint, reasons.empty() ? "" : ":", reasons));
+  std::string other;
+  if (std::filesystem::exists(path / "config.json", error)) {
+    other = ": it is a Hugging Face directory, which `phalanx generate`, `eval` and `train` read and this does not";
+  } else if (std::filesystem::exists(path / "adapter_config.json", error)) {
+    other = ": it holds an adapter (PEFT), which is not read: merge it into its model first (merge_and_unload)";
+  }
+  throw CheckpointError(fmt::format("{} holds no complete checkpoint{}{}{}", folder.string(), other,
+                                    reasons.empty() ? "" : ":", reasons));
 }
 
 }  // namespace phalanx

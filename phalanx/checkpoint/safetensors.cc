@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/hub_name.h"
 
 namespace phalanx::safetensors {
 
@@ -298,6 +299,9 @@ Header parse_header(const std::string& file, std::span<const std::byte> bytes, s
   const auto fail = [&](const std::string& reason) {
     throw CheckpointError(fmt::format("{}: malformed safetensors file: {}", file, reason));
   };
+  if (is_lfs_pointer({reinterpret_cast<const char*>(bytes.data()), bytes.size()})) {
+    throw CheckpointError(fmt::format("{}: {}", file, kLfsHint));
+  }
   if (file_size < kLengthBytes || bytes.size() < kLengthBytes)
     fail(fmt::format("{} bytes are too few for the header's length", file_size));
   std::uint64_t length = 0;

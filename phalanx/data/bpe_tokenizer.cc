@@ -3,17 +3,22 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <mutex>
+#include <string_view>
+#include <system_error>
 #include <unordered_map>
 #include <utility>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
+#include "phalanx/base/hub_name.h"
 #include "phalanx/base/utf8.h"
 #include "phalanx/data/added_tokens.h"
 #include "phalanx/data/bpe_encoder.h"
 #include "phalanx/data/bpe_model.h"
+#include "phalanx/data/file_kind.h"
 #include "phalanx/data/normalizer.h"
 #include "phalanx/data/pre_tokenizer.h"
 #include "phalanx/data/special_tokens.h"
@@ -23,6 +28,8 @@ namespace phalanx::data {
 namespace {
 
 constexpr std::uint64_t kMaxTokenizerBytes = std::uint64_t{1} << 30;
+constexpr const char* kConvert =
+    "transformers makes a tokenizer.json by AutoTokenizer.from_pretrained('{}').save_pretrained('NEW_FOLDER')";
 
 }  // namespace
 
@@ -191,13 +198,47 @@ std::optional<TokenId> token_in(const BpeModel& model, const SpecialToken& token
   return is_known ? std::optional(static_cast<TokenId>(*token.id)) : std::nullopt;
 }
 
+/// What there is in place of the tokenizer.json that `path` was to be or to hold.
+std::string hint_about_tokenizer(const std::string& path) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  if (std::string hint = hub_hint(path); !hint.empty()) return hint;
+  for (const char* other : {"tokenizer.model", "spiece.model", "vocab.json", "vocab.txt"}) {
+    if (!fs::exists(fs::path(path) / other, ignored)) continue;
+    return fmt::format(", but {}, which is not read: {}", other, fmt::format(fmt::runtime(kConvert), path));
+  }
+  return ": expected Hugging Face's tokenizer.json or a directory that holds one";
+}
+
+/// A file of another kind than tokenizer.json, which the JSON parser would call malformed.
+void refuse_other_tokenizers(const std::string& text, const std::string& file) {
+  const FileKind kind = file_kind(std::string_view(text).substr(0, kFileKindProbe), text.size());
+  if (kind == FileKind::lfs_pointer) return;  // of which the parser tells
+  std::string found;
+  if (file.ends_with(".model")) found = "a SentencePiece model";
+  if (file.ends_with(".tiktoken")) found = "a vocabulary of tiktoken";
+  if (found.empty() && kind != FileKind::text && kind != FileKind::unknown && kind != FileKind::wide_text) {
+    found = name_of(kind);
+  }
+  if (found.empty()) return;
+  throw DataError(fmt::format("{} is {}: expected Hugging Face's tokenizer.json{}", file, found,
+                              kind == FileKind::gzip
+                                  ? "; unpack it by gunzip"
+                                  : "; " + fmt::format(fmt::runtime(kConvert), "its model's folder")));
+}
+
 }  // namespace
 
 BpeTokenizer BpeTokenizer::load(const std::string& path) {
   namespace fs = std::filesystem;
   std::error_code ignored;
   const std::string file = fs::is_directory(path, ignored) ? (fs::path(path) / "tokenizer.json").string() : path;
-  BpeModel model = parse_tokenizer_json(read_file(file, kMaxTokenizerBytes), file);
+  if (!fs::exists(file, ignored)) {
+    throw FileError(fmt::format("there is no tokenizer {}{}", file, hint_about_tokenizer(path)), ENOENT);
+  }
+  const std::string text = read_file(file, kMaxTokenizerBytes);
+  refuse_other_tokenizers(text, file);
+  BpeModel model = parse_tokenizer_json(text, file);
   const SpecialTokens tokens = special_tokens_beside(file);
   model.begin_of_text = token_in(model, tokens.bos);
   model.end_of_text = token_in(model, tokens.eos);

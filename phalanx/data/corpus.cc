@@ -15,7 +15,9 @@
 
 #include "phalanx/base/byte_order_mark.h"
 #include "phalanx/base/error.h"
+#include "phalanx/base/hub_name.h"
 #include "phalanx/base/mapped_file.h"
+#include "phalanx/base/utf8.h"
 #include "phalanx/data/file_kind.h"
 #include "phalanx/data/token_file_writer.h"
 #include "phalanx/data/token_statistics.h"
@@ -38,7 +40,7 @@ class CorpusLister {
     if (fs::is_directory(status)) return add_directory(input);
     if (fs::exists(status)) return add_file(input, /*is_named=*/true);
     if (input.find_first_of("*?[") == std::string::npos) {
-      throw DataError(fmt::format("{}: no such file or directory", input));
+      throw DataError(fmt::format("{}: no such file or directory{}", input, hub_hint(input)));
     }
     add_matches(input);
   }
@@ -122,12 +124,18 @@ class CorpusLister {
     std::error_code error;
     const fs::path canonical = fs::weakly_canonical(path, error);
     if (!seen_.insert((error ? path : canonical).string()).second) return;
+    if (const auto type = fs::status(path, error).type(); type != fs::file_type::regular) {
+      throw DataError(
+          fmt::format("{} is {}, which cannot be read twice: give what comes out of it as standard input, -",
+                      shown(path), type == fs::file_type::fifo ? "a pipe" : "no regular file"));
+    }
     const MappedFile file(path);
-    if (file.size() == 0) {
+    if (file.size() == 0 || file.text() == kUtf8Mark) {
       ++listing_.empty;
       return;
     }
     Document document{.path = path.string(), .end = static_cast<std::int64_t>(file.size()), .field = options_.field};
+    if (path == options_.standard_input) document.name = "standard input";
     const std::string_view raw = file.text().substr(0, kFileKindProbe);
     std::string unpacked;
     std::string_view head = raw;
@@ -143,6 +151,7 @@ class CorpusLister {
       }
     }
     const bool is_packed = document.compression != Compression::none;
+    if (kind == FileKind::lfs_pointer) throw DataError(fmt::format("{}: {}", shown(path), kLfsHint));
     if (kind == FileKind::arrow_file || kind == FileKind::arrow_stream) {
       throw DataError(fmt::format(
           "{0} is an Arrow file, which is not read here: write its text as JSON lines by\n    python3 -c \"import "
@@ -151,8 +160,14 @@ class CorpusLister {
     }
     const bool is_text =
         kind == FileKind::text || (kind == FileKind::unknown && head.find('\0') == std::string_view::npos);
+    if (kind == FileKind::unknown && is_named) {
+      if (const auto fault = encoding_fault(head)) throw DataError(fmt::format("{}: {}", shown(path), *fault));
+    }
     if (kind == FileKind::parquet && !is_packed) {
       document.format = TextFormat::parquet;
+    } else if (path.extension() == ".parquet") {
+      throw DataError(fmt::format("{} is no Parquet file, whatever its name says: it is {}", shown(path),
+                                  kind == FileKind::unknown ? "of no known kind" : name_of(kind)));
     } else if (is_text) {
       document.format = format_of(path, head);
       if (document.format == TextFormat::text && !is_packed && head.starts_with(kUtf8Mark)) {
@@ -161,13 +176,18 @@ class CorpusLister {
     } else if (is_named) {
       throw DataError(fmt::format(
           "{} is {}{}: expected UTF-8 text, JSON lines or a Parquet file, plain or compressed by gzip or zstd{}",
-          path.string(), kind == FileKind::unknown ? "binary" : name_of(kind), is_packed ? " when unpacked" : "",
+          shown(path), kind == FileKind::unknown ? "binary" : name_of(kind), is_packed ? " when unpacked" : "",
           kind == FileKind::wide_text ? "; convert it with `iconv -t UTF-8`" : ""));
     } else {
       listing_.skipped.push_back(path.string());
       return;
     }
     listing_.documents.push_back(std::move(document));
+  }
+
+  /// A file in messages; what came from standard input is in a file of ours.
+  std::string shown(const fs::path& path) const {
+    return path == options_.standard_input ? "standard input" : path.string();
   }
 
   /// Of a text: its own, or records by the file's name. What looks like records under another name is not guessed at.
@@ -183,11 +203,16 @@ class CorpusLister {
     const auto looks = records_in(head);
     if (!looks) return TextFormat::text;
     if (path == options_.standard_input && *looks == "JSON lines") return TextFormat::json_lines;
-    throw DataError(fmt::format(
-        "{} looks like {}: expected text, or records under a name that ends in .jsonl; read it as records by --format "
-        "jsonl{}, as text by --format text, or leave it out by --exclude",
-        path.string(), *looks,
-        *looks == "JSON lines" ? "" : fmt::format(" after `jq -c '.[]' {} > data.jsonl`", path.string())));
+    std::string as_records = "read it as records by --format jsonl";
+    if (*looks == "a list of records in JSON")
+      as_records += fmt::format(" after `jq -c '.[]' {} > data.jsonl`", shown(path));
+    if (*looks == "one record in JSON") as_records += fmt::format(" after `jq -c . {} > data.jsonl`", shown(path));
+    if (looks->starts_with("a description")) as_records = "give the data beside it";
+    throw DataError(
+        fmt::format("{} looks like {}: expected text, or records under a name that ends in .jsonl; {}, as text by "
+                    "--format text, or "
+                    "leave it out by --exclude",
+                    shown(path), *looks, as_records));
   }
 
   const CorpusOptions& options_;
@@ -211,7 +236,9 @@ CorpusListing list_corpus(const std::vector<std::string>& inputs, const CorpusOp
     std::string found;
     if (!listing.skipped.empty()) found += fmt::format("; {} binary", listing.skipped.size());
     if (listing.empty > 0) found += fmt::format("; {} empty", listing.empty);
-    throw DataError(fmt::format("no text in {}{}", fmt::join(inputs, ", "),
+    std::vector<std::string> names = inputs;
+    if (!options.standard_input.empty()) std::ranges::replace(names, options.standard_input, "standard input");
+    throw DataError(fmt::format("no text in {}{}", fmt::join(names, ", "),
                                 found.empty() ? ": no file fits the extensions and exclusions" : found));
   }
   return listing;
@@ -238,8 +265,8 @@ CorpusSplit split_corpus(const std::vector<Document>& documents, double fraction
     const std::size_t line_break = text.substr(0, wish).rfind('\n');
     if (line_break != std::string_view::npos && line_break + 1 < text.size()) {
       const auto cut = whole.begin + static_cast<std::int64_t>(line_break) + 1;
-      split.train.push_back({whole.path, whole.begin, cut});
-      split.validation.push_back({whole.path, cut, whole.end});
+      split.train = split.validation = {whole};
+      split.train[0].end = split.validation[0].begin = cut;
     }
   } else {
     HoldOut hold_out(fraction);
@@ -292,8 +319,11 @@ EncodingSummary encode_corpus(const std::vector<Document>& documents, const BpeT
     writer.append(ids);
     ids.clear();
   };
-  const auto encode = [&](std::string_view text, const Advance& bytes_done) {
+  const auto encode = [&](const Document& document, std::string_view text, const Advance& bytes_done) {
     summary.bytes += static_cast<std::int64_t>(text.size());
+    if (document.format == TextFormat::text && !is_utf8(text) && ++summary.not_utf8 == 1) {
+      summary.first_not_utf8 = document.shown();
+    }
     while (!text.empty()) {
       std::size_t cut = text.size() > kChunkBytes ? tokenizer.safe_cut(text, kChunkBytes) : text.size();
       if (cut == 0) cut = text.size();
@@ -312,7 +342,7 @@ EncodingSummary encode_corpus(const std::vector<Document>& documents, const BpeT
     // Of a plain text the progress is that of encoding it, of others that of reading their files.
     const bool is_plain = document.format == TextFormat::text && document.compression == Compression::none;
     const TextCount count = each_text(
-        document, [&](std::string_view text) { encode(text, is_plain ? options.bytes_done : Advance()); },
+        document, [&](std::string_view text) { encode(document, text, is_plain ? options.bytes_done : Advance()); },
         is_plain ? Advance() : options.bytes_done);
     summary.empty += count.empty;
   }

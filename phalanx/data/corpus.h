@@ -61,7 +61,9 @@ struct EncodingOptions {
 struct EncodingSummary {
   std::string path;  // of the ids: PREFIX.bin
   std::int64_t documents = 0;
-  std::int64_t empty = 0;  // records without text
+  std::int64_t empty = 0;           // records without text
+  std::int64_t not_utf8 = 0;        // texts with bytes that are no UTF-8, which are taken as they are,
+  std::string first_not_utf8 = {};  // and the first of their files
   std::int64_t bytes = 0;
   std::int64_t tokens = 0;
   double unigram_entropy = 0.0;  // nats a token

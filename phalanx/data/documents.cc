@@ -79,8 +79,8 @@ TextCount each_json_line(const Document& source, const std::function<void(std::s
   std::string pending;  // the beginning of a line
   std::int64_t number = 0;
   const auto take_line = [&](std::string_view line) {
-    const std::string where = fmt::format("{}, line {}", source.path, ++number);
-    if (number == 1) line = text_after_mark<DataError>(line, source.path);
+    const std::string where = fmt::format("{}, line {}", source.shown(), ++number);
+    if (number == 1) line = text_after_mark<DataError>(line, source.shown());
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) return;
     if (const auto text = text_in(parse_json_object<DataError>(line, where), source.field, where)) {
       records.take(*text);
@@ -109,7 +109,7 @@ TextCount whole_text(const Document& source, const std::function<void(std::strin
   if (source.compression == Compression::none) {
     const MappedFile file(source.path, MappedFile::Access::sequential);
     if (static_cast<std::int64_t>(file.size()) < source.end) {
-      throw DataError(fmt::format("{}: became shorter while it was read: expected {} bytes, found {}", source.path,
+      throw DataError(fmt::format("{}: became shorter while it was read: expected {} bytes, found {}", source.shown(),
                                   source.end, file.size()));
     }
     use(file.text().substr(static_cast<std::size_t>(source.begin), static_cast<std::size_t>(source.size())));
@@ -117,7 +117,7 @@ TextCount whole_text(const Document& source, const std::function<void(std::strin
     TextReader in(source.path, source.compression);
     std::string text;
     for (std::string part = in.read(kReadBytes); !part.empty(); part = in.read(kReadBytes)) text += part;
-    use(text_after_mark<DataError>(text, source.path));
+    use(text_after_mark<DataError>(text, source.shown()));
   }
   if (bytes_done) bytes_done(static_cast<std::uint64_t>(source.size()));
   return {.documents = 1};
@@ -165,6 +165,15 @@ std::optional<std::string> records_in(std::string_view head) {
     return std::nullopt;
   }
   if (!text.starts_with('{')) return std::nullopt;
+  const bool spans_lines = text.find('\n') < text.find_last_not_of(" \t\r\n");
+  if (json whole; !json_object_fault(text, whole)) {
+    if (whole.contains("_data_files") || (whole.contains("features") && whole.contains("splits"))) {
+      return "a description of a data set (datasets package)";
+    }
+    const auto is_list = [&](const char* key) { return whole.contains(key) && whole[key].is_array(); };
+    const bool has_text = whole.contains("text") && whole["text"].is_string();
+    if (spans_lines && (has_text || is_list("messages") || is_list("conversations"))) return "one record in JSON";
+  }
   const std::size_t end = text.find('\n');
   if (end == std::string_view::npos) {  // one line, perhaps longer than what is seen of it
     const bool is_record = names_a_field(text.substr(0, 4096)) && after_blanks(text.substr(1)).starts_with('"');

@@ -30,6 +30,8 @@ struct Document {
   std::string field = "text";    // of a record, that holds its text
   double held_out_fraction = 0;  // of a file of records: that these are set aside,
   bool is_held_out = false;      // and this stands for those, not for the others
+  std::string name = {};         // in messages, where that is not its path
+  const std::string& shown() const { return name.empty() ? path : name; }
   std::int64_t size() const { return end - begin; }
 };
 

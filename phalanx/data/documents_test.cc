@@ -142,10 +142,29 @@ TEST_F(DocumentsTest, RecordsChatsAndDataSetsAreNeverTakenForText) {
     EXPECT_THAT(refused({path(folder)}), AllOf(HasSubstr("datasets package"), HasSubstr("to_json"))) << name;
   }
   EXPECT_THAT(refused({path("set-state.json/data-00000-of-00001.arrow")}), HasSubstr("is an Arrow file"));
+  EXPECT_THAT(refused({write("e.json", "{\n  \"messages\": [{\"role\": \"user\", \"content\": \"x\"}]\n}\n")}),
+              AllOf(HasSubstr("e.json looks like one record in JSON"), HasSubstr("jq -c .")));
+  EXPECT_THAT(refused({write("state.json", "{\n  \"_data_files\": [{\"filename\": \"data-0.arrow\"}]\n}\n")}),
+              AllOf(HasSubstr("a description of a data set"), HasSubstr("give the data beside it")));
+  EXPECT_THAT(refused({write("twice.jsonl", "{\"text\": \"a\", \"text\": \"b\"}\n")}),
+              HasSubstr("twice.jsonl, line 1: its key \"text\" is there twice"));
   // JSON that is a document of its own is text, as a source tree has it.
   EXPECT_THAT(refused({write("package.json", "{\n  \"name\": \"x\",\n  \"version\": \"1\"\n}\n"),
                        write("small.json", "{\"name\": \"x\"}"), write("list.json", "[1, 2, 3, 4, 5, 6]\n")}),
               "accepted");
+}
+
+TEST_F(DocumentsTest, WhatFollowsGzipDataIsNotPassedOver) {
+  const auto bytes_of = [&](const std::string& name) { return read_file(path(name)); };
+  const std::string first = "Once upon a time there was a text.\n", second = "And another.\n";
+  write_gzip("1.gz", first), write_gzip("2.gz", second);
+  write("both.txt.gz", bytes_of("1.gz") + bytes_of("2.gz"));
+  EXPECT_THAT(texts_of({path("both.txt.gz")}), ElementsAre(first + second));
+  write("padded.txt.gz", bytes_of("1.gz") + std::string(512, '\0'));
+  EXPECT_THAT(texts_of({path("padded.txt.gz")}), ElementsAre(first));
+  EXPECT_THAT(refused({write("plain.txt.gz", bytes_of("1.gz") + second)}),
+              AllOf(HasSubstr("plain.txt.gz is damaged"), HasSubstr("is followed by something else after 35 bytes")));
+  EXPECT_THAT(refused({write("cut.txt.gz", bytes_of("1.gz").substr(0, 30))}), HasSubstr("ends too soon"));
 }
 
 TEST_F(DocumentsTest, NamedFilesThatAreNoTextAreErrors) {
@@ -154,6 +173,15 @@ TEST_F(DocumentsTest, NamedFilesThatAreNoTextAreErrors) {
   EXPECT_THAT(refused({write("b.bin", "ids\0ids"s)}), HasSubstr("b.bin is binary"));
   EXPECT_THAT(refused({write("c.txt", "\xff\xfeO\0n\0c\0e\0 \0u\0p\0o\0n\0"s)}), HasSubstr("UTF-16 or UTF-32 text"));
   EXPECT_THAT(refused({write_gzip("d.gz", std::string(100, '\0'))}), HasSubstr("d.gz is binary when unpacked"));
+  EXPECT_THAT(refused({write("e.txt", "\xff\xfeh\0i\0"s)}), AllOf(HasSubstr("UTF-16LE"), HasSubstr("iconv")));
+  EXPECT_THAT(refused({write("f.txt", "\xEF\xBB\xBF"s)}), HasSubstr("1 empty"));
+  EXPECT_THAT(refused({write("g.parquet", "Once upon a time there was a text\n")}),
+              HasSubstr("g.parquet is no Parquet file"));
+  EXPECT_THAT(refused({write("h.txt", "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 4976\n")}),
+              HasSubstr("h.txt: it is a Git LFS pointer"));
+  EXPECT_THAT(refused({"/dev/zero"}), AllOf(HasSubstr("/dev/zero is no regular file"), HasSubstr("standard input, -")));
+  write("in", "ids\0ids"s);
+  EXPECT_EQ(refused({path("in")}, {.standard_input = path("in")}).substr(0, 24), "standard input is binary");
   write("folder/a.txt", "text"), write("folder/b.bin", "ids\0ids"s);
   EXPECT_THAT(list_corpus({path("folder")}).skipped, ElementsAre(path("folder/b.bin")));
   EXPECT_THAT(list_corpus({path("folder/*")}).skipped, ElementsAre(path("folder/b.bin")));

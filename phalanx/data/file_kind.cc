@@ -1,10 +1,14 @@
 #include "phalanx/data/file_kind.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>
 
 #include "phalanx/base/byte_order_mark.h"
+#include "phalanx/base/error.h"
+#include "phalanx/base/hub_name.h"
 #include "phalanx/base/utf8.h"
 
 namespace phalanx::data {
@@ -102,6 +106,7 @@ FileKind file_kind(std::string_view head, std::uint64_t size) {
     if (magic.kind == FileKind::gzip && (head.size() < 18 || static_cast<unsigned char>(head[3]) > 31)) continue;
     return magic.kind;
   }
+  if (is_lfs_pointer(head)) return FileKind::lfs_pointer;
   if (is_bzip2(head)) return FileKind::bzip2;
   if (is_zstd_skippable(head)) return FileKind::zstd;
   if (is_safetensors(head, size)) return FileKind::safetensors;
@@ -165,8 +170,24 @@ const char* name_of(FileKind kind) {
       return "a program";
     case FileKind::megatron_index:
       return "a Megatron index";
+    case FileKind::lfs_pointer:
+      return "a Git LFS pointer";
   }
   return "";
+}
+
+void require_plain_text(std::string_view contents, const std::string& path, const std::string& what) {
+  const std::string_view head = contents.substr(0, kFileKindProbe);
+  const FileKind kind = file_kind(head, contents.size());
+  if (kind == FileKind::text || kind == FileKind::wide_text) return;  // the encoding is looked at by who reads it
+  if (kind == FileKind::lfs_pointer) throw DataError(fmt::format("{}: {}", path, kLfsHint));
+  if (kind == FileKind::gzip || kind == FileKind::zstd) {
+    throw DataError(fmt::format("{} is {}: expected {}; unpack it first by {}", path, name_of(kind), what,
+                                kind == FileKind::gzip ? "gunzip" : "unzstd"));
+  }
+  if (kind != FileKind::unknown) throw DataError(fmt::format("{} is {}: expected {}", path, name_of(kind), what));
+  if (encoding_fault(head)) return;
+  if (head.find('\0') != std::string_view::npos) throw DataError(fmt::format("{} is binary: expected {}", path, what));
 }
 
 }  // namespace phalanx::data

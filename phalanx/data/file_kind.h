@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 namespace phalanx::data {
@@ -36,6 +37,7 @@ enum class FileKind : std::uint8_t {
   picture,
   program,
   megatron_index,
+  lfs_pointer,  // that git leaves in place of a file
 };
 
 /// Bytes from a file's start that are enough to know it.
@@ -46,5 +48,9 @@ FileKind file_kind(std::string_view head, std::uint64_t size);
 
 /// "gzip data", "a Parquet file", ...
 const char* name_of(FileKind kind);
+
+/// Throws DataError, with what to do, unless the file is plain text that may be read as it is: `what` says what for, as
+/// "prompts, one a line".
+void require_plain_text(std::string_view contents, const std::string& path, const std::string& what);
 
 }  // namespace phalanx::data

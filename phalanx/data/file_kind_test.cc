@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "phalanx/base/error.h"
+
 namespace phalanx::data {
 namespace {
 
@@ -44,6 +46,7 @@ TEST(FileKindTest, KnownKindsAreSeenFromTheirFirstBytes) {
       {"Once upon a time there was a caf\xe9 in Latin-1.\n", FileKind::text},
       {"\xEF\xBB\xBFOnce upon a time there was", FileKind::text},
       {"{\"text\": \"a line of JSON\"}\n", FileKind::text},
+      {"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 4976\n", FileKind::lfs_pointer},
       {"short", FileKind::unknown},
       {"", FileKind::unknown},
       {std::string(100, '\0'), FileKind::unknown},
@@ -68,6 +71,27 @@ TEST(FileKindTest, TokenIdsAreOfNoKnownKind) {
       ASSERT_EQ(kind_of(bytes), FileKind::unknown) << vocab << ": " << name_of(kind_of(bytes));
     }
   }
+}
+
+TEST(FileKindTest, PlainTextIsWhatMayBeReadAsItIs) {
+  const auto refusal = [](const std::string& contents) -> std::string {
+    try {
+      require_plain_text(contents, "f", "prompts, one a line");
+    } catch (const DataError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(refusal("Once upon a time there was\n"), "");
+  EXPECT_EQ(refusal("short"), "");
+  EXPECT_EQ(refusal(""), "");
+  const std::string rest(600, '\x01');
+  EXPECT_EQ(refusal("\x1f\x8b\x08\0\0\0\0\0\0\x03"s + rest),
+            "f is gzip data: expected prompts, one a line; unpack it first by gunzip");
+  EXPECT_EQ(refusal("PAR1" + rest), "f is a Parquet file: expected prompts, one a line");
+  EXPECT_EQ(refusal("\x07\0\x08\0\x09\0"s), "f is binary: expected prompts, one a line");
+  EXPECT_EQ(refusal("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 4976\n").substr(0, 31),
+            "f: it is a Git LFS pointer that");
 }
 
 }  // namespace

@@ -3,13 +3,15 @@
 //   GzipReader in("train-labels-idx1-ubyte.gz");
 //   std::vector<std::uint8_t> header = in.read(8);       // fewer bytes at the end of the file
 //
-// Compressed data that is cut off or damaged (its checksum is compared at the end) is a DataError that names the file.
+// Compressed data that is cut off, damaged (its checksum is compared at the end) or followed by something else is a
+// DataError that names the file.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace phalanx::data {
@@ -26,6 +28,9 @@ class GzipReader {
 
  private:
   struct Stream;
+  [[noreturn]] void fail(const std::string& what) const;
+  /// At least one byte, or 0 at the end.
+  std::size_t read_some(std::uint8_t* out, std::size_t count);
   std::filesystem::path path_;
   std::unique_ptr<Stream> stream_;
 };

@@ -116,6 +116,8 @@ std::string what_to_do(FileKind kind, std::string_view head, const std::string& 
     case FileKind::seven_zip:
     case FileKind::rar:
       return fmt::format("{}: unpack it; text then goes through `phalanx tokenize`", name_of(kind));
+    case FileKind::lfs_pointer:
+      return fmt::format("{}: fetch the file itself by `git lfs pull` in its folder", name_of(kind));
     case FileKind::safetensors:
     case FileKind::gguf:
       return fmt::format(

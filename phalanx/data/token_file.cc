@@ -10,6 +10,8 @@
 
 #include "phalanx/base/content_hash.h"
 #include "phalanx/base/error.h"
+#include "phalanx/base/hub_name.h"
+#include "phalanx/base/log.h"
 #include "phalanx/base/mapped_file.h"
 #include "phalanx/data/raw_ids.h"
 #include "phalanx/data/token_sidecar.h"
@@ -42,7 +44,9 @@ void require_file(const std::string& path) {
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0) {
     if (errno != ENOENT && errno != ENOTDIR) return;  // opening it will say what is wrong
-    throw DataError(fmt::format("{}: no such file: expected a token file; `phalanx tokenize` makes one", path));
+    throw DataError(
+        fmt::format("{}: no such file{}", path,
+                    hub_hint(path).empty() ? ": expected a token file; `phalanx tokenize` makes one" : hub_hint(path)));
   }
   if (S_ISDIR(status.st_mode)) {
     throw DataError(fmt::format("{} is a directory: expected a token file; `phalanx tokenize` makes one", path));
@@ -170,6 +174,9 @@ TokenFile::TokenFile(const std::string& path, TokenFileOptions options)
     } else {
       open_raw();
     }
+  }
+  if (!sidecar_ && is_file(sidecar_path(path_))) {
+    log::info(fmt::format("{} is not what `phalanx tokenize` writes beside {}: not read", sidecar_path(path_), path_));
   }
   check_stated_type();
   check_sidecar();
@@ -359,10 +366,14 @@ void TokenFile::open_raw() {
   size_ = bytes / data::bytes_of(type_);
   if (stated_) return;
   if (const auto doubt = doubt_about_type(mapping_->ids.bytes(), type_)) {
-    throw DataError(
-        fmt::format("{}: read as raw {} ids, {}; state the type by [training] dataset_dtype "
-                    "or in {}: {{\"format\": \"phalanx.tokens\", \"type\": \"uint32\"}}",
-                    path_, to_string(type_), *doubt, sidecar_path(path_)));
+    std::string what_to_do = "expected ids of an integer type, the lowest byte first: write them so";
+    for (const char* type : {"uint32", "int64"}) {
+      if (!doubt->ends_with(type)) continue;
+      what_to_do = fmt::format(
+          "state the type by [training] dataset_dtype or in {}: {{\"format\": \"phalanx.tokens\", \"type\": \"{}\"}}",
+          sidecar_path(path_), type);
+    }
+    throw DataError(fmt::format("{}: read as raw {} ids, {}; {}", path_, to_string(type_), *doubt, what_to_do));
   }
 }
 

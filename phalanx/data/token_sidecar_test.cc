@@ -68,7 +68,8 @@ TEST_F(RawIdsTest, IdsOfAnotherTypeAreSeen) {
                 AllOf(HasSubstr("1 of 2 tokens are 0 throughout"), HasSubstr("uint32"), HasSubstr("dataset_dtype")));
     EXPECT_THAT(said_of("a.bin", bytes_of_ids<std::int64_t>(ids), options), HasSubstr("int64"));
     EXPECT_THAT(said_of("a.bin", bytes_of_ids<std::uint32_t>(ids, true), options), HasSubstr("big-endian"));
-    EXPECT_THAT(said_of("a.bin", bytes_of_ids<std::int64_t>(ids)), HasSubstr("int64"));  // no vocabulary known
+    EXPECT_THAT(said_of("a.bin", bytes_of_ids<std::int64_t>(ids)),  // no vocabulary known
+                AllOf(HasSubstr("int64; state the type"), HasSubstr("\"type\": \"int64\"")));
   }
   // Ids above 65535 under a model for which half of one is a valid id.
   const auto large = random_ids(128256, 500);

@@ -7,6 +7,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/json_number.h"
 #include "phalanx/base/json_text.h"
+#include "phalanx/base/utf8.h"
 #include "phalanx/infer/json_lines.h"
 
 namespace phalanx::infer {
@@ -52,6 +53,7 @@ Prompts parse_prompts(std::string_view contents, const std::string& name, const 
   each_line(contents, name, [&](std::string_view line, const std::string& where) {
     Prompt prompt;
     try {
+      if (!format.json_lines && !is_utf8(line)) throw DataError(where + ": it is not valid UTF-8");
       prompt =
           format.json_lines ? read_line(line, where, format) : Prompt{.id = {}, .text = std::string(line), .ids = {}};
     } catch (const DataError& error) {

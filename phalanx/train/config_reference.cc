@@ -31,6 +31,7 @@ line, after the file's name, where it overrules the file:
 
 Booleans are switched on by `--section.key` and off by `--section.no-key`. `--print-config` prints the effective file and
 ends; what it prints can be used as a file. A key that is not in the tables below is an error that names the nearest one.
+Integers, but for `debug.seed`, are at most 2147483647.
 
 This page is printed by `phalanx train --print-config-reference`.
 )";
@@ -52,6 +53,7 @@ std::string config_reference() {
     std::string meaning(key.help);
     if (!key.choices.empty() || std::isfinite(key.least)) {
       std::string expected = expectation(key, slot);
+      if (expected.ends_with(kAtMostCount)) expected.resize(expected.size() - kAtMostCount.size());
       if (!expected.empty()) expected[0] = static_cast<char>(std::toupper(expected[0]));
       meaning += fmt::format(" {}.", expected);
     }

@@ -15,6 +15,17 @@ Slot at(TrainConfig& config) {
 }
 
 constexpr double kAny = std::numeric_limits<double>::infinity();
+constexpr double kLargestCount = std::numeric_limits<std::int32_t>::max();
+
+/// Counts are kept and multiplied as smaller integers in places: nothing larger makes sense, but for the seed.
+std::vector<Key> with_bounded_counts(std::vector<Key> keys) {
+  TrainConfig config;
+  for (Key& key : keys) {
+    const bool is_integer = std::holds_alternative<std::int64_t*>(key.slot(config));
+    if (is_integer && std::isinf(key.most) && key.name != "seed") key.most = kLargestCount;
+  }
+  return keys;
+}
 
 }  // namespace
 
@@ -68,7 +79,7 @@ const std::vector<Key>& known_keys() {
        "norm_eps",
        at<&C::model, &C::Model::norm_eps>,
        "Added to the mean square in RMSNorm.",
-       0,
+       1e-30,
        1,
        {},
        kFromFlavor},
@@ -397,7 +408,8 @@ const std::vector<Key>& known_keys() {
        "before the update; a difference ends the run and names tensor, ranks and step. 0: never.",
        0, kAny},
   };
-  return keys;
+  static const std::vector<Key> bounded = with_bounded_counts(keys);
+  return bounded;
 }
 
 const std::vector<RefusedKey>& refused_keys() {
@@ -574,6 +586,7 @@ std::string expectation(const Key& key, Slot slot) {
   std::string text = type == "integer" ? "an integer" : "a number";
   const bool has_least = std::isfinite(key.least);
   const bool has_most = std::isfinite(key.most);
+  if (has_least && key.most == kLargestCount) return text + fmt::format(", {} or more{}", key.least, kAtMostCount);
   if (has_least && has_most) return text + fmt::format(" from {} to {}", key.least, key.most);
   if (has_least) return text + fmt::format(", {} or more", key.least);
   return text;

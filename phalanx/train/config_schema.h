@@ -19,6 +19,9 @@ using Slot = std::variant<bool*, std::int64_t*, double*, std::string*, std::opti
 /// default_text of a model number that the flavor gives.
 inline constexpr std::string_view kFromFlavor = "the flavor's";
 
+/// What ends the expectation of a count.
+inline constexpr std::string_view kAtMostCount = ", and at most 2147483647";
+
 struct Key {
   std::string_view section;
   std::string_view name;

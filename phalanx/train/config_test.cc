@@ -117,6 +117,22 @@ TEST(Config, UnknownKeysNameTheNearest) {
   EXPECT_THAT(refusal("", {"--training.stepz"}), HasSubstr("did you mean 'steps'?"));
 }
 
+TEST(Config, CountsThatNothingCanHoldAreRefused) {
+  const std::string most = ", and at most 2147483647";
+  for (const char* key : {"training.local_batch_size", "training.steps", "checkpoint.keep_latest_k",
+                          "comm.train_timeout_seconds", "validation.local_batch_size", "model.n_layers"}) {
+    EXPECT_THAT(refusal("", {fmt::format("--{}=2147483648", key)}), HasSubstr(most)) << key;
+    EXPECT_THAT(refusal("", {fmt::format("--{}=9223372036854775807", key)}), HasSubstr(most)) << key;
+    EXPECT_EQ(refusal("", {fmt::format("--{}=2147483647", key)}), "accepted") << key;
+  }
+  EXPECT_EQ(refusal("", {"--debug.seed=9223372036854775807"}), "accepted");
+}
+
+TEST(Config, AModelNumberOf0IsNotTakenForNoNumber) {
+  EXPECT_THAT(refusal("[model]\nnorm_eps = 0\n"), HasSubstr("norm_eps is 0: expected a number from 1e-30 to 1"));
+  EXPECT_THAT(refusal("", {"--model.norm_eps=1e-400"}), HasSubstr("expected a number from 1e-30 to 1"));
+}
+
 TEST(Config, WrongTypesNamePlaceExpectedAndFound) {
   EXPECT_THAT(
       refusal("[training]\nsteps = \"ten\"\n"),

@@ -8,6 +8,7 @@
 #include <map>
 #include <string_view>
 
+#include "phalanx/base/dtype_names.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/nearest.h"
 
@@ -53,11 +54,12 @@ std::string choice_of(const Parts& parts, const std::string& key, const std::vec
                       const std::string& name) {
   const auto found = parts.find(key);
   if (found == parts.end()) return choices[0];
-  if (std::ranges::find(choices, found->second) == choices.end()) {
+  const std::string value = canonical_dtype(found->second);  // bf16 for bfloat16, ...
+  if (std::ranges::find(choices, value) == choices.end()) {
     throw ConfigError(
         fmt::format("layout '{}': {} is '{}': expected one of {}", name, key, found->second, fmt::join(choices, ", ")));
   }
-  return found->second;
+  return value;
 }
 
 /// none, full, op, or of how many blocks one is computed again.

@@ -37,6 +37,9 @@ TEST(Layouts, AreReadFromTheirNames) {
   EXPECT_EQ(other.config.activation_checkpoint.mode, "selective");
   EXPECT_EQ(other.config.activation_checkpoint.selective_ac_option, "3");
   EXPECT_EQ(other.config.training.mixed_precision_param, "float16");
+  for (const char* other_name : {"precision=bf16", "precision=torch.bfloat16"}) {
+    EXPECT_EQ(with_layout(small_config(), other_name, 1).config.training.mixed_precision_param, "bfloat16");
+  }
 }
 
 TEST(Layouts, ShareTheGlobalBatch) {
@@ -63,7 +66,7 @@ TEST(Layouts, WhatIsNoLayoutIsRefused) {
   EXPECT_THAT(layout_refusal("tp=2,tp=2"), HasSubstr("tp is there twice"));
   EXPECT_THAT(layout_refusal("zero=4"), HasSubstr("zero is 4: expected 1, 2 or 3"));
   EXPECT_THAT(layout_refusal("ac=some"), HasSubstr("ac is 'some': expected one of none, full, op, or a number"));
-  EXPECT_THAT(layout_refusal("precision=half"), HasSubstr("precision is 'half': expected one of float32, bfloat16"));
+  EXPECT_THAT(layout_refusal("precision=int8"), HasSubstr("precision is 'int8': expected one of float32, bfloat16"));
   EXPECT_THAT(layout_refusal("dp_shard=4,tp=4"), HasSubstr("takes 16 ranks, but there are 8"));
   EXPECT_THAT(layout_refusal("tp=3"), HasSubstr("tensor_parallel_degree = 3 does not fit the model"));
 }

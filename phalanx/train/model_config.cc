@@ -3,9 +3,12 @@
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <string>
+#include <system_error>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
+#include "phalanx/base/hub_name.h"
 #include "phalanx/models/hf_config.h"
 
 namespace phalanx::train {
@@ -14,6 +17,12 @@ namespace {
 
 models::LlamaConfig model_of_directory(const std::string& folder) {
   const std::string file = (std::filesystem::path(folder) / "config.json").string();
+  std::error_code error;
+  if (!std::filesystem::exists(file, error)) {
+    std::string hint = hub_hint(folder);
+    if (hint.empty()) hint = ": expected the directory of a Hugging Face model, with its config.json";
+    throw ConfigError(fmt::format("[model] hf_assets_path '{}' has no config.json{}", folder, hint));
+  }
   return models::llama_config_from_hf(read_file(file, models::kMaxHfConfigBytes), file);
 }
 

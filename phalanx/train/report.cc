@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/file.h"
 #include "phalanx/base/human.h"
 #include "phalanx/base/svg.h"
 #include "phalanx/train/chart.h"
@@ -296,15 +297,7 @@ std::string render_report(const std::string& run_folder) {
 
 std::string write_report(const std::string& run_folder) {
   const std::string path = run_folder + "/report.html";
-  const std::string partial = path + ".tmp";
-  const std::string html = render_report(run_folder);
-  {
-    std::ofstream file(partial, std::ios::binary | std::ios::trunc);
-    file << html;
-    file.close();
-    if (!file) throw Error(fmt::format("cannot write '{}': {}", partial, std::strerror(errno)));
-  }
-  std::filesystem::rename(partial, path);
+  replace_file(path, render_report(run_folder));
   return path;
 }
 

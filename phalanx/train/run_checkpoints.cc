@@ -14,6 +14,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
+#include "phalanx/base/hub_name.h"
 #include "phalanx/base/human.h"
 #include "phalanx/checkpoint/block_hash.h"
 #include "phalanx/checkpoint/branch.h"
@@ -49,9 +50,9 @@ std::filesystem::path initial_weights(const TrainConfig& run) {
   const bool is_given = !config.initial_load_path.empty();
   const std::filesystem::path path = is_given ? config.initial_load_path : run.model.hf_assets_path;
   if (!std::filesystem::exists(path)) {
-    throw CheckpointError(fmt::format("{} '{}' does not exist",
+    throw CheckpointError(fmt::format("{} '{}' does not exist{}",
                                       is_given ? "[checkpoint] initial_load_path" : "[model] hf_assets_path",
-                                      path.string()));
+                                      path.string(), hub_hint(path.string())));
   }
   if (config.initial_load_in_hf || !std::filesystem::is_directory(path)) return path;
   if (std::filesystem::exists(path / "config.json")) {

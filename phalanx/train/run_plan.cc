@@ -96,6 +96,8 @@ void plan_pipeline(const TrainConfig& config, const models::LlamaConfig& model, 
 RunPlan plan_run(const TrainConfig& config, std::int64_t world_size) {
   const models::LlamaConfig model = model_config(config);
   const ParallelPlan parallel = degrees_of(config, world_size);
+  schedule::schedule_name(
+      config.parallelism.pipeline_parallel_schedule);  // must be one, also where there is no pipeline
   check(parallel, models::model_numbers(model, parallel.tp, config.training.seq_len), world_size,
         {.tp = "[parallelism] tensor_parallel_degree",
          .pp = "[parallelism] pipeline_parallel_degree",

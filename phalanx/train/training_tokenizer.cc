@@ -8,6 +8,7 @@
 #include <system_error>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/hub_name.h"
 #include "phalanx/data/bpe_tokenizer.h"
 #include "phalanx/data/token_sidecar.h"
 #include "phalanx/data/tokenizer_fingerprint.h"
@@ -25,6 +26,12 @@ std::optional<KnownTokenizer> tokenizer_of_model(const TrainConfig& config, bool
                                                  std::vector<std::string>& lines) {
   if (config.model.hf_assets_path.empty()) return std::nullopt;
   std::filesystem::path path = config.model.hf_assets_path;
+  if (std::error_code none; !std::filesystem::exists(path, none)) {
+    const std::string hint = hub_hint(path.string());
+    throw ConfigError(
+        fmt::format("[model] hf_assets_path '{}' does not exist{}", path.string(),
+                    hint.empty() ? ": expected the folder of tokenizer.json; remove the key without one" : hint));
+  }
   if (path.filename() != "tokenizer.json") path /= "tokenizer.json";
   std::error_code error;
   if (!std::filesystem::is_regular_file(path, error)) {
