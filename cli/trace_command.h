@@ -1,4 +1,5 @@
-// phalanx trace analyze FOLDER: says from the ranks' flight recorder files who is where, and who is missing.
+// phalanx trace: says from the flight recorder files that ranks left who is where and who is missing (analyze), and has
+// the ranks of a running job write them (dump).
 #pragma once
 
 #include "cli/command.h"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# No file of the repository holds a path of one machine, or a note about work that is still to do.
+# No file of the repository holds a path of one machine, or a note about work that is still to do, and no item of a list
+# in a comment is broken: clang-format cuts a line that is too long and leaves its last word to the left of the item.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -8,7 +9,10 @@ readonly paths='(^|[^A-Za-z0-9_.+-])/([r]oot|[w]ork|[h]ome/[a-z][a-z0-9_-]*)/'
 readonly notes='\b([T]ODO|[F]IXME|[X]XX)\b'
 
 # Test data may be anybody's text.
-listed() { git ls-files -z --cached --others --exclude-standard -- ':!LICENSE' ':!**/testdata/**'; }
+listed() {
+  git ls-files -z --cached --others --exclude-standard -- "$@" ':!LICENSE' ':!**/testdata/**' |
+    while IFS= read -rd '' file; do if [[ -e "$file" ]]; then printf '%s\0' "$file"; fi; done
+}
 
 status=0
 report() {  # <what it is> <pattern>
@@ -22,5 +26,16 @@ report() {  # <what it is> <pattern>
 }
 report "paths of one machine" "$paths"
 report "notes about unfinished work" "$notes"
-[[ $status == 0 ]] && echo "check_text: no paths of one machine, no unfinished work"
+
+readonly broken='
+  FNR == 1 { item = 0; orphan = "" }
+  orphan != "" && /^ *\/\/   +[^ ]/ { print orphan; found = 1 }
+  { orphan = item && /^ *\/\/ [^ -]/ && length($0) < 60 ? FILENAME ":" FNR ": " $0 : "" }
+  { item = /^ *\/\/( [-*] |   )/ && length($0) > 88 }
+  END { exit found }'
+if ! listed '*.h' '*.cc' | xargs -0 awk "$broken" >&2; then
+  echo "check_text: the comments above are broken" >&2
+  status=1
+fi
+[[ $status == 0 ]] && echo "check_text: no paths of one machine, no unfinished work, no broken comments"
 exit $status

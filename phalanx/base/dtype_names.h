@@ -1,7 +1,8 @@
 // The names that people give to floating-point types, in every option and key that takes one.
 //
-//   canonical_dtype("bf16") == "bfloat16"     canonical_dtype("half") == "float16"     canonical_dtype("int3") ==
-//   "int3"
+//   canonical_dtype("bf16")   // "bfloat16"
+//   canonical_dtype("half")   // "float16"
+//   canonical_dtype("int3")   // "int3": unknown names stay as they are
 #pragma once
 
 #include <string>

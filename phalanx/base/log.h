@@ -1,9 +1,8 @@
 // Logging: one line per event on standard error, prefixed with time, level and rank.
 //
-// Only rank 0 writes info lines by default; warnings and errors are written by every rank that
-// has one to tell. The level comes from
-// PHALANX_LOG_LEVEL (debug, info, warn, error; default info; anything else is a ConfigError at the first line).
-// Messages are formatted by the caller:
+// Only rank 0 writes info lines by default; warnings and errors are written by every rank that has one to tell. The
+// level comes from PHALANX_LOG_LEVEL (debug, info, warn, error; default info; anything else is a ConfigError at the
+// first line). Messages are formatted by the caller:
 //
 //   log::info(fmt::format("device: {}, backend: {}", device, backend));
 //

@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
-#include <system_error>
 
 #include "phalanx/base/error.h"
 

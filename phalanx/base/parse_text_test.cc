@@ -25,6 +25,14 @@ TEST(ParseText, SizesHaveBinaryUnits) {
   }
 }
 
+TEST(ParseText, ANumberIsTheWholeText) {
+  EXPECT_EQ(parse_whole<std::int64_t>("-12"), -12);
+  EXPECT_EQ(parse_whole<double>("2.5e-3"), 2.5e-3);
+  for (const char* wrong : {"", " 1", "1 ", "1.5", "twelve", "99999999999999999999"}) {
+    EXPECT_EQ(parse_whole<std::int64_t>(wrong), std::nullopt) << wrong;
+  }
+}
+
 TEST(ParseText, ListsAreCutAtCommas) {
   EXPECT_THAT(split_list("a,b c,,d"), ::testing::ElementsAre("a", "b c", "", "d"));
   EXPECT_THAT(split_list(""), ::testing::ElementsAre(""));

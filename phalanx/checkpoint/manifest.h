@@ -1,11 +1,11 @@
 // manifest.json: what a checkpoint consists of. It is written last, so that a directory which has one is whole.
 //
-//   {"checksum": "xxh3:9a0f...",          <- of every byte after this line
-//   "format": "phalanx-checkpoint", "version": 1, "step": 100,
-//   "integers": {"data.position": 800, "step": 100},
-//   "metadata": {"model": {...}},         <- whatever the saver wants to find again; an object
-//   "block_bytes": 1048576,
-//   "files": [{"name": "shard-...safetensors", "size": 123, "header_xxh3": "...", "xxh3": ["...", ...]}]}
+//   {"checksum": "xxh3:9a0f...",           <- of every byte after this line
+//    "format": "phalanx-checkpoint", "version": 1, "step": 100,
+//    "integers": {"data.position": 800, "step": 100},
+//    "metadata": {"model": {...}},         <- whatever the saver wants to find again; an object
+//    "block_bytes": 1048576,
+//    "files": [{"name": "shard-...safetensors", "size": 123, "header_xxh3": "...", "xxh3": ["...", ...]}]}
 //
 // Knows no tensor: names, shapes and boxes are in the files' own headers, which the block hashes cover. A header has a
 // hash of its own besides, so that where its block is damaged it is known whether it may still name the tensors there.

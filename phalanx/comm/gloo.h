@@ -8,7 +8,7 @@
 //   stopped, or whose machine or network is down, within CommunicatorOptions::heartbeat (peer_pulse.h). A time-out
 //   names the ranks that have not come as far; they are asked over the store.
 // - SIGPIPE is ignored from then on, unless the program handles it: gloo's sockets would end the process when a peer
-// dies.
+//   dies.
 // - The store must outlive the communicator and all that are split from it; so must the process that hosts it.
 //
 //   auto world = make_gloo_communicator(store, rank, world_size, {.host = "127.0.0.1"});

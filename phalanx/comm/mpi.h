@@ -3,8 +3,7 @@
 // - MPI is initialised at the first communicator, asking for MPI_THREAD_MULTIPLE, and finalised when the process exits.
 //   A program that has initialised MPI itself keeps it: it is used as it is and never finalised.
 // - Before data moves an all-gather of 32-byte signatures makes a mismatch an error on every rank. Data go straight
-// from
-//   and to the caller's tensors.
+//   from and to the caller's tensors.
 // - Reductions: sum, product and avg in float32 and float64, and all of integers and bool, are MPI's own, in its order:
 //   every rank gets the same bits, but another number of ranks or another Open MPI may give others. 16-bit floats
 //   (accumulated in float32), min and max of floats (NaN if any is NaN), and with `deterministic` everything, are an
@@ -15,10 +14,9 @@
 //   job is ended likewise: MPI cannot give the tensors back, and they are not freed under it. Everything else is a
 //   CommError as on the other backends.
 // - After a failure MPI is not finalised, for stuck ranks would never come to that; so mpirun ends the job when the
-// rank
-//   exits, whatever its status.
+//   rank exits, whatever its status.
 // - The store carries signs of life, deaths and aborts, no data. It must outlive the communicator and all that are
-// split from it.
+//   split from it.
 //
 //   auto world = make_mpi_communicator(store, rank, world_size);
 #pragma once

@@ -5,9 +5,8 @@
 // signatures, news of dead ranks and of aborts, and what a split has to agree on.
 //
 // An operation with device data, step by step:
-//   launch()   the communication stream waits for what the caller's current stream has in hand; NCCL is called; an
-//   event
-//              marks the end of its kernels. `strict`: nothing yet.
+//   launch()   the communication stream waits for what the caller's current stream has in hand; NCCL is called;
+//              an event marks the end of its kernels. `strict`: nothing yet.
 //   advance()  launches what launch() could not: where the call before has not been taken yet, NCCL does not take this
 //              one within a moment (nccl_operation.h), or, `strict`, ranks had to agree first. Compares signatures with
 //              the other ranks (in the order of issue); looks for errors that NCCL reports; done when the event is.

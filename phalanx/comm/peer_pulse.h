@@ -9,10 +9,10 @@
 // Time in which the reader itself stood still does not count. Where no rank hosts the store, one that gets no answer
 // from it for as long gives up too: it is the one that is cut off.
 //
-//   pulse.wait_in("world", "collective 12");               // now and then, while waiting
-//   if (auto why = pulse.trouble(2); !why.empty()) ...     // "is stopped (SIGSTOP): ...", "has given no sign of life
-//   ..." pulse.states("world")[2]                               // what rank 2 waits for, as it said last
-//   pulse.leave("world");                                  // no longer waiting
+//   pulse.wait_in("world", "collective 12");            // now and then, while waiting
+//   if (auto why = pulse.trouble(2); !why.empty()) ...  // "is stopped (SIGSTOP): ...", "has given no sign of life ..."
+//   pulse.states("world")[2];                           // what rank 2 waits for, as it said last
+//   pulse.leave("world");                               // no longer waiting
 #pragma once
 
 #include <atomic>

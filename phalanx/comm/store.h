@@ -10,8 +10,8 @@
 //   store without cancel_when_lost(key): how peers learn of a death without asking. (An in-process store cannot lose
 //   its owner, so there it never happens.)
 // - interrupt() ends this client's calls, also those that other threads are in: how a thread that asks is stopped
-// though
-//   the store is silent. Who may be interrupted asks through a clone(), a client of its own, so that nobody else is.
+//   though the store is silent. Who may be interrupted asks through a clone(), a client of its own, so that nobody else
+//   is.
 //
 //   PrefixStore store(base, "rendezvous");
 //   store.set(fmt::format("address/{}", rank), address);

@@ -4,9 +4,8 @@
 // - The server listens on loopback unless told otherwise, on a port of the system's choice when port is 0. One thread
 //   serves. Its destructor ends it; clients then get a CommError.
 // - With a secret (job_secret.h) server and client prove to each other, on every connection, that they know it. Who
-// does
-//   not is refused and logged with its address and the reason, at most ten a minute; the others notice nothing. So is a
-//   stranger who sends nothing, or anything else than the protocol; it costs the server 76 bytes, one of
+//   does not is refused and logged with its address and the reason, at most ten a minute; the others notice nothing. So
+//   is a stranger who sends nothing, or anything else than the protocol; it costs the server 76 bytes, one of
 //   max_unauthenticated places and hello_timeout at most. A client that is refused for its secret, or finds a store
 //   without one, gets a ConfigError that says so. Nothing is encrypted.
 // - A client connects when made, waiting up to its connect timeout for a server that is not up yet. It keeps one

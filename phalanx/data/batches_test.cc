@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <numeric>
 #include <set>
 #include <string>
@@ -14,7 +13,9 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/error_text.h"
 #include "phalanx/data/permutation.h"
+#include "phalanx/data/testing/small_data.h"
 #include "phalanx/data/token_statistics.h"
 
 namespace phalanx::data {
@@ -27,11 +28,7 @@ using ::testing::HasSubstr;
 class BatchesTest : public ::testing::Test {
  protected:
   TokenFile counting(int count) {
-    std::vector<std::uint16_t> ids(count);
-    std::iota(ids.begin(), ids.end(), std::uint16_t{0});
-    const std::string path = (directory_.path() / ("counting" + std::to_string(count))).string();
-    std::ofstream(path, std::ios::binary).write(reinterpret_cast<const char*>(ids.data()), count * 2);
-    return TokenFile(path);
+    return counting_file(directory_.path() / ("counting" + std::to_string(count)), count);
   }
   TempDirectory directory_{"batches"};
 };
@@ -46,16 +43,6 @@ Filled filled(const Batches& batches, std::int64_t step, RowRange rows) {
   Filled out{std::vector<std::int64_t>(count), std::vector<std::int64_t>(count)};
   batches.fill(step, rows, out.inputs, out.labels);
   return out;
-}
-
-template <typename F>
-std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST_F(BatchesTest, SequentialOrderIsSampleAfterSampleModuloTheirNumber) {
@@ -171,14 +158,14 @@ TEST_F(BatchesTest, ValidationAndTrainingShareNoToken) {
 }
 
 TEST_F(BatchesTest, ErrorsNameNumbersAndTheNearestChoices) {
-  EXPECT_THAT(message_of([] { check_batch(24, 5); }),
+  EXPECT_THAT(error_text([] { check_batch(24, 5); }),
               AllOf(HasSubstr("24"), HasSubstr("5 data-parallel ranks"), HasSubstr("20 or 25"), HasSubstr("4 or 6")));
-  EXPECT_THAT(message_of([] { check_batch(8, 2, 3); }), AllOf(HasSubstr("of 3 micro-batches"), HasSubstr("6 or 12"),
+  EXPECT_THAT(error_text([] { check_batch(8, 2, 3); }), AllOf(HasSubstr("of 3 micro-batches"), HasSubstr("6 or 12"),
                                                               testing::Not(HasSubstr("numbers of ranks"))));
-  EXPECT_THAT(message_of([] { check_batch(2, 4); }), AllOf(HasSubstr("can are 4"), HasSubstr("ranks 2")));
+  EXPECT_THAT(error_text([] { check_batch(2, 4); }), AllOf(HasSubstr("can are 4"), HasSubstr("ranks 2")));
   EXPECT_NO_THROW(check_batch(24, 8, 3));
   EXPECT_THROW(check_batch(0, 1), ConfigError);
-  EXPECT_THAT(message_of([&] { Batches(counting(100), {.seq_len = 100, .global_batch_size = 1}); }),
+  EXPECT_THAT(error_text([&] { Batches(counting(100), {.seq_len = 100, .global_batch_size = 1}); }),
               AllOf(HasSubstr("counting100"), HasSubstr("100 tokens"), HasSubstr("at least 101")));
   EXPECT_THROW(Batches(counting(100), {.seq_len = 4, .global_batch_size = 1, .range = TokenRange{0, 101}}), DataError);
   EXPECT_THROW(Batches(counting(100), {.seq_len = 4, .global_batch_size = 1, .range = TokenRange{5, 5}}), DataError);

@@ -1,8 +1,7 @@
 // One of many nodes: finds the rendezvous store, joins through it, and keeps giving signs of life. Torch-free.
 //
 // - Static: node rank 0 hosts the store at the endpoint. Dynamic: whoever has the endpoint's address (its name resolves
-// to
-//   an address of an interface of this machine, and the port is free) or was told to; the others connect. Nodes may
+//   to an address of an interface of this machine, and the port is free) or was told to; the others connect. Nodes may
 //   start in any order: until join_timeout a node tries to reach the host.
 // - The host also runs the coordinator. Everything in the store stands under "rendezvous/":
 //     message/<member>/<n>   what a member says, in order; claiming message/<m>/0 is how a node becomes member m

@@ -8,7 +8,7 @@
 //   all.
 // - So is a rank that dies meanwhile, and on one machine one that is stopped (start_watch.h).
 // - The rank that hosts the store keeps it, when its Meeting goes, until those who came are done with theirs (5 s at
-// most).
+//   most).
 #pragma once
 
 #include <chrono>

@@ -2,8 +2,7 @@
 // From then on the world's communicator does. Torch-free.
 //
 // - While ranks are still to come, those of this machine are looked at: the ones that have come, and under our
-// launcher,
-//   which notes their processes beside the ranks' reports, those that have not.
+//   launcher, which notes their processes beside the ranks' reports, those that have not.
 // - When all have come, they also send each other signs of life (peer_pulse.h), so that other machines are heard of. A
 //   thread looks, and interrupts the store that the world is made through: whoever waits there throws a CommError, and
 //   trouble() says why.

@@ -14,9 +14,11 @@
 // - The same plan is made by all ranks, by themselves, from the same configuration.
 //
 //   const ParallelPlan plan{.dp_shard = 2, .tp = 2};
-//   check(plan, {.n_layers = 4, .n_heads = 8, .n_kv_heads = 2, .ffn_hidden = 688, .vocab_size = 4096, .seq_len = 256},
-//   4); DeviceMesh mesh(world, plan.axes());                  // (dp_shard=2, tp=2) plan.text(); // dp_shard=2 (ZeRO-3)
-//   x tp=2 (sequence parallel)
+//   const ModelNumbers model{
+//       .n_layers = 4, .n_heads = 8, .n_kv_heads = 2, .ffn_hidden = 688, .vocab_size = 4096, .seq_len = 256};
+//   check(plan, model, /*ranks=*/4);
+//   DeviceMesh mesh(world, plan.axes());  // (dp_shard=2, tp=2)
+//   plan.text();                          // "dp_shard=2 (ZeRO-3) x tp=2 (sequence parallel)"
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
 // Batches of images as tensors: bytes become floats, normalised as (byte / 255 - mean) / deviation in every channel.
 //
-//   ImageLoader train({.global_batch = 64, .rank = rank, .ranks = ranks, .seed = 1, .mean = 0.1307, .deviation =
-//   0.3081},
-//                     data::load_images("synthetic", data::ImageKind::mnist, data::ImageSplit::train));
+//   ImageLoader train(
+//       {.global_batch = 64, .rank = rank, .ranks = ranks, .seed = 1, .mean = 0.1307, .deviation = 0.3081},
+//       data::load_images("synthetic", data::ImageKind::mnist, data::ImageSplit::train));
 //   for (std::int64_t step = 0; step < train.steps_per_epoch(); ++step) {
 //     const auto [images, labels, first_row] = train.batch(epoch, step);
 //

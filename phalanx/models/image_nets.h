@@ -5,11 +5,13 @@
 //   at::Tensor loss = at::nll_loss(nn::call(net, images), labels);
 //
 // CifarNet, 136,874 parameters, logits:
-//   conv 3 -> 16 (3 x 3, padded), ReLU, pool 2, conv 16 -> 32 (3 x 3, padded), ReLU, pool 2, fc 2048 -> 64, ReLU, fc ->
-//   10
+//   conv 3 -> 16 (3 x 3, padded), ReLU, pool 2, conv 16 -> 32 (3 x 3, padded), ReLU, pool 2,
+//   fc 2048 -> 64, ReLU, fc -> 10
 // MnistNet, 1,199,882 parameters, log-probabilities:
-//   conv 1 -> 32 (3 x 3), ReLU, conv 32 -> 64 (3 x 3), ReLU, pool 2, dropout 0.25, fc 9216 -> 128, ReLU, dropout 0.5,
-//   fc -> 10 Training places its dropout: nn::place_dropout() (nn/dropout.h).
+//   conv 1 -> 32 (3 x 3), ReLU, conv 32 -> 64 (3 x 3), ReLU, pool 2, dropout 0.25,
+//   fc 9216 -> 128, ReLU, dropout 0.5, fc -> 10
+//
+// Training MnistNet places its dropout: nn::place_dropout() (nn/dropout.h).
 // Both start as torch's layers do: uniform within 1 / sqrt(fan in). Each layer is a unit of fully_shard.
 #pragma once
 

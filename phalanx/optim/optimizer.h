@@ -6,10 +6,9 @@
 // - All state tensors exist from construction on: loading a checkpoint fills them in place, before or after steps.
 // - step(lr) updates every parameter whose gradient is defined; the others, and their state, stay as they are.
 // - The arithmetic is element by element. For float32 on the CPU an element gets the same bits at any offset and
-// length,
-//   with any number of threads and on every instruction set, so a rank that holds a part of a parameter (NamedTensor's
-//   shard) computes what a rank with all of it computes there. Other devices and dtypes go through libtorch's fused
-//   kernels: equal tensors get equal bits, parts of them may differ in the last bit.
+//   length, with any number of threads and on every instruction set, so a rank that holds a part of a parameter
+//   (NamedTensor's shard) computes what a rank with all of it computes there. Other devices and dtypes go through
+//   libtorch's fused kernels: equal tensors get equal bits, parts of them may differ in the last bit.
 // - Parameters of 16 bits (bfloat16, float16) have a float32 master, "optimizer.<fqn>.master", and moments in float32:
 //   the master is stepped, and the parameter is the master rounded. A parameter that somebody else has written (loaded
 //   weights) is taken over by its master at the next step. Without masters (the options' master_weights) libtorch's

@@ -27,8 +27,7 @@
 //   zero_grad() and until the rebuild at the end of the first synchronised pass.
 // - Parameters that did not require grad at construction are left alone. Shared parameters are handled once.
 // - Parameters stay as they are: one that is frozen, unfrozen or added while this object lives is an Error that names
-// it
-//   in the next synchronised backward pass, or where it receives a gradient, on every rank. (Added ones are seen of
+//   it in the next synchronised backward pass, or where it receives a gradient, on every rank. (Added ones are seen of
 //   modules that a shared_ptr owns.) To train others destroy this object and make a new one.
 // - Gradients must be dense; all parameters on one device.
 // - Buffers are copied from rank 0 at construction and by broadcast_buffers(), not in every forward.

@@ -45,11 +45,10 @@
 //   parameters() are what exists: this rank's rows, by name, with their ShardSpec; their gradients after a synchronised
 //   backward pass. zero_grad() between steps; a gradient that is still there is added to.
 // - Each backward pass that sends anything must give every trained parameter a gradient (Error otherwise, on every
-// rank,
-//   and the communicators are aborted). Parameters stay as they are: one that is frozen, unfrozen or added later is an
-//   Error that names it in the next backward pass, on every rank. (Added ones are seen of modules that a shared_ptr
-//   owns.) Gradients must be dense. An exception inside backward() aborts, too, and drops
-//   what has been accumulated since the last average.
+//   rank, and the communicators are aborted). Parameters stay as they are: one that is frozen, unfrozen or added later
+//   is an Error that names it in the next backward pass, on every rank. (Added ones are seen of modules that a
+//   shared_ptr owns.) Gradients must be dense. An exception inside backward() aborts, too, and drops what has been
+//   accumulated since the last average.
 // - Whoever changes parameters() other than between a synchronised backward pass and the next forward pass says so with
 //   forget_values().
 // - The module must outlive this object, and cannot be used after it.

@@ -5,8 +5,7 @@
 // A step posts a group of transfers, which start together and hold up nobody, or runs one action. A pass waits for the
 // group that brings what it takes in; so does everything behind it.
 //
-//   - Where messages have tags (shm, gloo, mpi) each transfer is a group of its own, and receives may be posted ahead
-//   of
+//   - Where messages have tags (shm, gloo, mpi) each transfer is its own group, and receives may be posted ahead of
 //     their turn.
 //   - Where they have none (nccl) the groups of a communicator run one after the other: a receive posted ahead holds up
 //     the sends behind it until it has been met. There nothing is posted ahead of its turn, and sends and the receive

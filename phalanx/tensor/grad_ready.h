@@ -23,8 +23,7 @@
 //   is the last (see DistributedDataParallel::no_sync). A pipeline, which knows it too, holds the event back
 //   (GradReadyHold), and fires it when it is through with the parameter.
 // - While a gradient is still to come from outside autograd (expect_gradient()), autograd does not fire: the event
-// comes
-//   with the last such gradient.
+//   comes with the last such gradient.
 // - Subscribing and unsubscribing must not run beside a backward pass; a listener may end its own subscription.
 //
 //   GradReadySubscription s = on_grad_ready(weight, [&](const at::Tensor& w) { reduce(w.grad()); });

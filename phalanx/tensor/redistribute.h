@@ -2,12 +2,10 @@
 //
 // Contract
 // - Collective over the mesh: every rank of it calls, with the same specs and its own local tensor, which has the shape
-// of
-//   from.local_box(mesh.rank()) and the spec's dtype (Error otherwise); any strides. The mesh is the one of the specs
-//   (ConfigError). CPU and CUDA tensors; on CUDA the result is ready on the current stream, as after any verb.
+//   of from.local_box(mesh.rank()) and the spec's dtype (Error otherwise); any strides. The mesh is the one of the
+//   specs (ConfigError). CPU and CUDA tensors; on CUDA the result is ready on the current stream, as after any verb.
 // - The result is contiguous, has the shape of to.local_box(mesh.rank()) and shares no storage with `local`, which may
-// be
-//   freed; only where nothing has to change, `local` itself is returned. `local` is not modified.
+//   be freed; only where nothing has to change, `local` itself is returned. `local` is not modified.
 // - Ranks that hold the same box get the same bits; after a sum only where the backend sums in rank order (local, shm:
 //   communicator.h), for replicas along another axis add in communicators of their own. Several axes are summed one
 //   after the other, as the plan has them.

@@ -511,6 +511,8 @@ const std::vector<Preset>& presets() {
   return all;
 }
 
+std::string key_label(std::string_view section, std::string_view name) { return fmt::format("[{}] {}", section, name); }
+
 std::string_view type_name(const Slot& slot) {
   switch (slot.index()) {
     case 0:

@@ -75,6 +75,8 @@ struct Preset {
 };
 const std::vector<Preset>& presets();
 
+std::string key_label(std::string_view section, std::string_view name);  // "[training] steps"
+
 std::string_view type_name(const Slot& slot);        // "boolean", "integer", "number", "string", "list of strings"
 std::string toml_value(const Slot& slot);            // as it is written in a file; empty for an unset optional
 std::string expectation(const Key& key, Slot slot);  // "an integer, 1 or more"

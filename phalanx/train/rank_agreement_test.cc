@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/error_text.h"
 #include "phalanx/comm/local.h"
 
 namespace phalanx::train {
@@ -24,11 +25,7 @@ template <class E>
 std::vector<std::string> told(int ranks, const std::function<void(Communicator&)>& body) {
   std::vector<std::string> messages(static_cast<std::size_t>(ranks));
   run_local_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {
-    try {
-      body(*world);
-    } catch (const E& error) {
-      messages[static_cast<std::size_t>(world->rank())] = error.what();
-    }
+    messages[static_cast<std::size_t>(world->rank())] = error_text<E>([&] { body(*world); });
   });
   return messages;
 }

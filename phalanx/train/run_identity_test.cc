@@ -7,6 +7,7 @@
 #include <set>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/testing/error_text.h"
 #include "phalanx/models/llama_json.h"
 #include "phalanx/train/config_schema.h"
 #include "phalanx/train/model_config.h"
@@ -226,12 +227,7 @@ TEST(RunIdentity, AKeyThatIsYoungerThanTheCheckpointWasAtItsDefault) {
 }
 
 std::string metadata_failure(const std::string& metadata) {
-  try {
-    identity_in_metadata(metadata, "step-3/manifest.json");
-  } catch (const CheckpointError& error) {
-    return error.what();
-  }
-  return "";
+  return error_text<CheckpointError>([&] { identity_in_metadata(metadata, "step-3/manifest.json"); });
 }
 
 TEST(RunIdentity, AFingerprintOfAnotherVersionIsNamedAndNoDifference) {

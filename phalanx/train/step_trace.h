@@ -7,8 +7,8 @@
 //
 // Spans nest on the row of the thread that made them; the operations of the communicators are taken from their flight
 // recorders and stand on rows of their own, from issue to end, so that their overlap with computing is seen; "wait for
-// ..." on the thread's row is where it did nothing but wait for one of them. When
-// off, or between traced steps, recorder() is null and all costs a branch.
+// ..." on the thread's row is where it did nothing but wait for one of them. When off, or between traced steps,
+// recorder() is null and all costs a branch.
 //
 //   StepTrace trace(config, world);
 //   trace.begin(step);

@@ -9,6 +9,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/error_text.h"
 #include "phalanx/data/bpe_trainer.h"
 #include "phalanx/data/token_file_writer.h"
 #include "phalanx/data/tokenizer_fingerprint.h"
@@ -36,12 +37,7 @@ class TrainingTokenizerTest : public ::testing::Test {
     return data::TokenFile(path(name));
   }
   std::string refused(std::int64_t vocab_size, const std::vector<const data::TokenFile*>& files) const {
-    try {
-      training_tokenizer(config_, vocab_size, files);
-    } catch (const ConfigError& error) {
-      return error.what();
-    }
-    return "accepted";
+    return error_text<ConfigError>([&] { training_tokenizer(config_, vocab_size, files); });
   }
   TrainConfig config_;
   TempDirectory folder_{"training-tokenizer"};

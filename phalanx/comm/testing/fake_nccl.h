@@ -9,8 +9,7 @@
 //   have called one, the first message between two ranks until both have called it (NCCL_RUNTIME_CONNECT).
 // - A split writes down the new communicator when it is through, or has failed.
 // - Sends and receives of one group run together; those of different groups one after the other. There are no tags, and
-// a
-//   send waits for its receive.
+//   a send waits for its receive.
 #pragma once
 
 #include <atomic>

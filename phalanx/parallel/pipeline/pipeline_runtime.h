@@ -29,8 +29,7 @@
 //   messages have tags, receives where the schedule says and one more ahead; over nccl, groups in an order in which no
 //   rank waits for ever. Constructing it checks that (schedule::check_delivery()): a ConfigError names the cycle.
 // - A stage sharded by FullyShardedDataParallel says so (PipelineStage::sharding): its gradients are then averaged once
-// a
-//   step, unit by unit as they become complete. Units stay gathered for the step, or come and go with every pass, as
+//   a step, unit by unit as they become complete. Units stay gathered for the step, or come and go with every pass, as
 //   FullyShardOptions say. UNSHARD gathers ahead, RESHARD lets go of units that come and go; REDUCE_GRAD has nothing
 //   left to do. All three call hooks, too. An overlap's parts run one after the other.
 // - The losses are the same on every rank.

@@ -1,13 +1,12 @@
 // Linear layers, and a whole feed-forward net, whose products overlap the exchange of rows around them: the RowExchange
 // (nn/row_exchange.h) of a tensor-parallel group.
 //
-//                     forward                                        backward
-//   gathered_products gather x, piece by piece multiplied            dx piece by piece, sent while the rest is
-//   computed,
-//                                                                    then while the weight gradients are
-//   scattered_product y piece by piece, sent while the rest is       gather dy, piece by piece multiplied
-//                     computed
-//   feed_forward      both, around one hidden layer                  both
+//                     forward                              backward
+//   gathered_products gather x, piece by piece multiplied  dx piece by piece, sent while the rest is computed, then
+//                                                          while the weight gradients are
+//   scattered_product y piece by piece, sent while the     gather dy, piece by piece multiplied
+//                     rest is computed
+//   feed_forward      both, around one hidden layer        both
 //
 // How activations are cut into pieces is said in moving_rows.h.
 //
@@ -18,8 +17,7 @@
 // - Weights are this rank's: rows of those that are multiplied with gathered rows, columns of the others.
 // - Weight gradients as kernels::linear: into an offered buffer, or left in the queue of a scope around.
 // - Once differentiable: a backward pass with create_graph is an Error. Under autocast, activations and weights are
-// cast
-//   first and travel so.
+//   cast first and travel so.
 #pragma once
 
 #include <cstdint>

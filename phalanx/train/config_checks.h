@@ -1,0 +1,18 @@
+// What the keys of a configuration say together: settings that contradict each other, and token budgets, which become
+// numbers of sequences. Checks that need the number of ranks are in run_plan.h.
+//
+//   check_keys_together(config, /*wrong_keys=*/{}, problems);
+#pragma once
+
+#include <set>
+#include <string>
+
+#include "phalanx/train/config.h"
+#include "phalanx/train/config_problems.h"
+
+namespace phalanx::train {
+
+/// A check of `wrong_keys` (read_keys() gives them) is left out: it would speak of their defaults.
+void check_keys_together(TrainConfig& config, const std::set<std::string>& wrong_keys, ConfigProblems& problems);
+
+}  // namespace phalanx::train

@@ -1,0 +1,24 @@
+// Reads a configuration file and its flags into a TrainConfig: names, types, ranges and choices of single keys. What
+// keys say together is checked by config_checks.h.
+//
+//   ConfigProblems problems;
+//   const auto wrong_keys = read_keys(config, "[training]\nsteps = 10\n", "llama.toml", flags, problems);
+#pragma once
+
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "phalanx/train/config.h"
+#include "phalanx/train/config_problems.h"
+
+namespace phalanx::train {
+
+/// Takes the preset of `--like`, then the file, then the other flags. Wrong keys and values become `problems`; text
+/// that is not TOML is a ConfigError, flags that are not `--section.key value` are a UsageError. Returns the keys whose
+/// values were not taken, as "section.key".
+std::set<std::string> read_keys(TrainConfig& config, std::string_view toml, const std::string& source,
+                                const std::vector<std::string>& flags, ConfigProblems& problems);
+
+}  // namespace phalanx::train
