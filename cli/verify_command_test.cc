@@ -87,9 +87,9 @@ TEST_F(VerifyCommandTest, SaysWhatIsExpectedIn16Bits) {
   EXPECT_THAT(out_, HasSubstr("expected of one rank: the same bits\n"));
   EXPECT_THAT(out_, HasSubstr("expected in bfloat16, of replicas and stages: loss within "));
   EXPECT_THAT(out_, HasSubstr("expected in bfloat16, averaged in float32, of weights that are cut: loss within 0.01 of "
-                              "its value, gradients within 0.02 of their norm, weights within 2e-05 of theirs and "
-                              "what the gradients' differences account for, in each step from equal weights; or, where "
-                              "that is more, within four times what rounding to 16 bits changes on one rank"));
+                              "its value, gradients within 0.02 of their norm at step 1 and 0.02 more with each "
+                              "further one, weights within 0.05 with each step; that much because sums of products are "
+                              "rounded where the weights are cut"));
   EXPECT_THAT(out_, HasSubstr("4 of 4 layouts right over 2 steps"));
 }
 

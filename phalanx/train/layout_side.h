@@ -8,8 +8,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "phalanx/train/gradient_pass.h"
 #include "phalanx/train/training_data.h"
@@ -23,18 +21,6 @@ struct LayoutSide {
   double find_gradients(std::int64_t step);
   /// The rows of the global batch that this rank's data rank has.
   data::RowRange rows() const;
-
-  void drop_gradients();
-  /// The parameter whose gradient is not finite on this rank, the first one; empty: none is.
-  std::string first_not_finite() const;
-  void scale_loss(double factor);  // times the scale that it has
-  /// What rounding to 16 bits alone does to loss and gradients at the weights as they are: how far those that are
-  /// there, found with `loss`, are from the same in float32, relative to their size.
-  struct Rounding {
-    double loss = 0, norm = 0;
-    std::vector<double> gradients;  // in the model's order
-  };
-  Rounding rounding_of_gradients(std::int64_t step, double loss);  // gradients stay
 
   RunPlan plan;
   TrainingData data;
