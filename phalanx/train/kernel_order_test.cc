@@ -46,7 +46,7 @@ class KernelOrderTest : public TrainerTest {
       check_replicas(side.model.replicated_weights(), *world, "of the test");
       numbers.push_back(side.update->apply(step).grad_norm);
     }
-    numbers.push_back(side.data.validator->run(side.model, *world, 2).loss);
+    numbers.push_back(side.data.validator->run(side.model, *world, 2).value().loss);
     return numbers;
   }
 
