@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -77,10 +78,10 @@ TEST_F(TrainingTokenizerTest, OneTokenizerHasOneSize) {
 }
 
 TEST_F(TrainingTokenizerTest, AFolderWithoutATokenizerIsSaidWhereTheDataNameTheirs) {
-  config_.model.hf_assets_path = path("nowhere");
+  std::filesystem::create_directory(path("empty"));
+  config_.model.hf_assets_path = path("empty");
   const data::TokenFile same = file("same", "tok1:a"), plain = file("plain", "");
-  EXPECT_THAT(training_tokenizer(config_, 260, {&same}).lines,
-              ElementsAre(HasSubstr("there is no " + path("nowhere"))));
+  EXPECT_THAT(training_tokenizer(config_, 260, {&same}).lines, ElementsAre(HasSubstr("there is no " + path("empty"))));
   EXPECT_THAT(training_tokenizer(config_, 260, {&plain}).lines, IsEmpty());
 }
 
