@@ -93,10 +93,13 @@ TEST_F(TrainerTensorTest, TiedEmbeddingsGoOnInAnotherLayout) {
        .pp = 2,
        .keys = {"--model.tie_embeddings", "--parallelism.data_parallel_shard_degree=2"}},
       {.name = "one", .keys = tied}};
+  // Nothing but the steps themselves asks whether to stop.
+  const std::vector<std::string> steps_alone = {"--training.steps=12", "--validation.freq=100",
+                                                "--checkpoint.interval=100"};
   std::int64_t step = 4;
   for (const Layout& layout : layouts) {
     SCOPED_TRACE(layout.name);
-    train(config_of(layout, "parts", {"--training.steps=12"}), layout.ranks,
+    train(config_of(layout, "parts", steps_alone), layout.ranks,
           [asked = std::make_shared<std::atomic<int>>(0), &layout](int) {
             return asked->fetch_add(1) / layout.ranks >= 3;
           });
