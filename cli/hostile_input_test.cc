@@ -317,7 +317,7 @@ TEST_F(HostileInputTest, PromptsAndQuestions) {
   std::string ids = "1";
   for (int i = 0; i < 500'000; ++i) ids += ",1";
   expect_prompts_refused("{\"ids\": [" + ids + "]}\n", "line 1: it has 500001 tokens; the model's max_seq_len of 32");
-  expect_prompts_refused(std::string(5000, '\0'), "line 1: not valid JSON at column 1");
+  expect_prompts_refused(std::string(5000, '\0'), "is binary: expected prompts");
 
   const auto expect_questions_refused = [&](const std::string& contents, const std::string& reason) {
     SCOPED_TRACE(contents.substr(0, 200));

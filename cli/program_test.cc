@@ -180,7 +180,7 @@ TEST_F(ProgramTest, FoldersAndCheckpointsOfTwoRanksAreToldOnce) {
   expect_shared_error({"--job.dump_folder", file}, "cannot make directory " + file + "/checkpoint: Not a directory");
 
   ASSERT_EQ(run({"train", "-n", "2", file, "--training.steps=1"}).status, 0);
-  expect_shared_error({"--model.dim=128"}, "go on with the saved values, or start a new run in another");
+  expect_shared_error({"--model.dim=128"}, "set [model] to the saved values, or start a new run in another");
   const std::string manifest = path("run/checkpoint/step-1/manifest.json");
   std::filesystem::resize_file(manifest, std::filesystem::file_size(manifest) / 2);
   expect_shared_error({}, "step-1/manifest.json");
