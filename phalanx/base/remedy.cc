@@ -38,21 +38,9 @@ std::string remedy_of(int error) {
   }
 }
 
-// "filesystem error: cannot create directories: No space left on device [/tmp/x]"
-std::string in_our_words(const std::string& message) {
-  constexpr std::string_view kPrefix = "filesystem error: ";
-  if (!message.starts_with(kPrefix)) return message;
-  const std::size_t path = message.find(" ["), reason = message.rfind(": ", path);
-  if (path == std::string::npos || message.back() != ']' || reason < kPrefix.size()) return message;
-  return fmt::format("{} {}: {}", message.substr(kPrefix.size(), reason - kPrefix.size()),
-                     message.substr(path + 2, message.size() - path - 3),
-                     message.substr(reason + 2, path - reason - 2));
-}
-
 }  // namespace
 
 std::string with_remedy(std::string message) {
-  message = in_our_words(message);
   for (const int error : {EMFILE, ENFILE, ENOSPC, EDQUOT, EROFS, ENOMEM}) {
     const std::string_view words = std::strerror(error);
     const std::size_t at = message.find(words);

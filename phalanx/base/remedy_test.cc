@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <string>
 
+#include "phalanx/base/error_text.h"
 #include "phalanx/base/temp_directory.h"
 
 namespace phalanx {
@@ -35,15 +36,14 @@ TEST(Remedy, OtherMessagesStayAsTheyAre) {
     EXPECT_EQ(with_remedy(text), text);
 }
 
-TEST(Remedy, TheStandardLibrarysErrorsReadAsOurs) {
+TEST(ErrorText, TheStandardLibrarysErrorsReadAsOurs) {
   const TempDirectory folder("remedy");
   const std::string path = (folder.path() / "missing").string();
   try {
     std::filesystem::directory_iterator entries(path);
     FAIL();
   } catch (const std::filesystem::filesystem_error& error) {
-    EXPECT_THAT(with_remedy(error.what()),
-                StartsWith("directory iterator cannot open directory " + path + ": No such"));
+    EXPECT_THAT(error_text(error), StartsWith("directory iterator cannot open directory " + path + ": No such"));
   }
 }
 

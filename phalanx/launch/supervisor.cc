@@ -59,7 +59,6 @@ class Agent {
     while (!result_) step();
     if (group_ && group_->any_alive()) group_.reset();
     show_the_rest();
-    say_how_it_was_stopped();
     if (result_->error.empty())
       logs_->traces().remove_what_a_stop_has_left();
     else
@@ -74,14 +73,6 @@ class Agent {
 
   bool is_to_stop(int signal) const {
     return std::find(stop_signals().begin(), stop_signals().end(), signal) != stop_signals().end();
-  }
-
-  // A job that ends by a signal does not do so without a word. One whose ranks have all ended well has said its own.
-  void say_how_it_was_stopped() const {
-    if (stop_signal_ == 0 || !result_->error.empty() || result_->exit_status != 128 + stop_signal_) return;
-    const auto failures = group_ ? group_->failures() : std::vector<WorkerFailure>();
-    log::warn(fmt::format("stopped by {}, and not all ranks have ended well{}", signal_text(stop_signal_),
-                          failures.empty() ? "" : ": " + describe(failures.front())));
   }
 
   std::string secret_of(const SupervisorOptions& options) const {

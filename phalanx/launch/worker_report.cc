@@ -12,6 +12,7 @@
 #include <system_error>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/error_text.h"
 #include "phalanx/base/remedy.h"
 
 namespace phalanx {
@@ -68,7 +69,7 @@ bool report_error_to_launcher(const std::exception& error) noexcept {
     if (directory != nullptr && *directory != '\0') {
       const nlohmann::json report{{"rank", rank != nullptr ? std::atoi(rank) : -1},
                                   {"kind", ours != nullptr ? ours->kind() : "std::exception"},
-                                  {"message", with_remedy(error.what())},
+                                  {"message", with_remedy(error_text(error))},
                                   {"time_s", seconds_since_epoch()},
                                   {"exit_status", ours != nullptr ? ours->exit_status() : 1}};
       is_told = write_report_file(std::string(directory) + kErrorFile,
@@ -76,7 +77,7 @@ bool report_error_to_launcher(const std::exception& error) noexcept {
     }
     if (const char* file = std::getenv("TORCHELASTIC_ERROR_FILE"); file != nullptr && *file != '\0') {
       const nlohmann::json extra{{"timestamp", std::to_string(static_cast<std::int64_t>(seconds_since_epoch()))}};
-      const nlohmann::json torch{{"message", {{"message", with_remedy(error.what())}, {"extraInfo", extra}}}};
+      const nlohmann::json torch{{"message", {{"message", with_remedy(error_text(error))}, {"extraInfo", extra}}}};
       write_report_file(file, torch.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
     }
     return is_told;
