@@ -123,7 +123,7 @@ class PosixFileSystem final : public FileSystem {
 }  // namespace
 
 FileSystem& posix_file_system() {
-  static PosixFileSystem instance;
+  static FileSystem& instance = *new PosixFileSystem;  // never destroyed, like the log
   return instance;
 }
 

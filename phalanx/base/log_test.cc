@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <string>
 #include <thread>
 
@@ -51,6 +52,20 @@ TEST(Log, LevelSilencesWhatLiesBelow) {
   EXPECT_THAT(text, AllOf(HasSubstr("error - heard"), HasSubstr("debug - detail")));
   EXPECT_THAT(text, ::testing::Not(HasSubstr("unheard")));
   EXPECT_THAT(text, ::testing::Not(HasSubstr("\x1b")));  // no terminal, no control codes
+}
+
+void log_late() { log::warn("written late"); }
+
+// As a thread may that is at work when the process ends, such as the flight recorder's.
+TEST(LogDeathTest, LinesCanBeWrittenUntilTheProcessHasEnded) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a new process: nothing has been logged in it
+  EXPECT_EXIT(
+      {
+        std::atexit(log_late);  // before the logger is made, so after the objects that are made with it have gone
+        log::warn("written");
+        std::exit(0);
+      },
+      testing::ExitedWithCode(0), "written late");
 }
 
 }  // namespace
