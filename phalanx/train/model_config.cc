@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cerrno>
 #include <filesystem>
 #include <string>
 #include <system_error>
@@ -21,7 +22,7 @@ models::LlamaConfig model_of_directory(const std::string& folder) {
   if (!std::filesystem::exists(file, error)) {
     std::string hint = hub_hint(folder);
     if (hint.empty()) hint = ": expected the directory of a Hugging Face model, with its config.json";
-    throw FileError(fmt::format("[model] hf_assets_path '{}' has no config.json{}", folder, hint));
+    throw FileError(fmt::format("[model] hf_assets_path '{}' has no config.json{}", folder, hint), ENOENT);
   }
   return models::llama_config_from_hf(read_file(file, models::kMaxHfConfigBytes), file);
 }
