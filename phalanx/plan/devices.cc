@@ -94,7 +94,10 @@ DeviceGroup device_of(const std::string& what, const std::string& all) {
   if (!what.empty() && std::isdigit(static_cast<unsigned char>(what[0])) != 0) {
     const std::int64_t bytes = parse_size(fmt::format("--devices '{}'", all), what);
     if (bytes < kMiB)
-      throw UsageError(fmt::format("--devices '{}': {} is too little: expected 1 MiB or more", all, what));
+      throw UsageError(
+          fmt::format("--devices '{}': {} is too little: expected 1 MiB or more of a device's memory, or its name; "
+                      "several are written 8xH100 or 2x24GiB",
+                      all, what));
     return {.name = "", .bytes = bytes};
   }
   std::vector<std::string> names = {kThisMachine}, known = names;

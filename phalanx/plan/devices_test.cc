@@ -84,6 +84,8 @@ TEST(Devices, WhatIsUnknownIsRefused) {
   EXPECT_THAT(devices_refusal("8x"), HasSubstr("no device '' is known"));
   EXPECT_THAT(devices_refusal("2x24Q"), HasSubstr("'24Q' is no size"));
   EXPECT_THAT(devices_refusal("2x24"), HasSubstr("24 is too little: expected 1 MiB or more"));
+  EXPECT_THAT(devices_refusal("8"), HasSubstr("8 is too little"));
+  EXPECT_THAT(devices_refusal("8"), HasSubstr("several are written 8xH100 or 2x24GiB"));
 }
 
 }  // namespace
