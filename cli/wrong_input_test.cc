@@ -68,12 +68,12 @@ TEST_F(WrongInputTest, NamesOnTheHubAreToldFromPathsInEveryPlace) {
       {1, {"tokenize", path("text.txt"), "--tokenizer", kHub, "--output", path("ids")}},
       {1, {"tokenize", kHub, "--tokenizer", tokenizer(), "--output", path("ids")}},
       {1, {"tokenize", "--show", "a", "--tokenizer", kHub}},
-      {2, {"train", config(), other, std::string("--model.hf_assets_path=") + kHub}},
-      {2, {"train", config(), other, "--model.flavor=hf", std::string("--model.hf_assets_path=") + kHub}},
+      {1, {"train", config(), other, std::string("--model.hf_assets_path=") + kHub}},
+      {1, {"train", config(), other, "--model.flavor=hf", std::string("--model.hf_assets_path=") + kHub}},
       {1, {"train", config(), other, std::string("--checkpoint.initial_load_path=") + kHub}},
       {1, {"train", config(), other, "--training.dataset_path", kHub}},
       {2, {"plan", "--model", kHub, "--devices", "8xH100"}},
-      {2, {"verify", "-n", "2", config(), "--model.flavor=hf", std::string("--model.hf_assets_path=") + kHub}},
+      {1, {"verify", "-n", "2", config(), "--model.flavor=hf", std::string("--model.hf_assets_path=") + kHub}},
   };
   for (const auto& [status, arguments] : cases) expect_refused(arguments, status, hub);
   EXPECT_FALSE(std::filesystem::exists(path("out")));

@@ -413,7 +413,7 @@ TEST_P(TrainerFamilyTest, AHuggingFaceDirectoryIsWhatARunStartsFromAndLeaves) {
   }
   EXPECT_THAT(refusal<ConfigError>(config("long", with({"--training.seq_len=65"}))),
               AllOf(HasSubstr("seq_len = 65"), HasSubstr("max_position_embeddings 64")));
-  EXPECT_THAT(refusal<ConfigError>(
+  EXPECT_THAT(refusal<FileError>(
                   config("none", {"--model.hf_assets_path=" + path("nowhere"), "--checkpoint.initial_load_in_hf"})),
               HasSubstr("[model] hf_assets_path '" + path("nowhere") + "' does not exist"));
 }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <optional>
 #include <system_error>
@@ -28,9 +29,10 @@ std::optional<KnownTokenizer> tokenizer_of_model(const TrainConfig& config, bool
   std::filesystem::path path = config.model.hf_assets_path;
   if (std::error_code none; !std::filesystem::exists(path, none)) {
     const std::string hint = hub_hint(path.string());
-    throw ConfigError(
+    throw FileError(
         fmt::format("[model] hf_assets_path '{}' does not exist{}", path.string(),
-                    hint.empty() ? ": expected the folder of tokenizer.json; remove the key without one" : hint));
+                    hint.empty() ? ": expected the folder of tokenizer.json; remove the key without one" : hint),
+        ENOENT);
   }
   if (path.filename() != "tokenizer.json") path /= "tokenizer.json";
   std::error_code error;
