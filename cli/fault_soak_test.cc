@@ -156,7 +156,8 @@ class TrainingFaultSoak : public ProgramTest {
         expect_if(status != 0, HasSubstr("stopped by signal 15 (SIGTERM)"));
         expect_if(status == 0 && !is_done, HasSubstr("stopped on request after step"));
         break;
-      case Fault::request_beside_stopped:  // of a stopped rank 0, which would say the first, the launcher says the other
+      case Fault::request_beside_stopped:  // of a stopped rank 0, which would say the first, the launcher says the
+                                           // other
         expect_if(status != 0, ContainsRegex("stopped by signal 15 \\(SIGTERM\\)|rank [0-9] is stopped \\(SIGSTOP\\)"));
         expect_if(status == 0 && !is_done, HasSubstr("stopped on request after step"));
         break;

@@ -3,37 +3,39 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <exception>
+#include <string_view>
 #include <utility>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/error_note.h"
 #include "phalanx/checkpoint/verified_file.h"
 #include "phalanx/comm/communicator.h"
 
 namespace phalanx {
 namespace {
 
-// Notes that ranks exchange: what became of a piece of work.
-constexpr char kDone = '+', kDamaged = '?', kFailed = '-', kConfig = 'c', kData = 'd';
+// The first byte of the notes that ranks exchange: what became of a piece of work.
+constexpr char kDone = '+', kDamaged = '?', kFailed = '-';
 
 std::string run_and_note(const std::function<std::string()>& work) {
   try {
     return kDone + work();
   } catch (const DamagedError& error) {
-    return kDamaged + std::string(error.what());
-  } catch (const ConfigError& error) {
-    return kConfig + std::string(error.what());
-  } catch (const DataError& error) {
-    return kData + std::string(error.what());
+    return kDamaged + error_note(error);
   } catch (const std::exception& error) {  // whatever it is, the other ranks must hear of it
-    return kFailed + std::string(error.what());
+    return kFailed + error_note(error);
   }
 }
 
-[[noreturn]] void throw_as(char outcome, const std::string& message) {
-  if (outcome == kDamaged) throw DamagedError(message);
-  if (outcome == kConfig) throw ConfigError(message);
-  if (outcome == kData) throw DataError(message);
-  throw CheckpointError(message);
+[[noreturn]] void throw_as(const std::string& note, const std::string& prefix) {
+  const std::string_view error = std::string_view(note).substr(1);
+  if (note.front() != kDamaged) throw_noted(error, prefix);
+  try {
+    throw_noted(error, prefix);
+  } catch (const CheckpointError& damaged) {
+    throw DamagedError(damaged.what());
+  }
 }
 
 }  // namespace
@@ -56,7 +58,7 @@ std::vector<std::string> RankGroup::together(const std::function<std::string()>&
       const auto& note = notes[static_cast<std::size_t>(rank)];
       if (note.front() == kDone || (note.front() == kDamaged) != damaged) continue;
       // Who it was says nothing where all say the same.
-      throw_as(note.front(), is_shared ? note.substr(1) : fmt::format("rank {}: {}", rank, note.substr(1)));
+      throw_as(note, is_shared ? "" : fmt::format("rank {}: ", rank));
     }
   }
   for (auto& note : notes) note.erase(0, 1);

@@ -19,8 +19,8 @@ class RankGroup {
   int rank() const { return rank_; }
   int size() const { return size_; }
   /// Collective. Runs `work`, which sends nothing, on every rank and returns all results. If it fails on any rank, all
-  /// throw the same, which names the rank: a ConfigError or DataError where it was one, a DamagedError where nothing
-  /// worse has happened, else a CheckpointError.
+  /// throw the same error of the same class (error_note.h), which names the rank unless all failed alike: a
+  /// DamagedError only where nothing worse has happened.
   std::vector<std::string> together(const std::function<std::string()>& work) const;
   /// The same ranks with a communicator of their own, for another thread. Collective.
   RankGroup split() const;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/error_note.h"
 #include "phalanx/base/log.h"
 #include "phalanx/base/start_thread.h"
 #include "phalanx/comm/local_backend.h"
@@ -18,21 +19,10 @@ namespace {
 
 // The same error, of the same class where it is one of ours, its message saying which rank it came from.
 [[noreturn]] void rethrow_from_rank(const std::exception_ptr& error, int rank) {
-  const auto text = [rank](const std::exception& e) { return fmt::format("rank {}: {}", rank, e.what()); };
   try {
     std::rethrow_exception(error);
-  } catch (const UsageError& e) {
-    throw UsageError(text(e));
-  } catch (const ConfigError& e) {
-    throw ConfigError(text(e));
-  } catch (const CommError& e) {
-    throw CommError(text(e));
-  } catch (const CheckpointError& e) {
-    throw CheckpointError(text(e));
-  } catch (const DataError& e) {
-    throw DataError(text(e));
-  } catch (const Error& e) {
-    throw Error(text(e));
+  } catch (const Error& ours) {
+    throw_noted(error_note(ours), fmt::format("rank {}: ", rank));
   }
 }
 

@@ -4,24 +4,25 @@
 #include <string>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/error_note.h"
 #include "phalanx/checkpoint/rank_group.h"
 
 namespace phalanx::train {
 
 void on_first_rank(Communicator& world, const std::function<void()>& work) {
   std::exception_ptr failure;
-  std::string message;
+  std::string note;
   if (world.rank() == 0) {
     try {
       work();
     } catch (const std::exception& error) {
       failure = std::current_exception();
-      message = error.what();
+      note = error_note(error);
     }
   }
-  message = world.broadcast_bytes(message);
+  note = world.broadcast_bytes(note);
   if (failure) std::rethrow_exception(failure);
-  if (!message.empty()) throw Error(message);
+  if (!note.empty()) throw_noted(note);
 }
 
 void on_every_rank(const std::shared_ptr<Communicator>& world, const std::function<void()>& work) {

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -254,7 +255,20 @@ TEST(OnEveryRank, TheErrorKeepsItsKindAndWhatIsNotOursItsPlace) {
     if (rank == 1) throw std::bad_alloc();
   });
   EXPECT_EQ(kinds[1], "bad_alloc");
-  EXPECT_THAT(kinds[0], HasSubstr("CheckpointError: rank 1: "));
+  EXPECT_THAT(kinds[0], HasSubstr("Error: rank 1: "));
+  EXPECT_THAT(kinds_of([](int) { throw FileError("config.json", ENOENT); }), Each("FileError: config.json"));
+}
+
+TEST(OnFirstRank, TheErrorIsOfOneClassOnAll) {
+  std::vector<std::string> kinds(3);
+  run_local_ranks(3, [&](const std::shared_ptr<Communicator>& world) {
+    try {
+      on_first_rank(*world, [] { throw ConfigError("wrong key"); });
+    } catch (const Error& error) {
+      kinds[static_cast<std::size_t>(world->rank())] = std::string(error.kind()) + ": " + error.what();
+    }
+  });
+  EXPECT_THAT(kinds, ::testing::Each("ConfigError: wrong key"));
 }
 
 }  // namespace
