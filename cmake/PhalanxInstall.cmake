@@ -45,9 +45,10 @@ install(FILES ${PROJECT_BINARY_DIR}/package/PhalanxConfig.cmake
               ${PROJECT_SOURCE_DIR}/cmake/PhalanxTorchSearch.cmake
         DESTINATION ${_package_dir} COMPONENT library)
 
-# The programs have install rules of their own; the one that links libtorch must find it from there too.
+# The programs have install rules of their own; they must find the libraries of wheels from there too.
 if(TARGET phalanx-worker)
-  set_target_properties(phalanx-worker PROPERTIES INSTALL_RPATH ${PHALANX_TORCH_ROOT}/lib)
+  set_target_properties(phalanx PROPERTIES INSTALL_RPATH "${PHALANX_PYARROW}")
+  set_target_properties(phalanx-worker PROPERTIES INSTALL_RPATH "${PHALANX_TORCH_ROOT}/lib;${PHALANX_PYARROW}")
 endif()
 
 if(PHALANX_TESTS)

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import zipfile
 
-LIBRARIES = ["transformers==5.24.0", "tokenizers==0.23.3", "gguf==0.19.0", "sentencepiece", "protobuf", "tiktoken", "psutil"]
+LIBRARIES = ["transformers==5.24.0", "tokenizers==0.23.3", "gguf==0.19.0", "sentencepiece", "protobuf", "tiktoken", "psutil", "numpy"]
 WITHOUT_TORCH = ["accelerate==1.15.0"]  # would bring a torch of its own
 SKIPPED = 77
 LOSS_TOLERANCE = 2e-5
@@ -71,10 +71,11 @@ def pip(*arguments):
 
 def bring_libraries(cache):
     folder = cache / "python"
-    if not (folder / "done").exists():
+    done, wanted = folder / "done", "\n".join(LIBRARIES + WITHOUT_TORCH)
+    if not done.exists() or done.read_text() != wanted:
         pip("install", "--target", folder, "--upgrade", *LIBRARIES)
         pip("install", "--target", folder, "--upgrade", "--no-deps", *WITHOUT_TORCH)
-        (folder / "done").write_text("")
+        done.write_text(wanted)
     sys.path.insert(0, str(folder))
 
 
