@@ -57,8 +57,10 @@ TEST_F(FirstContact, AllProblemsOfAConfigurationAreOneError) {
 // Each limit is met somewhere else: in the launcher, in a rank.
 TEST_F(FirstContact, TooFewOpenFilesAreNamedWithTheLimit) {
   const std::string file = config();
-  for (const rlim_t most : {16, 24}) {
+  // Each limit meets another call: pipes, the store's sockets, events, those of the ranks.
+  for (rlim_t most = 5; most <= 26; ++most) {
     const Outcome refused = run({"train", "-n", "2", file}, {.limits = {{RLIMIT_NOFILE, most}}});
+    if (refused.status == 127 && most < 8) continue;  // the loader could not open the program's libraries, and says so
     EXPECT_EQ(refused.status, 1) << most << "\n" << refused.err;
     EXPECT_THAT(refused.err,
                 HasSubstr(fmt::format("RLIMIT_NOFILE is {} files and connections of a process (ulimit -n): "

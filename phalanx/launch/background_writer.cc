@@ -1,6 +1,5 @@
 #include "phalanx/launch/background_writer.h"
 
-#include <fmt/format.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -8,13 +7,12 @@
 #include <cerrno>
 #include <condition_variable>
 #include <cstdint>
-#include <cstring>
 #include <mutex>
 #include <string>
 #include <thread>
 
-#include "phalanx/base/error.h"
 #include "phalanx/base/start_thread.h"
+#include "phalanx/launch/event_fd.h"
 
 namespace phalanx {
 namespace {
@@ -31,9 +29,7 @@ std::string_view first_part_of(std::string_view text) {
 
 // The thread's too, which may outlive the writer.
 struct BackgroundWriter::Shared {
-  explicit Shared(int fd) : target_fd(fd), news(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-    if (!news) throw Error(fmt::format("eventfd: {}", std::strerror(errno)));
-  }
+  explicit Shared(int fd) : target_fd(fd), news(new_event_fd()) {}
   bool has_room() const { return waiting.size() + in_hand < kEnough; }
 
   const int target_fd;

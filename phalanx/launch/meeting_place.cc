@@ -21,9 +21,10 @@ UniqueFd reserve_port(const std::string& address, int port) {
   if (status != 0) throw CommError(fmt::format("'{}' is not an address: {}", address, gai_strerror(status)));
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(list, &freeaddrinfo);
   UniqueFd fd(socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!fd) throw CommError(fmt::format("a socket for {}: {}", address, std::strerror(errno)));
   const int on = 1;
   setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  if (fd && bind(fd.get(), list->ai_addr, list->ai_addrlen) == 0) return fd;
+  if (bind(fd.get(), list->ai_addr, list->ai_addrlen) == 0) return fd;
   if (errno == EADDRINUSE)
     throw CommError(
         fmt::format("--master-port {}: the port is in use by another program on {}: choose another one, or "

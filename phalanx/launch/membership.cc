@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "phalanx/comm/tcp_store_socket.h"
+#include "phalanx/launch/event_fd.h"
 
 namespace phalanx {
 namespace {
@@ -14,7 +15,7 @@ namespace {
 class LocalMembership final : public Membership {
  public:
   LocalMembership(const CoordinatorOptions& options, NodeJoin join)
-      : coordinator_(options, Coordinator::Clock::now()), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+      : coordinator_(options, Coordinator::Clock::now()), wake_(new_event_fd()) {
     own_address_ = join.address;
     NodeMessage message;
     message.join = std::move(join);

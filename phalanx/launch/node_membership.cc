@@ -17,6 +17,7 @@
 #include "phalanx/base/start_thread.h"
 #include "phalanx/comm/tcp_store.h"
 #include "phalanx/launch/coordinator_service.h"
+#include "phalanx/launch/event_fd.h"
 #include "phalanx/launch/own_address.h"
 
 namespace phalanx {
@@ -57,10 +58,7 @@ bool is_own_address(const std::string& host) {
 class NodeMembership::Impl {
  public:
   Impl(const NodesOptions& options, NodeJoin join, std::string secret)
-      : options_(options),
-        join_(std::move(join)),
-        secret_(std::move(secret)),
-        wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+      : options_(options), join_(std::move(join)), secret_(std::move(secret)), wake_(new_event_fd()) {
     listener_ = start_thread("the rendezvous", [this] { listen(); });
   }
 

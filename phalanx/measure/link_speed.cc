@@ -185,6 +185,7 @@ LinkSpeed measure_loopback(std::uint64_t bytes) {
   const Helper helper([&] { serve(listener.fd, whole); });
 
   const Socket connection{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+  if (connection.fd < 0) fail("a socket for 127.0.0.1");
   const timeval limit{10, 0};  // the helper may have died
   const int on = 1;
   ::setsockopt(connection.fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
