@@ -18,6 +18,7 @@
 #include "phalanx/base/cpu.h"
 #include "phalanx/base/cpu_list.h"
 #include "phalanx/base/error.h"
+#include "phalanx/base/signals.h"
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/comm/tcp_store.h"
 #include "phalanx/launch/testing/launcher_process.h"
@@ -465,6 +466,8 @@ TEST(SupervisorTest, ARankThatIsStoppedIsNotWaitedForWhenTheJobIsToStop) {
     for (int rank = 0; rank < 2; ++rank)
       ranks.push_back(noted_pid(notes, is_hold ? fmt::format("hold.{}.of.2", rank) : fmt::format("pid.{}", rank)));
     kill(ranks[1], SIGSTOP);
+    // A SIGTERM that comes before it stands still is taken first, and ends it.
+    ASSERT_TRUE(comes_true([&] { return is_stopped(ranks[1]); }));
     launcher.send(SIGTERM);
     EXPECT_EQ(launcher.wait(), 128 + SIGTERM);
     EXPECT_THAT(launcher.err(),
