@@ -13,6 +13,7 @@ with 77 where a package cannot be had, and says so.
 """
 
 import argparse
+import importlib.util
 import json
 import math
 import pathlib
@@ -249,11 +250,9 @@ def main():
     parser.add_argument("--only", choices=["tokenizers", "model"])
     arguments = parser.parse_args()
     arguments.bin, arguments.cache = arguments.bin.resolve(), arguments.cache.resolve()
-    try:
-        import torch  # noqa: F401
-    except ImportError:
+    if not importlib.util.find_spec("torch"):
         skip(f"{sys.executable} has no torch")
-    bring_libraries(arguments.cache)
+    bring_libraries(arguments.cache)  # torch is imported after it, for it looks for numpy once
     import transformers
     transformers.logging.set_verbosity_error()
     failed = 0
