@@ -47,7 +47,9 @@ void each_indexed_value(const arrow::DictionaryArray& indices, const UseText& us
   }
 }
 
-bool is_plain_string(arrow::Type::type type) { return type == arrow::Type::STRING || type == arrow::Type::LARGE_STRING; }
+bool is_plain_string(arrow::Type::type type) {
+  return type == arrow::Type::STRING || type == arrow::Type::LARGE_STRING;
+}
 
 bool holds_texts(const arrow::DataType& type) {
 #if ARROW_VERSION_MAJOR >= 15
