@@ -88,8 +88,8 @@ released: all
 	@$(PYTHON) scripts/released_tokenizers.py --bin $(BUILD)/bin --cache $(BUILD)/released || [ $$? -eq 77 ]
 
 # Status 77: no network, which is said.
-parquet: all
-	@$(PYTHON) scripts/parquet_test.py --build $(BUILD)/parquet --jobs $(JOBS) || [ $$? -eq 77 ]
+parquet: bootstrap
+	@$(PYTHON) scripts/parquet_test.py --build $(BUILD)/../parquet --jobs $(JOBS) || [ $$? -eq 77 ]
 
 test-all: test slurm soak deaths kills timeline layouts mutations released parquet
 	cmake --preset asan -B $(SANITIZED) $(CONFIGURE_FLAGS)

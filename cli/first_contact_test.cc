@@ -54,10 +54,9 @@ TEST_F(FirstContact, AllProblemsOfAConfigurationAreOneError) {
                    "3 problems");
 }
 
-// Each limit is met somewhere else: in the launcher, in a rank.
+// Each limit meets another call: pipes, events and the sockets of the store in the launcher, those of the ranks.
 TEST_F(FirstContact, TooFewOpenFilesAreNamedWithTheLimit) {
   const std::string file = config();
-  // Each limit meets another call: pipes, the store's sockets, events, those of the ranks.
   for (rlim_t most = 5; most <= 26; ++most) {
     const Outcome refused = run({"train", "-n", "2", file}, {.limits = {{RLIMIT_NOFILE, most}}});
     if (refused.status == 127 && most < 8) continue;  // the loader could not open the program's libraries, and says so

@@ -14,20 +14,17 @@ import pathlib
 import subprocess
 import sys
 
+from released_tokenizers import pip
+
 PYARROW = "pyarrow==26.0.1"
-SKIPPED = 77
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def bring_pyarrow(cache):
-    if not (cache / "done").exists():
-        pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", "--upgrade", "--no-deps",
-               "--target", str(cache), PYARROW]
-        done = subprocess.run(pip, capture_output=True, text=True)
-        if done.returncode != 0:
-            print(f"skipped: {PYARROW}: {(done.stderr.strip().splitlines() or ['pip failed'])[-1]}")
-            sys.exit(SKIPPED)
-        (cache / "done").write_text("")
+    done = cache / "done"
+    if not done.exists() or done.read_text() != PYARROW:
+        pip("install", "--upgrade", "--no-deps", "--target", cache, PYARROW)
+        done.write_text(PYARROW)
     sys.path.insert(0, str(cache))
     return cache / "pyarrow"
 

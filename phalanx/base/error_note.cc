@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/memory_limits.h"
 
 namespace phalanx {
 
@@ -30,6 +31,7 @@ void throw_noted(std::string_view note, std::string_view prefix) {
   if (kind == "CommError") throw CommError(message);
   if (kind == "CheckpointError") throw CheckpointError(message);
   if (kind == "DataError") throw DataError(message);
+  if (kind == "MemoryError") throw MemoryError(message);
   if (kind == "FileError") {
     throw FileError(message, std::stoi(std::string(note.substr(kind_end + 1, code_end - kind_end - 1))));
   }

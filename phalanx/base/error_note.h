@@ -10,7 +10,7 @@
 
 namespace phalanx {
 
-/// Never empty. What is none of the classes of error.h becomes an Error.
+/// Never empty. What is no error of Phalanx becomes an Error.
 std::string error_note(const std::exception& error);
 
 /// Throws what the note tells of, `prefix` before its message. A text that is no note is a std::invalid_argument.

@@ -9,6 +9,7 @@
 #include <typeinfo>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/memory_limits.h"
 
 namespace phalanx {
 namespace {
@@ -32,6 +33,7 @@ TEST(ErrorNote, IsThrownAsTheSameClass) {
   expect_same(CommError(""));
   expect_same(CheckpointError("step-8"));
   expect_same(DataError("tokens.bin"));
+  expect_same(MemoryError("1 GiB"));
   expect_same(FileError("config.json", ENOENT));
   try {
     throw_noted(error_note(FileError("config.json", ENOENT)));

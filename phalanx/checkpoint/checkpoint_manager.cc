@@ -54,7 +54,9 @@ std::vector<PlannedBox> CheckpointManager::plan(const TrainState& state, std::in
       return std::string();
     });
     return boxes;
-  } catch (const CheckpointError& error) {
+  } catch (const CommError&) {
+    throw;  // the ranks cannot talk any more: nothing to add
+  } catch (const Error& error) {
     throw CheckpointError(StepWriter::describe_failure(step_directory(folder_, step), error.what()));
   }
 }

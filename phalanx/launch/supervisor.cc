@@ -59,6 +59,7 @@ class Agent {
     while (!result_) step();
     if (group_ && group_->any_alive()) group_.reset();
     show_the_rest();
+    say_how_it_was_stopped();
     if (result_->error.empty())
       logs_->traces().remove_what_a_stop_has_left();
     else
@@ -73,6 +74,18 @@ class Agent {
 
   bool is_to_stop(int signal) const {
     return std::find(stop_signals().begin(), stop_signals().end(), signal) != stop_signals().end();
+  }
+
+  // Whoever pressed Ctrl-C knows; a batch system's log would hold no word of why the job ended. Jobs whose ranks have
+  // all ended well have said their own.
+  void say_how_it_was_stopped() const {
+    if (stop_signal_ == 0 || stop_signal_ == SIGINT) return;
+    if (!result_->error.empty() || result_->exit_status != 128 + stop_signal_) return;
+    pollfd console{STDERR_FILENO, POLLOUT, 0};
+    if (poll(&console, 1, 0) != 1 || (console.revents & POLLOUT) == 0) return;  // nobody reads: no reason to wait
+    const auto failures = group_ ? group_->failures() : std::vector<WorkerFailure>();
+    log::warn(fmt::format("stopped by {}, and not all ranks have ended well{}", signal_text(stop_signal_),
+                          failures.empty() ? "" : ": " + describe(failures.front())));
   }
 
   std::string secret_of(const SupervisorOptions& options) const {

@@ -474,6 +474,7 @@ TEST(SupervisorTest, ARankThatIsStoppedIsNotWaitedForWhenTheJobIsToStop) {
                 testing::ContainsRegex(fmt::format("rank 1 is stopped \\(SIGSTOP\\): process {} has stood still for "
                                                    "[0-9.]+ s while the job is to stop: it is killed",
                                                    ranks[1])));
+    EXPECT_THAT(launcher.err(), HasSubstr("stopped by signal 15 (SIGTERM), and not all ranks have ended well"));
   }
 }
 
