@@ -188,6 +188,9 @@ TEST_F(CheckpointCommandTest, ConsolidateWritesWhatHuggingFaceReads) {
   EXPECT_THAT(file_bytes(path("parts/model.safetensors.index.json")),
               HasSubstr("\"model.embed_tokens.weight\": \"model-000"));
   EXPECT_THAT(file_bytes(path("parts/config.json")), HasSubstr("\"torch_dtype\": \"float32\""));
+
+  ASSERT_EQ(run({"consolidate", path("run"), path("half"), "--hf", "--dtype", "f16", "-q"}), 0) << error_;
+  EXPECT_THAT(file_bytes(path("half/config.json")), HasSubstr("\"torch_dtype\": \"float16\""));
 }
 
 TEST_F(CheckpointCommandTest, WhatIsNoLlamaIsNoHuggingFaceModel) {
