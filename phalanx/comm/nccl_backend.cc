@@ -48,7 +48,7 @@ void NcclBackend::abort(const std::string& reason) noexcept {
     aborted_.store(true, std::memory_order_release);
   }
   setup_.control->abort(reason);  // the other ranks hear of it there
-  setup_.group->abort();
+  setup_.group->abort(reason);
 }
 
 }  // namespace phalanx

@@ -431,6 +431,30 @@ TEST(NcclBackend, ASplitThatFailsIsEndedBeforeItsMemoryIs) {
   EXPECT_THAT(libraries.front()->calls(), ElementsAre("init", "split", "abort", "split given up"));
 }
 
+// A call may have begun when another thread aborts the group: the reason must not be lost on the way.
+TEST(NcclBackend, ACallOfAnAbortedGroupNamesTheReason) {
+  const auto transport = make_local_backends(1);
+  FakeNccl library(transport.front());
+  const auto table = library.table();
+  NcclUniqueId id{};
+  table->get_unique_id(&id);
+  const auto group = NcclGroup::make({table, std::make_shared<FakeStreams>(), 200ms}, id, 1, 0);
+  group->abort("rank 2 of group 'world': out of luck");
+  group->abort("a later reason");
+  const auto told = [](const std::function<void()>& call) {
+    try {
+      call();
+    } catch (const CommError& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  const auto reason = HasSubstr(": the group was aborted: rank 2 of group 'world': out of luck");
+  EXPECT_THAT(told([&] { group->begin("recv", [](NcclComm*) { return NcclResult::success; }); }), reason);
+  EXPECT_THAT(told([&] { group->is_taken(); }), reason);
+  EXPECT_THAT(told([&] { group->split(0, 0); }), reason);
+}
+
 TEST(NcclBackend, MessagesMatchInOrderAndTheirTagsMustAgree) {
   EXPECT_EQ(run_nccl_threads(2,
                              [](NcclRank& rank) {

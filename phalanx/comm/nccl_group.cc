@@ -35,7 +35,9 @@ std::string NcclGroup::text_of(NcclResult result) const {
 }
 
 void NcclGroup::throw_if_aborted(const char* what) const {
-  if (is_aborted()) throw CommError(fmt::format("NCCL: {}: the group was aborted", what));
+  if (!is_aborted()) return;
+  const std::lock_guard lock(abort_mutex_);
+  throw CommError(fmt::format("NCCL: {}: the group was aborted: {}", what, abort_reason_));
 }
 
 // Of what makes a group: it is through when the communicator's state is no longer in_progress.
@@ -67,7 +69,7 @@ std::shared_ptr<NcclGroup> NcclGroup::make(Setup setup, const NcclUniqueId& id, 
   try {
     group->await("making the group", result, group->comm_, give_up);
   } catch (...) {
-    group->abort();
+    group->abort("it could not be made");
     throw;
   }
   return group;
@@ -86,14 +88,14 @@ std::shared_ptr<NcclGroup> NcclGroup::split(int color, int key, const std::funct
   } catch (...) {
     // NCCL may still be at it, and is to write down what it has made.
     left_behind_ = std::move(group);
-    abort();
+    abort("it could not be split");
     throw;
   }
   if (group->comm_ == nullptr) return nullptr;
   try {
     group->await("making the group by split", NcclResult::in_progress, group->comm_, give_up);
   } catch (...) {
-    group->abort();
+    group->abort("it could not be made");
     throw;
   }
   return group;
@@ -152,9 +154,11 @@ std::string NcclGroup::async_error() {
   return text_of(state);
 }
 
-void NcclGroup::abort() noexcept {
+void NcclGroup::abort(const std::string& reason) noexcept {
   const std::lock_guard lock(abort_mutex_);
-  if (aborted_.exchange(true, std::memory_order_acq_rel)) return;
+  if (is_aborted()) return;
+  abort_reason_ = reason;
+  aborted_.store(true, std::memory_order_release);
   try {
     aborter_ = start_thread("the end of a group of NCCL", [this] {
       const std::lock_guard in_no_call(call_mutex_);  // making and splitting see the flag and end
@@ -173,7 +177,7 @@ void NcclGroup::abort() noexcept {
 
 NcclGroup::~NcclGroup() {
   if (aborter_.joinable()) aborter_.join();
-  if (left_behind_) left_behind_->abort();
+  if (left_behind_) left_behind_->abort("it could not be made");
   if (comm_ == nullptr) return;
   const auto device = setup_.streams->enter();
   NcclResult state = setup_.table->comm_finalize(comm_);

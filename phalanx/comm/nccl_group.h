@@ -4,8 +4,9 @@
 // - Calls of one communicator are made one after the other, from any thread; NCCL's order is theirs. One has been taken
 //   when its kernels are in their stream. That may take long: at a group's first calls NCCL connects the ranks, and so
 //   waits for those that have not made the call. Nobody waits for it here: whoever has begun a call asks again.
-// - abort() returns at once; a thread of its own calls ncclCommAbort, which waits for the device. From then on every
-//   call throws, and the group's streams soon run on.
+// - abort(reason) returns at once; a thread of its own calls ncclCommAbort, which waits for the device. From then on
+// every
+//   call throws and names it, and the group's streams soon run on.
 // - A failure of NCCL is a CommError with NCCL's own words.
 //
 //   auto group = NcclGroup::make(table, streams, id, size, rank, 300s);
@@ -56,7 +57,8 @@ class NcclGroup {
   /// What NCCL has found out by itself since; empty if all is well. Never blocks.
   std::string async_error();
 
-  void abort() noexcept;
+  /// The first reason counts.
+  void abort(const std::string& reason) noexcept;
   bool is_aborted() const noexcept { return aborted_.load(std::memory_order_acquire); }
   /// After abort(): NCCL puts nothing into any stream any more.
   bool has_ended() const noexcept { return ended_.load(std::memory_order_acquire); }
@@ -76,7 +78,8 @@ class NcclGroup {
   const char* last_call_ = "";
   NcclResult last_result_ = NcclResult::success;
   std::atomic<bool> aborted_{false}, ended_{false};
-  std::mutex abort_mutex_;
+  mutable std::mutex abort_mutex_;
+  std::string abort_reason_;
   // Of a split that failed: NCCL may write to its communicator until this group's abort is through.
   std::shared_ptr<NcclGroup> left_behind_;
   std::thread aborter_;
