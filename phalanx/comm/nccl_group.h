@@ -5,8 +5,7 @@
 //   when its kernels are in their stream. That may take long: at a group's first calls NCCL connects the ranks, and so
 //   waits for those that have not made the call. Nobody waits for it here: whoever has begun a call asks again.
 // - abort(reason) returns at once; a thread of its own calls ncclCommAbort, which waits for the device. From then on
-// every
-//   call throws and names it, and the group's streams soon run on.
+//   every call throws and names the reason, and the group's streams soon run on.
 // - A failure of NCCL is a CommError with NCCL's own words.
 //
 //   auto group = NcclGroup::make(table, streams, id, size, rank, 300s);
