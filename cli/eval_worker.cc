@@ -219,8 +219,9 @@ std::size_t multiple_choice(const EvalArguments& arguments, const ModelRanks& ra
   std::vector<Choice> choices;
   std::vector<std::int64_t> all_ids;
   ranks.each([&] {
-    questions =
-        infer::parse_questions(read_file(arguments.choices), arguments.choices, arguments.strict ? nullptr : &skipped);
+    const std::string contents = read_file(arguments.choices);
+    data::require_plain_text(contents, arguments.choices, "questions as JSON lines");
+    questions = infer::parse_questions(contents, arguments.choices, arguments.strict ? nullptr : &skipped);
     for (const auto& line : skipped) {
       if (ranks.is_first()) fmt::print(stderr, "skipped: {}\n", line);
     }

@@ -325,6 +325,8 @@ TEST_F(HostileInputTest, PromptsAndQuestions) {
     expect_one_error({"eval", "--checkpoint", model(), "--choices", at("q.jsonl")}, at("q.jsonl"), reason);
   };
   expect_questions_refused("{\"prompt\": \"a\", \"choices\": [\"b\", \"\"]}\n", "must be strings, none of them empty");
+  expect_questions_refused("\x1f\x8b\x08" + std::string(60, '\1'),
+                           "is gzip data: expected questions as JSON lines; unpack");
   expect_questions_refused("{\"prompt\": \"a\", \"choices\": [\"b\"], \"answer\": 1}\n",
                            "\"answer\" must be the number");
   expect_questions_refused("{\"prompt\": \"a\", \"choices\": [", "line 1: not valid JSON at column ");

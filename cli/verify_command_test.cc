@@ -66,7 +66,7 @@ TEST_F(VerifyCommandTest, EveryLayoutOfTwoRanksIsRight) {
   }
   EXPECT_THAT(out_, HasSubstr("30 of 30 layouts right over 2 steps"));
   EXPECT_THAT(out_,
-              HasSubstr("expected: loss within 2e-05 of its value, gradients within 1e-05 of their norm at step"));
+              HasSubstr("expected: loss within 2e-05 of its value, gradients within 1e-05 of their norm, weights"));
   const auto figures = nlohmann::json::parse(text("figures.json"));
   ASSERT_EQ(figures.size(), 30U);
   EXPECT_EQ(figures[0]["steps"].size(), 2U);
@@ -85,11 +85,14 @@ TEST_F(VerifyCommandTest, SaysWhatIsExpectedIn16Bits) {
             0)
       << error_ << out_;
   EXPECT_THAT(out_, HasSubstr("expected of one rank: the same bits\n"));
-  EXPECT_THAT(out_, HasSubstr("expected in bfloat16, of replicas and stages: loss within "));
-  EXPECT_THAT(out_, HasSubstr("expected in bfloat16, averaged in float32, of weights that are cut: loss within 0.01 of "
-                              "its value, gradients within 0.02 of their norm at step 1 and 0.02 more with each "
-                              "further one, weights within 0.05 with each step; that much because sums of products are "
-                              "rounded where the weights are cut"));
+  EXPECT_THAT(out_,
+              HasSubstr("expected in bfloat16, of replicas, shards and stages: loss within 0.001 of its value, "
+                        "gradients within 0.005 of their norm, weights within 2e-05 of theirs and what the "
+                        "gradients' differences account for, in each step from equal weights; that much because"));
+  EXPECT_THAT(out_, HasSubstr("expected in bfloat16, of tensor parallelism: loss within 0.01 of its value, gradients "
+                              "within 0.02 of their norm, weights within 2e-05 of theirs and what the gradients' "
+                              "differences account for, in each step from equal weights; or, where that is more, "
+                              "within four times what rounding to 16 bits changes on one rank"));
   EXPECT_THAT(out_, HasSubstr("4 of 4 layouts right over 2 steps"));
 }
 

@@ -26,8 +26,11 @@ struct Verdict {
 std::optional<train::LayoutTolerance> tolerance_of(const VerifyArguments& arguments) {
   if (!arguments.tolerance) return std::nullopt;
   const double gradient = *arguments.tolerance;
-  return train::LayoutTolerance{
-      .loss = 2 * gradient, .gradient = gradient, .weight = 2 * gradient, .activation = 20 * gradient};
+  return train::LayoutTolerance{.loss = 2 * gradient,
+                                .gradient = gradient,
+                                .weight = 2 * gradient,
+                                .weight_in_use = 2 * gradient,
+                                .activation = 20 * gradient};
 }
 
 /// What layouts may be off by: a line for each kind.

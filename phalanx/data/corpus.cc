@@ -200,6 +200,15 @@ class CorpusLister {
     for (const char* records : {".jsonl", ".ndjson", ".jsonlines"}) {
       if (name.ends_with(records)) return TextFormat::json_lines;
     }
+    for (const auto& [table, separator] : {std::pair(".csv", ","), std::pair(".tsv", "\\t")}) {
+      if (!name.ends_with(table)) continue;
+      throw DataError(fmt::format(
+          "{0} is a table, of which text is one column: write its rows as JSON lines by\n    python3 -c \"import csv, "
+          "json, sys; [print(json.dumps(row)) for row in csv.DictReader(sys.stdin, delimiter='{1}')]\" < {2} > "
+          "data.jsonl\n  and tokenize data.jsonl with --field COLUMN; or read it as text by --format text, or leave it "
+          "out by --exclude",
+          shown(path), separator, name));
+    }
     const auto looks = records_in(head);
     if (!looks) return TextFormat::text;
     if (path == options_.standard_input && *looks == "JSON lines") return TextFormat::json_lines;

@@ -148,6 +148,14 @@ TEST_F(DocumentsTest, RecordsChatsAndDataSetsAreNeverTakenForText) {
               AllOf(HasSubstr("a description of a data set"), HasSubstr("give the data beside it")));
   EXPECT_THAT(refused({write("twice.jsonl", "{\"text\": \"a\", \"text\": \"b\"}\n")}),
               HasSubstr("twice.jsonl, line 1: its key \"text\" is there twice"));
+  for (const char* name : {"table.csv", "table.tsv", "walked-table/x.csv"}) {
+    EXPECT_THAT(refused({write(name, "id,text\n1,a text\n")}),
+                AllOf(HasSubstr("is a table, of which text is one column"), HasSubstr("csv.DictReader"),
+                      HasSubstr("--field COLUMN"), HasSubstr("--exclude")));
+  }
+  EXPECT_THAT(refused({write_gzip("table.csv.gz", "id,text\n1,a text\n")}), HasSubstr("< table.csv > data.jsonl"));
+  EXPECT_THAT(refused({path("walked-table")}), HasSubstr("x.csv is a table"));
+  EXPECT_THAT(texts_of({path("table.csv")}, {.format = TextFormat::text}), ElementsAre("id,text\n1,a text\n"));
   // JSON that is a document of its own is text, as a source tree has it.
   EXPECT_THAT(refused({write("package.json", "{\n  \"name\": \"x\",\n  \"version\": \"1\"\n}\n"),
                        write("small.json", "{\"name\": \"x\"}"), write("list.json", "[1, 2, 3, 4, 5, 6]\n")}),

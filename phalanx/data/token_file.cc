@@ -377,8 +377,14 @@ void TokenFile::open_raw() {
   }
 }
 
+std::int64_t TokenFile::ids_end() const {
+  const std::int64_t said = sidecar_ ? sidecar_->vocab_size : 0;
+  if (vocab_size_ == 0 || said == 0) return std::max(vocab_size_, said);
+  return std::min(vocab_size_, said);
+}
+
 void TokenFile::check_vocabulary() const {
-  if (vocab_size_ == 0) return;
+  if (ids_end() == 0) return;
   constexpr std::int64_t kBlock = 4096;
   std::vector<std::int64_t> block(kBlock);
   const auto check = [&](std::int64_t begin) {
@@ -411,12 +417,19 @@ void TokenFile::read(std::int64_t begin, std::span<std::int64_t> out) const {
     throw DataError(fmt::format("{}: tokens [{}, {}) asked for: the file has {}", path_, begin, begin + count, size_));
   }
   widen(type_, ids_ + begin * data::bytes_of(type_), out);
-  if (vocab_size_ == 0) return;
+  const std::int64_t end = ids_end();
+  if (end == 0) return;
   // Unsigned, so that a negative id is too large as well; the maximum first, which the compiler vectorises.
   std::uint64_t largest = 0;
   for (const std::int64_t id : out) largest = std::max(largest, static_cast<std::uint64_t>(id));
-  if (largest < static_cast<std::uint64_t>(vocab_size_)) return;
-  const auto bad = std::find_if(out.begin(), out.end(), [&](std::int64_t id) { return id < 0 || id >= vocab_size_; });
+  if (largest < static_cast<std::uint64_t>(end)) return;
+  const auto bad = std::find_if(out.begin(), out.end(), [&](std::int64_t id) { return id < 0 || id >= end; });
+  if (end != vocab_size_) {
+    throw DataError(fmt::format(
+        "{}: token {} at position {}, but {} says that its vocabulary has {} ids: it describes another file; "
+        "remove it, or make both again by `phalanx tokenize`",
+        path_, *bad, begin + (bad - out.begin()), sidecar_path(path_), end));
+  }
   std::string hint;
   if (format_ == TokenFormat::raw) {
     const std::string fitting = types_that_fit(mapping_->ids.bytes(), vocab_size_, type_);

@@ -100,6 +100,7 @@ class TokenFile {
   void open_llmc();
   void open_raw();
   void check_vocabulary() const;
+  std::int64_t ids_end() const;  // what every id is below, by the caller and the sidecar; 0: nobody says
 
   std::shared_ptr<const Mapping> mapping_;
   std::string path_;

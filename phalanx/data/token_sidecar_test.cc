@@ -154,7 +154,9 @@ TEST_F(RawIdsTest, ASidecarThatDescribesAnotherFileIsRefused) {
   EXPECT_THAT(with("version", 2), HasSubstr("later version"));
   EXPECT_THAT(with("vocab_size", 101),
               AllOf(HasSubstr("a tokenizer of 101 ids"), HasSubstr("more than the model's vocab_size of 100")));
-  EXPECT_THAT(with("vocab_size", 50), HasSubstr("accepted"));
+  EXPECT_THAT(with("vocab_size", 6), HasSubstr("accepted"));  // ids up to 5
+  EXPECT_THAT(with("vocab_size", 5),
+              AllOf(HasSubstr("token 5 at position 4, but "), HasSubstr("m.json says that its vocabulary has 5 ids")));
 }
 
 TEST_F(RawIdsTest, SomebodyElsesJsonIsLeftAlone) {

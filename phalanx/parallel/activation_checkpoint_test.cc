@@ -1,8 +1,12 @@
 #include "phalanx/parallel/activation_checkpoint.h"
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/ones.h>
+#include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "phalanx/kernels/autocast.h"
+#include "phalanx/kernels/causal_attention.h"
 #include "phalanx/kernels/linear.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/nn/linear.h"
@@ -112,24 +116,69 @@ TEST(SelectiveCheckpoint, TheBitsAreThoseWithoutIt) {
   }
 }
 
+// In float32, under autocast, and in 16 bits throughout.
+struct Arithmetic {
+  at::ScalarType weights = at::kFloat;
+  kernels::AutocastState autocast = {};
+};
+const std::vector<Arithmetic> kArithmetics = {
+    {}, {at::kFloat, {true, at::kBFloat16}}, {at::kFloat, {true, at::kHalf}}, {at::kBFloat16, {}}, {at::kHalf, {}}};
+
 TEST(SelectiveCheckpoint, KeptLayersAreNotComputedAgain) {
-  Net net(false);
-  const auto& block = net.blocks[0];
-  checkpoint_activations(*block, [](kernels::KeptOp op, int nth) { return op == kernels::KeptOp::linear && nth == 0; });
-  const at::Tensor x = waves({5, 6}, 0.0);
-  nn::call(block, x, 1.0).sum().backward();
-  const at::Tensor expected = block->second->weight.grad().clone();
-  for (auto& p : net.parameters()) p.mutable_grad().reset();
-  // The second layer's weight gradient is made of the first one's output, which is what it was in the forward pass
-  // whatever has become of the weights since. Its own output is computed again.
-  const at::Tensor y = nn::call(block, x, 1.0);
-  {
-    const at::NoGradGuard no_grad;
-    block->first->weight.data().zero_();
+  for (const Arithmetic& arithmetic : kArithmetics) {
+    SCOPED_TRACE(fmt::format("{}, autocast {} to {}", c10::toString(arithmetic.weights), arithmetic.autocast.enabled,
+                             c10::toString(arithmetic.autocast.dtype)));
+    Net net(false);
+    net.to(arithmetic.weights);
+    const auto& block = net.blocks[0];
+    checkpoint_activations(*block,
+                           [](kernels::KeptOp op, int nth) { return op == kernels::KeptOp::linear && nth == 0; });
+    const at::Tensor x = waves({5, 6}, 0.0).to(arithmetic.weights);
+    const auto run = [&] {
+      const kernels::AutocastScope scope(at::kCPU, arithmetic.autocast);
+      return nn::call(block, x, 1.0);
+    };
+    run().sum().backward();
+    const at::Tensor expected = block->second->weight.grad().clone();
+    EXPECT_GT(expected.abs().sum().item<float>(), 0);
+    for (auto& p : net.parameters()) p.mutable_grad().reset();
+    // The second layer's weight gradient is made of the first one's output, which is what it was in the forward pass
+    // whatever has become of the weights since. Its own output is computed again.
+    const at::Tensor y = run();
+    {
+      const at::NoGradGuard no_grad;
+      block->first->weight.data().zero_();
+    }
+    y.sum().backward();
+    EXPECT_TRUE(at::equal(block->second->weight.grad(), expected));
+    EXPECT_EQ(block->runs, 4);
   }
-  y.sum().backward();
-  EXPECT_TRUE(at::equal(block->second->weight.grad(), expected));
-  EXPECT_EQ(block->runs, 4);
+}
+
+TEST(SelectiveCheckpoint, KeptAttentionIsNotComputedAgain) {
+  for (const Arithmetic& arithmetic : kArithmetics) {
+    SCOPED_TRACE(fmt::format("{}, autocast {} to {}", c10::toString(arithmetic.weights), arithmetic.autocast.enabled,
+                             c10::toString(arithmetic.autocast.dtype)));
+    const at::Tensor scale = at::ones({}, at::TensorOptions(arithmetic.weights)).set_requires_grad(true);
+    const at::Tensor factor = at::ones({}, at::TensorOptions(arithmetic.weights)).set_requires_grad(true);
+    const at::Tensor x = waves({1, 2, 16, 8}, 0.0).to(arithmetic.weights);
+    const auto run = [&] {
+      const kernels::AutocastScope scope(at::kCPU, arithmetic.autocast);
+      const auto layer = [&](const at::Tensor& input) {
+        const at::Tensor q = input * scale;
+        return kernels::causal_attention(q, q, q) * factor;
+      };
+      return checkpoint(layer, x, [](kernels::KeptOp op, int) { return op == kernels::KeptOp::attention; });
+    };
+    run().square().sum().backward();
+    const at::Tensor expected = factor.grad().clone();
+    EXPECT_GT(expected.item<float>(), 0);
+    factor.mutable_grad().reset();
+    const at::Tensor y = run().square().sum();
+    scale.data().zero_();  // attention computed again would give nothing but zeros
+    y.backward();
+    EXPECT_TRUE(at::equal(factor.grad(), expected));
+  }
 }
 
 TEST(SelectiveCheckpoint, AnInnerCheckpointKeepsForItself) {

@@ -12,6 +12,7 @@
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "phalanx/base/error.h"
 #include "phalanx/comm/backend.h"
@@ -19,6 +20,7 @@
 #include "phalanx/train/layout_origin.h"
 #include "phalanx/train/layout_side.h"
 #include "phalanx/train/precision.h"
+#include "phalanx/train/update_bound.h"
 
 namespace phalanx::train {
 namespace {
@@ -39,6 +41,18 @@ constexpr const char* kUnlikePlain =
     "leaves something behind that the next step uses, such as a copy of a weight";
 
 using ValueOf = std::function<at::Tensor(const NamedTensor&)>;
+/// Of the parameter with this number, of this rank's part: how far off it may be beside the tolerance, relative to the
+/// whole's norm.
+using Explain =
+    std::function<double(std::size_t index, const at::Tensor& found, const at::Tensor& expected, double norm)>;
+
+constexpr int kMostHalvings = 17;  // of the loss's scale: from twice the usual one to 1
+// Where a row is cut over two ranks, three numbers are rounded in place of one: two sums and their sum. So the layout
+// is up to three times as far from float32 as one rank, and from one rank four times.
+constexpr double kRoundingOfBoth = 4;
+constexpr double kLittleToSay = 0.5;  // of a gradient's norm: with so much rounding a wrong value may pass
+
+double unexplained(const TensorDifference& difference) { return difference.relative - difference.explained; }
 
 at::Tensor gradient_of(const NamedTensor& parameter) { return parameter.tensor.grad(); }
 at::Tensor weight_of(const NamedTensor& parameter) { return parameter.tensor.detach(); }
@@ -50,13 +64,18 @@ class Comparison {
         world_(context.world),
         device_(context.device),
         observer_(context.observer),
-        laid_out_(config, context.layout_world ? context.layout_world : world_, context.device) {
+        laid_out_(config, context.layout_world ? context.layout_world : world_, context.device),
+        bound_(config.optimizer),
+        max_norm_(config.training.max_norm) {
     const auto alone = world_->split(world_->rank(), 0);
     if (world_->rank() == 0) {
       reference_ = std::make_unique<LayoutSide>(reference_config(config), alone, context.device);
+      const auto narrow = sharded_param_dtype(config);
+      if (narrow && plan_run(config, world_->size()).parallel.dp_shard > 1) reference_->compute_in(config, *narrow);
     }
     result_.layout = laid_out_.model.layout();
     result_.tolerance = options.tolerance.value_or(tolerance_for(config, world_->size(), context.device));
+    rounds_products_ = !options.tolerance && rounds_its_own_products(config, world_->size());
     scaled_ = scales_loss(config);
     if (context.prepare) context.prepare(laid_out_);
     share_names();
@@ -99,6 +118,37 @@ class Comparison {
       }
       mine_[mine.name] = mine;
     }
+    find_own_parts();
+  }
+
+  /// Each element of each parameter is one rank's own: the first one's that has it.
+  void find_own_parts() {
+    json parts = json::object();
+    for (const auto& [name, p] : mine_) parts[name] = p.shard ? p.shard->box().text() : "whole";
+    std::set<std::pair<std::string, std::string>> taken;
+    int rank = 0;
+    for (const std::string& text : world_->all_gather_bytes(parts.dump())) {
+      const json theirs = json::parse(text);
+      for (const auto& [name, part] : theirs.items()) {
+        const bool is_first = taken.emplace(name, part.get<std::string>()).second;
+        if (is_first && rank == world_->rank()) own_.insert(name);
+      }
+      ++rank;
+    }
+  }
+
+  /// From here on both sides have the layout's weights, so that each step is compared by itself: how far two runs come
+  /// apart over several steps is decided by the model and the learning rate, not by the layout.
+  void take_weights_of_layout() {
+    for (std::size_t i = 0; i < names_.size(); ++i) {
+      const at::Tensor whole = at::zeros(shapes_[i], at::TensorOptions(at::kFloat));
+      if (own_.contains(names_[i])) {
+        const NamedTensor& part = mine_.at(names_[i]);
+        part_of(whole, part.shard.get()).copy_(part.tensor);
+      }
+      world_->all_reduce(whole);  // zeros, but for one rank's
+      if (reference_) reference_->model.parameters()[i].tensor.copy_(whole);
+    }
   }
 
   /// Rank 0's whole tensor, on every rank's host. Undefined on all where the reference has none.
@@ -117,7 +167,7 @@ class Comparison {
     return sent;
   }
 
-  std::vector<ParameterCheck> compare(const ValueOf& value) {
+  std::vector<ParameterCheck> compare(const ValueOf& value, const Explain& explain = nullptr) {
     json mine = json::array();
     for (std::size_t i = 0; i < names_.size(); ++i) {
       const at::Tensor expected = send_expected(i, value);
@@ -136,7 +186,9 @@ class Comparison {
         offset = part.shard->box().offsets;
         should = part_of(should, part.shard.get());
       }
-      mine.back() = to_text(difference_of(found, should, norm, offset));
+      TensorDifference difference = difference_of(found, should, norm, offset);
+      if (explain && norm > 0) difference.explained = explain(i, found, should, norm);
+      mine.back() = to_text(difference);
     }
     return worst_of_ranks(mine);
   }
@@ -151,7 +203,7 @@ class Comparison {
       for (std::size_t i = 0; i < names_.size(); ++i) {
         if (list[i].is_null()) continue;
         const TensorDifference difference = difference_from_text(list[i].get<std::string>());
-        if (!seen[i] || difference.relative > worst[i].difference.relative) {
+        if (!seen[i] || unexplained(difference) > unexplained(worst[i].difference)) {
           worst[i].rank = rank;
           worst[i].difference = difference;
         }
@@ -218,7 +270,7 @@ class Comparison {
     std::size_t first = 0;
     std::ptrdiff_t place = -1;
     for (std::size_t i = 0; i < checks.size(); ++i) {
-      if (checks[i].difference.relative <= tolerance) continue;
+      if (unexplained(checks[i].difference) <= tolerance) continue;
       const auto used = std::ranges::find(order, checks[i].name);
       const std::ptrdiff_t here = used == order.end() ? -1 : used - order.begin();
       if (wrong++ > 0 && here <= place) continue;
@@ -232,7 +284,7 @@ class Comparison {
                                     .parameter = worst.name,
                                     .rank = worst.rank,
                                     .difference = worst.difference,
-                                    .tolerance = tolerance,
+                                    .tolerance = tolerance + worst.difference.explained,
                                     .others = wrong - 1};
     const at::Tensor zeros = at::zeros(shapes_[first], at::TensorOptions(at::kFloat));
     const at::Tensor expected = send_expected(first, value);
@@ -260,7 +312,7 @@ class Comparison {
   void find_wrong_gradients(const StepCheck& check, double tolerance) {
     const std::int64_t step = check.step;
     const std::vector<ParameterCheck>& checks = check.gradients;
-    const auto is_wrong = [&](const ParameterCheck& p) { return p.difference.relative > tolerance; };
+    const auto is_wrong = [&](const ParameterCheck& p) { return unexplained(p.difference) > tolerance; };
     if (std::ranges::none_of(checks, is_wrong)) return;
     std::map<const void*, at::Tensor> gradients;  // as they are lost
     std::map<std::string, at::Tensor> weights_before;
@@ -278,8 +330,8 @@ class Comparison {
       const at::AutoGradMode with_gradients(true);
       path = find_origin(laid_out_, reference_.get(), *world_,
                          {.step = step - 1,
-                          .weight_tolerance = allowed.weight * static_cast<double>(step),
-                          .activation_tolerance = allowed.activation * static_cast<double>(step),
+                          .weight_tolerance = allowed.weight_in_use,
+                          .activation_tolerance = allowed.activation,
                           .weights_before = std::move(weights_before)});
     }
     const ValueOf saved = [&](const NamedTensor& p) { return gradients.at(p.tensor.unsafeGetTensorImpl()); };
@@ -287,7 +339,9 @@ class Comparison {
         std::abs(check.loss - check.expected_loss) <= allowed.loss * std::abs(check.expected_loss);
     find_wrong(step, "gradient", checks, tolerance, saved, path.parameters, loss_is_right);
     if (!path.origin) {
-      if (std::ranges::none_of(compare(gradient_of), is_wrong)) result_.finding->cause = kRightWhenRunAgain;
+      if (std::ranges::none_of(compare(gradient_of, rounding_of_products()), is_wrong)) {
+        result_.finding->cause = kRightWhenRunAgain;
+      }
       return;
     }
     const LayoutOrigin& origin = *path.origin;
@@ -345,9 +399,10 @@ class Comparison {
   [[noreturn]] void fail_not_finite(const std::string& name) const {
     if (!scaled_) fail_diverged(fmt::format("'{}' is not finite", name));
     throw Error(
-        fmt::format("verify: on one rank the scaled gradient of '{}' is not finite in float16, so the step is skipped "
-                    "and there is nothing to compare a layout with: try a lower [training] initial_loss_scale",
-                    name));
+        fmt::format("verify: step {}: on one rank the scaled gradient of '{}' is not finite in float16, so the step is "
+                    "skipped and there is nothing to compare a layout with: try a lower [training] initial_loss_scale, "
+                    "below {:.3g}, or bfloat16",
+                    result_.steps.size() + 1, name, laid_out_.update->loss_scale()));
   }
 
   double from_first(double value) {
@@ -363,6 +418,88 @@ class Comparison {
     return number.item<double>();
   }
 
+  /// Of float16: the first parameter whose gradient is not finite, and where; the same on every rank.
+  std::string overflow() {
+    const std::string on_one = world_->broadcast_bytes(reference_ ? reference_->first_not_finite() : "");
+    if (!on_one.empty()) return fmt::format("'{}' on one rank", on_one);
+    int rank = 0;
+    for (const std::string& name : world_->all_gather_bytes(laid_out_.first_not_finite())) {
+      if (!name.empty()) return fmt::format("'{}' on rank {}", name, rank);
+      ++rank;
+    }
+    return "";
+  }
+
+  void scale_loss(double factor) {
+    for (LayoutSide* const side : {&laid_out_, reference_.get(), plain_.get()}) {
+      if (side == nullptr) continue;
+      side->drop_gradients();
+      side->scale_loss(factor);
+    }
+  }
+
+  /// Both losses into `check`; returns that without recomputation, where there is one. Where float16 overflows on
+  /// either side the step is run again with half the loss's scale on all, as a run would go on. What no scale mends is
+  /// no overflow of it: the step is compared as it was.
+  double find_gradients(StepCheck& check) {
+    double plain_loss = 0;
+    const double first_scale = laid_out_.update->loss_scale();
+    const std::size_t notes = result_.notes.size();
+    for (int halvings = 0;; ++halvings) {
+      if (reference_) check.expected_loss = reference_->find_gradients(check.step - 1);
+      check.expected_loss = from_first(check.expected_loss);
+      if (!std::isfinite(check.expected_loss)) {
+        fail_diverged(fmt::format("the loss of step {} is not finite", check.step));
+      }
+      check.loss = mean_over_ranks(laid_out_.find_gradients(check.step - 1));
+      if (plain_) plain_loss = mean_over_ranks(plain_->find_gradients(check.step - 1));
+      if (!scaled_ || halvings > kMostHalvings) return plain_loss;
+      const std::string where = overflow();
+      if (where.empty()) return plain_loss;
+      const double scale = laid_out_.update->loss_scale();
+      if (halvings == kMostHalvings) {
+        result_.notes.resize(notes);
+        result_.notes.push_back(fmt::format(
+            "step {}: the gradient of {} is not finite with the loss scaled by {}, nor by anything down to {}",
+            check.step, where, first_scale, scale));
+        scale_loss(first_scale / scale);
+        continue;
+      }
+      result_.notes.push_back(
+          fmt::format("step {}: float16 overflow: the gradient of {} is not finite with the loss scaled by {}. A run "
+                      "skips such a step and halves the scale; so it is compared with {}, where [training] "
+                      "initial_loss_scale may begin",
+                      check.step, where, scale, scale / 2));
+      scale_loss(0.5);
+    }
+  }
+
+  /// What rounding to 16 bits alone does to this step on one rank; known to all ranks.
+  void measure_rounding(const StepCheck& check) {
+    if (!rounds_products_) return;
+    json told;
+    if (reference_) {
+      const LayoutSide::Rounding rounding = reference_->rounding_of_gradients(check.step - 1, check.expected_loss);
+      told = {{"loss", rounding.loss}, {"norm", rounding.norm}, {"gradients", rounding.gradients}};
+    }
+    told = json::parse(world_->broadcast_bytes(told.dump()));
+    rounding_ = {.loss = told["loss"], .norm = told["norm"], .gradients = told["gradients"]};
+    if (kRoundingOfBoth * rounding_.norm < kLittleToSay) return;
+    result_.notes.push_back(
+        fmt::format("step {}: rounding to 16 bits alone changes the gradients of one rank by {:.2g} of their norm, so "
+                    "this step says little of the layout: a lower [optimizer] lr, fewer steps or float32 say more",
+                    check.step, rounding_.norm));
+  }
+
+  double beside_rounding(double tolerance, double rounding) const {
+    return std::max(0.0, kRoundingOfBoth * rounding - tolerance);
+  }
+  Explain rounding_of_products() const {
+    return [this](std::size_t index, const at::Tensor&, const at::Tensor&, double) {
+      return rounding_.gradients.empty() ? 0 : beside_rounding(result_.tolerance.gradient, rounding_.gradients[index]);
+    };
+  }
+
   void observe(std::int64_t step) const {
     if (observer_) observer_(step, laid_out_.model.parameters());
   }
@@ -376,27 +513,27 @@ class Comparison {
 
   void one_step(std::int64_t step) {
     const LayoutTolerance& allowed = result_.tolerance;
-    const double grown = 1 + allowed.drift * static_cast<double>(step - 1);
     StepCheck check{.step = step};
-    if (reference_) check.expected_loss = reference_->find_gradients(step - 1);
-    check.expected_loss = from_first(check.expected_loss);
-    if (!std::isfinite(check.expected_loss)) fail_diverged(fmt::format("the loss of step {} is not finite", step));
-    check.loss = mean_over_ranks(laid_out_.find_gradients(step - 1));
+    const double plain_loss = find_gradients(check);
     observe(step);
+    measure_rounding(check);
     std::optional<LayoutFinding> unlike;
-    double plain_loss = 0;
     if (plain_) {
-      plain_loss = mean_over_ranks(plain_->find_gradients(step - 1));
       const at::NoGradGuard no_grad;
       unlike = unlike_plain(step, "gradient", gradient_of);
     }
     {
       const at::NoGradGuard no_grad;
-      check.gradients = compare(gradient_of);
-      find_wrong_gradients(check, allowed.gradient * grown);
+      const Explain by_rounding = rounding_of_products();
+      check.gradients = compare(gradient_of, [&](std::size_t i, const at::Tensor& f, const at::Tensor& e, double norm) {
+        bound_.add(names_[i], f, e);
+        return by_rounding(i, f, e, norm);
+      });
+      find_wrong_gradients(check, allowed.gradient);
       if (reference_ && !result_.finding) keep(gradients_before_, gradient_of);
     }
-    find_wrong_number(step, "loss", check.expected_loss, check.loss, allowed.loss,
+    find_wrong_number(step, "loss", check.expected_loss, check.loss,
+                      allowed.loss + beside_rounding(allowed.loss, rounding_.loss),
                       "the gradients are right: the losses of the ranks are not put together as they should be");
     add_unlike_plain(std::move(unlike));
     if (plain_) find_wrong_number(step, "loss", plain_loss, check.loss, 0, kUnlikePlain);
@@ -406,15 +543,24 @@ class Comparison {
     }
     if (reference_) check.expected_norm = reference_->update->apply(step - 1).grad_norm;
     check.expected_norm = from_first(check.expected_norm);
-    check.norm = laid_out_.update->apply(step - 1).grad_norm;
+    const WeightUpdate::Result updated = laid_out_.update->apply(step - 1);
+    check.norm = updated.grad_norm;
+    const double clip = max_norm_ > 0 ? std::min(1.0, max_norm_ / std::max(check.norm, 1e-30)) : 1;
+    bound_.end_step(
+        {.found = check.norm, .expected = check.expected_norm, .factor = clip / updated.loss_scale.value_or(1)});
     if (plain_) plain_->update->apply(step - 1);
     {
       const at::NoGradGuard no_grad;
-      check.weights = compare(weight_of);
-      find_wrong_number(step, "gradient norm", check.expected_norm, check.norm, allowed.gradient * grown,
+      const double lr = laid_out_.update->lr_at(step - 1);
+      check.weights = compare(weight_of, [&](std::size_t i, const at::Tensor&, const at::Tensor&, double norm) {
+        return bound_.of(names_[i], lr) / norm;
+      });
+      find_wrong_number(step, "gradient norm", check.expected_norm, check.norm,
+                        allowed.gradient + beside_rounding(allowed.gradient, rounding_.norm),
                         "the gradients are right: the norm counts some of them twice, or not at all");
-      find_wrong(step, "weight", check.weights, allowed.weight * static_cast<double>(step), weight_of);
+      find_wrong(step, "weight", check.weights, allowed.weight, weight_of);
       if (plain_) add_unlike_plain(unlike_plain(step, "weight", weight_of));
+      take_weights_of_layout();
       weights_older_ = weights_before_;
       if (reference_) keep(weights_before_, weight_of);
     }
@@ -428,51 +574,19 @@ class Comparison {
   LayoutSide laid_out_;
   std::unique_ptr<LayoutSide> reference_;  // on rank 0
   std::unique_ptr<LayoutSide> plain_;      // the layout without recomputation, where it has some and bits are the same
-  bool is_recomputed_ = false, scaled_ = false;
+  bool is_recomputed_ = false, scaled_ = false, rounds_products_ = false;
   std::vector<std::string> names_;
   std::vector<std::vector<std::int64_t>> shapes_;
   std::map<std::string, NamedTensor> mine_;
+  std::set<std::string> own_;
+  UpdateBound bound_;
+  double max_norm_;
+  LayoutSide::Rounding rounding_;  // of the step; nothing where the layout's products are one rank's
   std::vector<at::Tensor> gradients_before_, weights_before_, weights_older_;  // on rank 0: the reference's
   LayoutCheck result_;
 };
 
 }  // namespace
-
-std::string LayoutFinding::text() const {
-  std::string text = fmt::format("step {}: the {}", step, what);
-  if (!parameter.empty()) text += fmt::format(" of '{}' is wrong on rank {}", parameter, rank);
-  if (parameter.empty()) text += what == "batch" ? fmt::format(" is wrong on rank {}", rank) : " is wrong";
-  text += fmt::format(": {:.3g} of its {} off, {:.3g} allowed", difference.relative,
-                      parameter.empty() ? "value" : "norm", tolerance);
-  if (!difference.index.empty()) {
-    text += fmt::format("; most at [{}]: expected {:.9g}, found {:.9g}", fmt::join(difference.index, ", "),
-                        difference.expected, difference.found);
-    if (what != "batch") text += fmt::format(", {} ulps", difference.ulps);
-  } else if (parameter.empty()) {
-    text += fmt::format("; expected {:.9g}, found {:.9g}", difference.expected, difference.found);
-  }
-  const bool is_listed = what == "gradient" || what == "weight" || what == "initial value";
-  if (others > 0 && is_listed) {
-    text += fmt::format("; {} more parameter{} wrong, too", others, others == 1 ? " is" : "s are");
-  } else if (others > 0) {
-    text += fmt::format("; so {} gradient{} wrong", others, others == 1 ? " is" : "s are");
-  }
-  if (!cause.empty()) text += fmt::format("\n  likely cause: {}", cause);
-  return text;
-}
-
-TrainConfig reference_config(TrainConfig config) {
-  // The rows that the layout has in one product, so that sums over rows are rounded to 16 bits alike.
-  if (config.parallelism.pipeline_parallel_degree > 1) {
-    config.training.local_batch_size = config.parallelism.pipeline_parallel_microbatch_size;
-  }
-  config.parallelism = {};
-  config.activation_checkpoint = {.mode = "none"};
-  config.training.enable_cpu_offload = false;
-  config.training.mixed_precision_reduce = "float32";
-  config.validation.enable = false;
-  return config;
-}
 
 LayoutCheck check_layout(const TrainConfig& config, const LayoutCheckContext& context,
                          const LayoutCheckOptions& options) {

@@ -1,8 +1,11 @@
 // Layouts held against one rank: none is found wrong that is right. layout_mutations_test.cc: what is wrong is found.
 #include "phalanx/train/layout_check.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/zeros_like.h>
+
+#include <c10/core/GradMode.h>
 
 #include <limits>
 #include <mutex>
@@ -121,6 +124,78 @@ TEST_F(LayoutCheckTest, RaisesNoAlarmWhereAllIsRight) {
   }
 }
 
+// How far two runs come apart is decided by the learning rate and the model; a layout answers for one step at a time.
+TEST_F(LayoutCheckTest, NoLearningRateRaisesAnAlarm) {
+  const auto in = [](const std::string& type, const std::string& lr, std::vector<std::string> more) {
+    more.push_back("--training.mixed_precision_param=" + type);
+    more.push_back("--optimizer.lr=" + lr);
+    more.emplace_back("--training.global_batch_size=4");
+    more.emplace_back("--training.local_batch_size=2");
+    return more;
+  };
+  const auto expect_none = [&](Layout layout, const std::string& type, const std::string& lr) {
+    layout.keys = in(type, lr, layout.keys);
+    const LayoutCheck found = check(layout, 3);
+    EXPECT_FALSE(found.finding) << layout.name << ", " << type << ", lr " << lr << ": " << found.finding->text();
+  };
+  const std::vector<std::pair<std::string, std::vector<std::string>>> rates = {
+      {"bfloat16", {"1e-5", "1e-2", "1e-1", "1"}}, {"float16", {"1e-1", "1"}}, {"float32", {"1e-1"}}};
+  for (const auto& [type, all] : rates) {
+    for (const std::string& lr : all) {
+      expect_none({"tp", 2, tensor(2)}, type, lr);
+      expect_none({"zero3", 2, degrees(1, 2)}, type, lr);
+      expect_none({"zero3 tp", 4, tensor(2, degrees(1, 2))}, type, lr);
+    }
+  }
+  expect_none({"pp zero2", 4, pipeline(2, degrees(1, 2, 2))}, "bfloat16", "1");
+  expect_none({"ddp", 2}, "bfloat16", "1e-1");
+  Layout sgd{"zero2, SGD", 2, degrees(1, 2, 2)};
+  sgd.keys.insert(sgd.keys.end(), {"--optimizer.name=SGD", "--optimizer.momentum=0.9"});
+  expect_none(sgd, "bfloat16", "1e-1");
+}
+
+// A weight that one rank alone moves wrongly, after gradients that are right.
+TEST_F(LayoutCheckTest, AWrongUpdateIsFoundAtEveryLearningRate) {
+  for (const std::string type : {"bfloat16", "float32"}) {
+    for (const std::string lr : {"1e-4", "1"}) {
+      const Layout layout{"zero3 tp", 4, tensor(2, degrees(1, 2))};
+      Layout one = layout;
+      one.keys.insert(one.keys.end(), {"--training.mixed_precision_param=" + type, "--optimizer.lr=" + lr});
+      LayoutCheck result;
+      run_local_ranks(4, [&](const std::shared_ptr<Communicator>& world) {
+        const auto observer = [&](std::int64_t step, const std::vector<NamedTensor>& parameters) {
+          if (step != 2 || world->rank() != 3) return;
+          const at::NoGradGuard no_grad;
+          for (const NamedTensor& p : parameters) {
+            if (p.name == "layers.1.feed_forward.w2.weight") p.tensor.add_(std::stod(lr));
+          }
+        };
+        LayoutCheck mine = check_layout(config_of(one), {.world = world, .observer = observer}, {.steps = 3});
+        if (world->rank() == 0) result = std::move(mine);
+      });
+      ASSERT_TRUE(result.finding) << type << ", lr " << lr;
+      EXPECT_EQ(result.finding->what, "weight") << result.finding->text();
+      EXPECT_EQ(result.finding->step, 2);
+      EXPECT_EQ(result.finding->rank, 3);
+      EXPECT_EQ(result.finding->parameter, "layers.1.feed_forward.w2.weight") << result.finding->text();
+    }
+  }
+}
+
+// Vocabulary parallelism with all in float16: 65536 times a loss is infinite there, so a run skips its first step.
+TEST_F(LayoutCheckTest, AnOverflowOfFloat16IsANoteWithStepParameterAndScale) {
+  Layout layout{"zero3 tp", 4, tensor(2, degrees(1, 2))};
+  layout.keys.insert(layout.keys.end(), {"--training.mixed_precision_param=float16", "--training.local_batch_size=4"});
+  const LayoutCheck found = check(layout, 2);
+  EXPECT_FALSE(found.finding) << found.finding->text();
+  ASSERT_EQ(found.notes.size(), 1U);
+  EXPECT_THAT(found.notes[0],
+              ::testing::ContainsRegex("step 1: float16 overflow: the gradient of '[a-z0-9_.]+' on rank 0 is "
+                                       "not finite with the loss scaled by 65536"));
+  EXPECT_THAT(found.notes[0],
+              ::testing::HasSubstr("compared with 32768, where [training] initial_loss_scale may begin"));
+}
+
 class RecomputedLayoutTest : public LayoutCheckTest {
  protected:
   /// The weight of layers.0's way out of attention goes through `use` in the layout alone, which is told the step.
@@ -177,6 +252,47 @@ TEST_F(RecomputedLayoutTest, WhatRecomputationAloneChangesIsFoundHoweverSmall) {
     EXPECT_EQ(found.finding->step, 1);
     EXPECT_EQ(found.finding->tolerance, 0);
     EXPECT_THAT(found.finding->cause, ::testing::HasSubstr("recomputation: the same layout without it has other bits"));
+  }
+}
+
+// A scale cannot mend this: no overflow of scaled gradients, but a wrong value, named as in any other precision.
+TEST_F(RecomputedLayoutTest, WhatIsNotFiniteAtAnyScaleIsWrong) {
+  const LayoutCheck found = check_spoilt({"ddp", 2, in("float16")}, [](const at::Tensor& weight, std::int64_t step) {
+    return step >= 2 && inside_backward() ? weight / 0.0 : weight;
+  });
+  ASSERT_TRUE(found.finding);
+  EXPECT_EQ(found.finding->step, 2);
+  EXPECT_THAT(found.finding->text(), ::testing::HasSubstr("finite"));
+  ASSERT_EQ(found.notes.size(), 1U);
+  EXPECT_THAT(found.notes[0],
+              ::testing::HasSubstr("is not finite with the loss scaled by 65536, nor by anything down to 0.5"));
+}
+
+// In 16 bits, too, and where rounding counts most. Tensor parallelism rounds what is handed on, so a small change of it
+// is seen in the gradients alone, and a large one where it begins.
+TEST_F(RecomputedLayoutTest, AWeightThatIsUsedWronglyIsFoundIn16BitsAtEveryLearningRate) {
+  struct Case {
+    Layout layout;
+    double factor;
+    bool is_placed;
+  };
+  for (const std::string type : {"bfloat16", "float16"}) {
+    for (const Case& one : {Case{{"tp", 2, tensor(2)}, 1.25, false}, Case{{"tp", 2, tensor(2)}, -2, true},
+                            Case{{"zero3", 2, degrees(1, 2, 3)}, 1.1, true}}) {
+      for (const std::string lr : {"1e-4", "1e-1"}) {
+        Layout layout = one.layout;
+        for (const std::string& key : in(type)) layout.keys.push_back(key);
+        layout.keys.emplace_back("--activation_checkpoint.mode=none");
+        layout.keys.push_back("--optimizer.lr=" + lr);
+        const LayoutCheck found = check_spoilt(layout, [&](const at::Tensor& weight, std::int64_t step) {
+          return step >= 2 ? weight * one.factor : weight;
+        });
+        ASSERT_TRUE(found.finding) << layout.name << ", " << type << ", lr " << lr;
+        EXPECT_EQ(found.finding->step, 2);
+        if (!one.is_placed) continue;
+        EXPECT_EQ(found.finding->parameter, "layers.0.attention.wo.weight") << found.finding->text();
+      }
+    }
   }
 }
 

@@ -26,7 +26,7 @@ struct Path {
 
   Path(LayoutSide& side, std::int64_t step) {
     const data::RowRange rows = side.rows();
-    for (nn::Module* module : side.model.modules()) {
+    for (nn::Module* module : side.modules()) {
       traces.push_back(std::make_unique<ForwardTrace>(*module));
       traces.back()->start(rows.size());
     }

@@ -10,18 +10,18 @@ using ::testing::HasSubstr;
 
 class ReplicaCheckRunTest : public TrainerTest {
  protected:
-  /// What the run says, in which `rank` flips a bit of its part of `name` in the first step.
-  std::string message_of_run(const TrainConfig& config, int ranks, int rank, const std::string& name) {
+  /// What the run says, in which `rank` flips a bit of its part of `name` before a step, from 1.
+  std::string message_of_run(const TrainConfig& config, int ranks, int rank, const std::string& name, int step = 1) {
     std::string message;
     run_local_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {
       std::unique_ptr<Trainer> trainer;
       int calls = 0;
       const auto between = [&] {
-        if (world->rank() != rank || ++calls != 1) return false;
-        for (const NamedTensor& weight : trainer->weights()) {
-          if (weight.name != name) continue;
-          EXPECT_GT(weight.tensor.numel(), 0);
-          static_cast<unsigned char*>(weight.tensor.data_ptr())[1] ^= 4U;
+        if (world->rank() != rank || ++calls != step) return false;
+        for (const NamedTensor& held : trainer->collect_state().tensors) {
+          if (held.name != name) continue;
+          EXPECT_GT(held.tensor.numel(), 0);
+          static_cast<unsigned char*>(held.tensor.data_ptr())[1] ^= 4U;
         }
         return false;
       };
@@ -58,9 +58,21 @@ TEST_F(ReplicaCheckRunTest, EveryLayoutPassesAndTellsAFlippedBit) {
     EXPECT_EQ(message_of_run(config_of(c.layout, c.layout.name, keys), c.layout.ranks, -1, ""), "");
     const auto again = config_of(c.layout, c.layout.name + "-flipped", keys);
     EXPECT_THAT(
-        message_of_run(again, c.layout.ranks, c.rank, c.name),
+        message_of_run(again, c.layout.ranks, c.rank, "model." + c.name),
         AllOf(HasSubstr("replica check before the update of step 2: of "), HasSubstr("'model." + c.name + "': "),
               HasSubstr(c.ranks), HasSubstr("rank " + std::to_string(c.rank) + " has ")));
+  }
+}
+
+// Of the optimizer, too: its moments decide all steps to come. Nothing else differs yet.
+TEST_F(ReplicaCheckRunTest, TheOptimizersStateIsCompared) {
+  for (const std::string state : {"exp_avg", "exp_avg_sq"}) {
+    const std::string name = "optimizer.layers.0.attention.wo.weight." + state;
+    const auto config = config_of({.name = state, .ranks = 2}, state,
+                                  {"--debug.replica_check_freq=1", "--training.steps=3", "--validation.no-enable"});
+    EXPECT_THAT(message_of_run(config, 2, 1, name, 2),
+                AllOf(HasSubstr("before the update of step 2: of "), HasSubstr(" tensors, 1 differs "),
+                      HasSubstr("'" + name + "': rank 0 has "), HasSubstr("; rank 1 has ")));
   }
 }
 
@@ -75,7 +87,7 @@ TEST_F(ReplicaCheckRunTest, TiedWeightsOfTwoStagesAreCompared) {
     EXPECT_EQ(message_of_run(config_of(layout, "tied" + suffix, more), layout.ranks, -1, ""), "");
     const int owner = layout.ranks / 2;  // the last stage
     EXPECT_THAT(
-        message_of_run(config_of(layout, "flipped" + suffix, more), layout.ranks, owner, "tok_embeddings.weight"),
+        message_of_run(config_of(layout, "flipped" + suffix, more), layout.ranks, owner, "model.tok_embeddings.weight"),
         AllOf(HasSubstr("before the update of step 1"), HasSubstr("'model.tok_embeddings.weight': rank 0 has "),
               HasSubstr("; rank " + std::to_string(owner) + " has ")));
   }
@@ -83,7 +95,7 @@ TEST_F(ReplicaCheckRunTest, TiedWeightsOfTwoStagesAreCompared) {
 
 TEST_F(ReplicaCheckRunTest, IsOffUnlessAskedFor) {
   const auto keys = {std::string("--training.steps=3"), std::string("--validation.no-enable")};
-  EXPECT_EQ(message_of_run(config_of({.name = "off", .ranks = 2}, "off", keys), 2, 1, "norm.weight"), "");
+  EXPECT_EQ(message_of_run(config_of({.name = "off", .ranks = 2}, "off", keys), 2, 1, "model.norm.weight"), "");
 }
 
 }  // namespace

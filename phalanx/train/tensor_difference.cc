@@ -66,6 +66,7 @@ std::string to_text(const TensorDifference& d) {
   // Numbers that are not finite have no place in JSON; these are written as text.
   const auto number = [](double value) { return std::isfinite(value) ? json(value) : json(fmt::format("{}", value)); };
   const json object = {{"relative", number(d.relative)},
+                       {"explained", number(d.explained)},
                        {"largest", number(d.largest)},
                        {"found", number(d.found)},
                        {"expected", number(d.expected)},
@@ -85,6 +86,7 @@ TensorDifference difference_from_text(const std::string& text) {
                             : std::numeric_limits<double>::quiet_NaN();
   };
   return {.relative = number("relative"),
+          .explained = number("explained"),
           .largest = number("largest"),
           .found = number("found"),
           .expected = number("expected"),

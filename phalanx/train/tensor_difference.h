@@ -14,8 +14,9 @@
 namespace phalanx::train {
 
 struct TensorDifference {
-  double relative = 0;  // infinite where something is not finite
-  double largest = 0;   // |found - expected| of the element that is furthest off
+  double relative = 0;   // infinite where something is not finite
+  double explained = 0;  // of that, what differences that are known of account for
+  double largest = 0;    // |found - expected| of the element that is furthest off
   double found = 0, expected = 0;
   std::int64_t ulps = 0;            // float32 numbers between these two
   std::vector<std::int64_t> index;  // in the whole tensor; empty where nothing is compared

@@ -87,6 +87,8 @@ class Trainer {
   std::shared_ptr<models::Llama> whole_model() const;
   /// What this rank holds of the weights.
   std::vector<NamedTensor> weights() const { return model_->weights(); }
+  /// All that a checkpoint holds: handles to what this rank has of weights and optimizer, and the run's numbers.
+  TrainState collect_state() const;
   /// Whether matrices are cut over ranks, so that model() is for training alone.
   bool cuts_model() const { return plan_.parallel.cuts_model(); }
   RunFiles* files() { return files_.get(); }  // rank 0 only; null elsewhere
@@ -100,7 +102,6 @@ class Trainer {
   std::vector<std::string> check_new_run() const;
   void compare_with_saved(const std::filesystem::path& step_directory, const Manifest& manifest);
   void say_changes();
-  TrainState collect_state() const;
   StepOutcome train_step(std::int64_t step);
   void check_replicas_before(std::int64_t step);
   [[noreturn]] void fail_not_finite(std::int64_t step, const std::string& what, double value, double loss) const;
