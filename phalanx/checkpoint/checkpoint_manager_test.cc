@@ -1,5 +1,6 @@
 #include "phalanx/checkpoint/checkpoint_manager.h"
 
+#include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -220,8 +221,22 @@ TEST(CheckpointManager, RefusesStatesThatCannotBeSaved) {
   CheckpointManager checkpoints(scratch.path());
   auto twice = make_state(1);
   twice.tensors.push_back(twice.tensors[0]);
-  EXPECT_THAT(message_of<CheckpointError>([&] { checkpoints.save(twice, 1); }), HasSubstr("used twice"));
-  EXPECT_THAT(message_of<CheckpointError>([&] { checkpoints.save(make_state(1), 1, "[]"); }), HasSubstr("JSON object"));
+  const auto names_its_step = testing::AllOf(HasSubstr("cannot save checkpoint"), HasSubstr("/step-7: "),
+                                             HasSubstr("earlier checkpoints are as they were"));
+  const auto expect_refused = [&](const TrainState& state, const std::string& metadata, const char* reason) {
+    EXPECT_THAT(message_of<CheckpointError>([&] { checkpoints.save(state, 7, metadata); }),
+                testing::AllOf(HasSubstr(reason), names_its_step));
+    EXPECT_THAT(message_of<CheckpointError>([&] {
+                  checkpoints.save_async(state, 7, metadata);
+                  checkpoints.finish();
+                }),
+                testing::AllOf(HasSubstr(reason), names_its_step));
+  };
+  expect_refused(twice, "{}", "used twice");
+  expect_refused(make_state(1), "[]", "JSON object");
+  auto complex = make_state(1);
+  complex.tensors[0].tensor = at::zeros({2}, at::TensorOptions(at::kComplexFloat));
+  expect_refused(complex, "{}", "ComplexFloat");  // found while the save is planned
   EXPECT_THAT(names_in(scratch.path()), testing::IsEmpty());
 }
 
