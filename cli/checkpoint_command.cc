@@ -60,6 +60,7 @@ Nothing is written into the folder of a run that lives: consolidate and reshard 
   --hf                  under the names of Hugging Face's LlamaForCausalLM, with config.json, generation_config.json and
                         the tokenizer's files, in the new directory OUT
   --assets DIR          where the tokenizer's files are (default: where the run had them)
+  --allow-tokenizer-mismatch  write another tokenizer than the checkpoint names, with a warning
   --dtype TYPE          convert floating-point tensors to bf16, f16, f32 or f64
   --max-file-size SIZE  several files of at most so many bytes (5G, 500M), and model.safetensors.index.json
   --quiet, -q           no progress
@@ -74,6 +75,7 @@ struct CheckpointArguments {
   bool quiet = false;
   bool all = false;
   bool hf = false;
+  bool allow_tokenizer_mismatch = false;
   std::string assets;
   std::string dtype;
   std::string max_file_size;
@@ -99,6 +101,7 @@ CheckpointArguments parse_checkpoint(const Subcommand& subcommand, const Argumen
     app.add_flag("--all", parsed.all);
     app.add_flag("--hf", parsed.hf);
     app.add_option("--assets", parsed.assets);
+    app.add_flag("--allow-tokenizer-mismatch", parsed.allow_tokenizer_mismatch);
     app.add_option("--dtype", parsed.dtype);
     app.add_option("--max-file-size", parsed.max_file_size);
   }
@@ -316,9 +319,11 @@ int consolidate_command(const CheckpointArguments& arguments) {
   if (arguments.all && arguments.hf)
     throw UsageError("--all and --hf: a Hugging Face model is the weights alone; give one of them");
   if (!arguments.assets.empty() && !arguments.hf) throw UsageError("--assets DIR is a part of --hf");
-  if (!arguments.assets.empty()) {
-    require_assets(arguments.assets);
+  if (arguments.allow_tokenizer_mismatch && !arguments.hf) {
+    throw UsageError("--allow-tokenizer-mismatch is a part of --hf");
   }
+  if (!arguments.assets.empty()) require_assets(arguments.assets);
+  options.allow_tokenizer_mismatch = arguments.allow_tokenizer_mismatch;
   const OwnerLocks locks = locks_of_out(arguments.paths[1]);
   SavedState saved(resolve_checkpoint(arguments.paths[0]));
   auto bar = progress_of("writing", consolidated_bytes(saved, options), arguments);

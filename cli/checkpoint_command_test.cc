@@ -12,6 +12,8 @@
 #include "phalanx/base/folder_lock.h"
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/checkpoint/testing/small_step.h"
+#include "phalanx/data/testing/small_data.h"
+#include "phalanx/data/tokenizer_fingerprint.h"
 #include "phalanx/models/hf_config.h"
 #include "phalanx/models/llama_json.h"
 
@@ -191,6 +193,35 @@ TEST_F(CheckpointCommandTest, ConsolidateWritesWhatHuggingFaceReads) {
 
   ASSERT_EQ(run({"consolidate", path("run"), path("half"), "--hf", "--dtype", "f16", "-q"}), 0) << error_;
   EXPECT_THAT(file_bytes(path("half/config.json")), HasSubstr("\"torch_dtype\": \"float16\""));
+}
+
+TEST_F(CheckpointCommandTest, AnotherTokenizerIsNotPutBesideTheWeights) {
+  const auto write_tokenizer = [&](const std::string& folder, const std::string& text) {
+    std::filesystem::create_directories(path(folder));
+    const data::BpeTokenizer tokenizer = data::small_tokenizer(text);
+    tokenizer.save(path(folder + "/tokenizer.json"));
+    return data::tokenizer_fingerprint(tokenizer);
+  };
+  const std::string own = write_tokenizer("own", "the cat sat on the mat. "),
+                    other = write_tokenizer("other", "abcdefg");
+  ASSERT_NE(own, other);
+  auto metadata = nlohmann::json::parse(kLlamaMetadata);
+  metadata["hf_assets_path"] = path("own");
+  metadata["run"] = {{"tokenizer", {{"fingerprint", own}}}};
+  write_small_step(path("run"), 1, llama_state(), 1, metadata.dump());
+  EXPECT_EQ(run({"consolidate", path("run"), path("hf"), "--hf", "-q"}), 0) << error_;
+  const auto refused =
+      AllOf(HasSubstr("tokenizer.json is the tokenizer " + other), HasSubstr("was trained with " + own),
+            HasSubstr("--assets"), HasSubstr("--allow-tokenizer-mismatch"));
+  EXPECT_EQ(run({"consolidate", path("run"), path("no"), "--hf", "-q", "--assets", path("other")}), 1);
+  EXPECT_THAT(error_, refused);
+  std::filesystem::copy_file(path("other/tokenizer.json"), path("own/tokenizer.json"),
+                             std::filesystem::copy_options::overwrite_existing);
+  EXPECT_EQ(run({"consolidate", path("run"), path("no"), "--hf", "-q"}), 1) << "it was replaced where the run had it";
+  EXPECT_THAT(error_, refused);
+  EXPECT_FALSE(std::filesystem::exists(path("no")));
+  EXPECT_EQ(run({"consolidate", path("run"), path("yes"), "--hf", "-q", "--allow-tokenizer-mismatch"}), 0) << error_;
+  EXPECT_EQ(run({"consolidate", path("run"), path("x.safetensors"), "-q", "--allow-tokenizer-mismatch"}), 2);
 }
 
 TEST_F(CheckpointCommandTest, WhatIsNoLlamaIsNoHuggingFaceModel) {

@@ -46,6 +46,8 @@ std::string reason_in(std::string_view message) {
   };
   cut_after("] ");
   if (message.starts_with("parse error")) cut_after(": ");
+  if (message.starts_with("syntax error while parsing ")) cut_after(" - ");
+  if (message.starts_with("unexpected end of input")) return "it ends too soon; a file that was cut short?";
   return printable(message);
 }
 

@@ -1,7 +1,7 @@
 // JSON objects from elsewhere, or an error that says where the text stops being JSON.
 //
 //   const nlohmann::json config = parse_json_object<CheckpointError>(text, "model/config.json");
-//   // model/config.json: not valid JSON at line 3, column 14: syntax error while parsing value - ...
+//   // model/config.json: not valid JSON at line 3, column 14: invalid literal; last read: ...
 //   // model/config.json: expected a JSON object, found array
 //
 // A key that an object has twice is refused, since one of the two would be dropped. Text that nests deeper than

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <nlohmann/json.hpp>
 #include <span>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -19,6 +20,7 @@ namespace phalanx {
 namespace {
 
 constexpr int kBranchFormat = 1;
+constexpr std::string_view kAbandoned = "abandoned-";
 
 std::string branch_text(const Branch& branch) {
   const nlohmann::json json = {{"format", kBranchFormat},
@@ -47,7 +49,7 @@ bool branch_entry_exists(const std::filesystem::path& path) {
 /// The first that is not there, or that an interruption has left empty.
 std::string free_name(const std::filesystem::path& folder) {
   for (int number = 1;; ++number) {
-    const std::string name = fmt::format("abandoned-{}", number);
+    const std::string name = fmt::format("{}{}", kAbandoned, number);
     std::error_code error;
     if (!branch_entry_exists(folder / name) || std::filesystem::is_empty(folder / name, error)) return name;
   }
@@ -93,7 +95,9 @@ std::optional<Branch> read_branch(const std::filesystem::path& folder) {
               .set_aside_in = json["set_aside_in"].get<std::string>(),
               .being_set_aside = {}};
   }
-  bool names = right && branch.set_aside_in.find('/') == std::string::npos;
+  const std::string_view aside = branch.set_aside_in;
+  bool names = right && (aside.empty() || (aside.starts_with(kAbandoned) &&
+                                           aside.find_first_not_of("0123456789", kAbandoned.size()) == aside.npos));
   for (std::size_t i = 0; names && i < json["being_set_aside"].size(); ++i) {
     const auto& name = json["being_set_aside"][i];
     names = name.is_string() && step_of_name(name.get<std::string>()).has_value() && !branch.set_aside_in.empty();

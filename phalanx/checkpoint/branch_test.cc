@@ -136,8 +136,10 @@ TEST(Branch, AMalformedRecordIsNamed) {
   for (const char* text : {"{}", R"({"format": 2})", R"({"format": 1, "step": -1})",
                            R"({"format": 1, "step": 1, "command": "", "job": "", "base": "", "set_aside_in": "a/b",
                                "being_set_aside": []})",
-                           R"({"format": 1, "step": 1, "command": "", "job": "", "base": "", "set_aside_in": "a",
-                               "being_set_aside": ["../x"]})"}) {
+                           R"({"format": 1, "step": 1, "command": "", "job": "", "base": "", "set_aside_in": "..",
+                               "being_set_aside": ["step-3"]})",
+                           R"({"format": 1, "step": 1, "command": "", "job": "", "base": "",
+                               "set_aside_in": "abandoned-1", "being_set_aside": ["../x"]})"}) {
     write_file(scratch.path() / kBranchName, text);
     EXPECT_THAT(message_of<CheckpointError>([&] { list_checkpoints(scratch.path()); }),
                 AllOf(HasSubstr("branch.json: expected what a rollback to [checkpoint] load_step writes"),

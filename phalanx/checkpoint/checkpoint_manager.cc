@@ -2,13 +2,16 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <utility>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/log.h"
 #include "phalanx/base/start_thread.h"
+#include "phalanx/checkpoint/block_hash.h"
 #include "phalanx/checkpoint/checkpoint_list.h"
 #include "phalanx/checkpoint/checkpoint_reader.h"
 #include "phalanx/checkpoint/mismatch.h"
@@ -113,9 +116,9 @@ bool CheckpointManager::has_ended() const {
   return under_way_.valid() && under_way_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
 }
 
-LoadedCheckpoint CheckpointManager::read(const std::filesystem::path& step_directory, TrainState& state,
+LoadedCheckpoint CheckpointManager::read(const CheckpointReader& reader, TrainState& state,
                                          const LoadCheck& check) const {
-  const CheckpointReader reader(step_directory);
+  const std::filesystem::path& step_directory = reader.folder();
   if (check) check(step_directory, reader.manifest());
   const auto& integers = reader.manifest().integers;
   Mismatches mismatches;
@@ -135,9 +138,22 @@ LoadedCheckpoint CheckpointManager::read(const std::filesystem::path& step_direc
 LoadedCheckpoint CheckpointManager::load(const std::filesystem::path& step_directory, TrainState& state,
                                          const LoadCheck& check) {
   finish();
+  std::optional<CheckpointReader> reader;
+  const auto hashes = ranks_.together([&] {
+    reader.emplace(step_directory);
+    const std::string text = format_manifest(reader->manifest());
+    return format_hash(hash_block(std::as_bytes(std::span(text))));
+  });
+  const auto other = std::ranges::find_if(hashes, [&](const std::string& hash) { return hash != hashes[0]; });
+  if (other != hashes.end()) {
+    throw CheckpointError(fmt::format(
+        "checkpoint {} is another one on rank {} than on rank 0 (hashes of their manifests: {} and {}): expected one "
+        "folder that all ranks share, or copies of one checkpoint",
+        step_directory.string(), other - hashes.begin(), *other, hashes[0]));
+  }
   LoadedCheckpoint loaded;
   ranks_.together([&] {
-    loaded = read(step_directory, state, check);
+    loaded = read(*reader, state, check);
     return std::string();
   });
   return loaded;

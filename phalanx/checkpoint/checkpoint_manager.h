@@ -42,6 +42,8 @@
 
 namespace phalanx {
 
+class CheckpointReader;
+
 class Communicator;
 
 /// A save that goes on in the background.
@@ -100,7 +102,7 @@ class CheckpointManager {
 
  private:
   std::vector<PlannedBox> plan(const TrainState& state, std::int64_t step) const;
-  LoadedCheckpoint read(const std::filesystem::path& step_directory, TrainState& state, const LoadCheck& check) const;
+  LoadedCheckpoint read(const CheckpointReader& reader, TrainState& state, const LoadCheck& check) const;
 
   std::filesystem::path folder_;
   StepWriter writer_;

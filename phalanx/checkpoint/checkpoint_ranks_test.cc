@@ -97,6 +97,21 @@ TEST(CheckpointRanks, AMismatchOnOneRankIsAnErrorOnAll) {
   });
 }
 
+// Folders that are not one: the same step of two runs, of the same shapes.
+TEST(CheckpointRanks, AnotherCheckpointOnOneRankIsAnErrorOnAllBeforeAnythingIsRead) {
+  const TempDirectory first("ranks"), second("ranks");
+  save_with_ranks(2, first.path(), 4, 40);
+  save_with_ranks(2, second.path(), 5, 40);
+  run_local_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
+    auto state = make_state(0);
+    CheckpointManager checkpoints(comm->rank() == 1 ? second.path() : first.path(), {}, comm);
+    EXPECT_THAT(message_of<CheckpointError>([&] { checkpoints.load_latest(state); }),
+                testing::AllOf(HasSubstr("step-40 is another one on rank 1 than on rank 0"),
+                               HasSubstr("one folder that all ranks share")));
+    EXPECT_TRUE(same_state(state, make_state(0)));
+  });
+}
+
 TEST(CheckpointRanks, DamageMakesAllRanksTakeTheSameOlderOne) {
   const TempDirectory scratch("ranks");
   save_with_ranks(2, scratch.path(), 1, 1);

@@ -10,6 +10,8 @@
 #include "phalanx/base/log.h"
 #include "phalanx/checkpoint/hf_files.h"
 #include "phalanx/checkpoint/mismatch.h"
+#include "phalanx/data/bpe_tokenizer.h"
+#include "phalanx/data/tokenizer_fingerprint.h"
 #include "phalanx/models/hf_names.h"
 #include "phalanx/models/llama_json.h"
 
@@ -92,6 +94,39 @@ std::filesystem::path assets_of_run(const SavedState& saved) {
   return {};
 }
 
+/// The tokenizer that goes beside the weights must be the one that they were trained with. What is not known on either
+/// side is said.
+void require_own_tokenizer(const SavedState& saved, const std::filesystem::path& assets, bool allow_mismatch) {
+  const auto folder = assets.filename() == "tokenizer.json" ? assets.parent_path() : assets;
+  const auto path = folder / "tokenizer.json";
+  std::error_code error;
+  if (assets.empty() || !std::filesystem::is_regular_file(path, error)) return;
+  const auto metadata = nlohmann::json::parse(saved.manifest().metadata);
+  const nlohmann::json::json_pointer at("/run/tokenizer/fingerprint");
+  const std::string trained =
+      metadata.contains(at) && metadata.at(at).is_string() ? metadata.at(at).get<std::string>() : std::string();
+  std::string found;
+  try {
+    found = data::tokenizer_fingerprint(data::BpeTokenizer::load(path.string()));
+  } catch (const DataError&) {  // of a kind that is not read: hf_files() says so
+  }
+  if (!data::are_other_tokenizers(trained, found)) {
+    if (found != trained) {
+      log::info(fmt::format("the tokenizer of {} ({}) could not be compared with that of the checkpoint ({})",
+                            path.string(), found.empty() ? "not said" : found, trained.empty() ? "not said" : trained));
+    }
+    return;
+  }
+  const std::string text = fmt::format("{} is the tokenizer {}, but {} was trained with {}", path.string(), found,
+                                       saved.folder().string(), trained);
+  if (!allow_mismatch) {
+    throw CheckpointError(text +
+                          ": the model's ids would mean other texts; name the folder of its own by --assets, or write "
+                          "it all the same by --allow-tokenizer-mismatch");
+  }
+  log::warn(text + ": written all the same, as --allow-tokenizer-mismatch says");
+}
+
 }  // namespace
 
 WrittenFiles consolidate_for_hf(SavedState& saved, const std::filesystem::path& folder, ConsolidateOptions options,
@@ -100,7 +135,9 @@ WrittenFiles consolidate_for_hf(SavedState& saved, const std::filesystem::path& 
   require_weights_of(config, saved);
   const Dtype dtype = options.dtype.value_or(saved.find("model.norm.weight")->dtype);
   options.place_in_file = [&](const std::string& name) { return models::hf_place(config, name); };
-  options.beside = hf_files(config, torch_name(dtype), assets.empty() ? assets_of_run(saved) : assets);
+  const std::filesystem::path source = assets.empty() ? assets_of_run(saved) : assets;
+  require_own_tokenizer(saved, source, options.allow_tokenizer_mismatch);
+  options.beside = hf_files(config, torch_name(dtype), source);
   return consolidate(saved, folder, options, fs);
 }
 

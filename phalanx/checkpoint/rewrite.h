@@ -33,6 +33,7 @@ struct ConsolidateOptions {
   std::uint64_t max_file_bytes = 0;         // 0: one file. A larger tensor has a file of its own
   std::function<PlaceInFile(const std::string&)> place_in_file;        // unset: as above
   std::map<std::string, std::string> beside;                           // text files of the same directory, by name
+  bool allow_tokenizer_mismatch = false;                               // consolidate_for_hf() alone
   std::function<void(std::uint64_t)> progress = [](std::uint64_t) {};  // bytes written
 };
 

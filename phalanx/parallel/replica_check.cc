@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <set>
 #include <sstream>
 #include <utility>
 
@@ -116,7 +117,7 @@ at::Tensor hash_of_bits(const at::Tensor& tensor) {
   return hash;
 }
 
-void check_replicas(const std::vector<NamedTensor>& tensors, Communicator& comm, const std::string& when) {
+std::size_t check_replicas(const std::vector<NamedTensor>& tensors, Communicator& comm, const std::string& when) {
   const std::vector<std::uint64_t> hashes = hashes_of(tensors);
   std::vector<Entry> mine;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -124,18 +125,23 @@ void check_replicas(const std::vector<NamedTensor>& tensors, Communicator& comm,
   }
   const std::string bytes(reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(Entry));
   std::map<std::uint64_t, Holders> all;
+  std::map<std::uint64_t, std::set<int>> ranks_of;
   std::vector<std::uint64_t> order;
   const std::vector<std::string> told = comm.all_gather_bytes(bytes);
   for (std::size_t rank = 0; rank < told.size(); ++rank) {
     for (const Entry& entry : entries_in(told[rank])) {
       const auto [found, is_new] = all.try_emplace(entry.identity);
       if (is_new) order.push_back(entry.identity);
+      ranks_of[entry.identity].insert(static_cast<int>(rank));
       std::vector<int>& ranks = found->second[entry.hash];
       if (ranks.empty() || ranks.back() != static_cast<int>(rank)) ranks.push_back(static_cast<int>(rank));
     }
   }
   std::erase_if(order, [&](std::uint64_t identity) { return all[identity].size() < 2; });
-  if (order.empty()) return;
+  const auto compared = std::ranges::count_if(tensors, [&](const NamedTensor& named) {
+    return named.tensor.numel() > 1 && ranks_of[fnv1a(identity_of(named))].size() > 1;
+  });
+  if (order.empty()) return static_cast<std::size_t>(compared);
 
   // All ranks have come here; who holds none of them does not know their names.
   std::string names;

@@ -14,6 +14,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -23,8 +24,9 @@
 namespace phalanx {
 
 /// Collective. Throws the same Error on every rank where bits differ: tensors, ranks, and what to do. `when` is part of
-/// its first sentence.
-void check_replicas(const std::vector<NamedTensor>& tensors, Communicator& comm, const std::string& when);
+/// its first sentence. Returns how many of this rank's tensors of more than one element another rank holds, too: where
+/// it is 0 there was nothing to compare but counters.
+std::size_t check_replicas(const std::vector<NamedTensor>& tensors, Communicator& comm, const std::string& when);
 
 /// Of the bits of all elements and their places: 0-dim, int64, on the tensor's device, which nobody waits for. A single
 /// flipped bit always changes it; equal values with other bits (0 and -0) have other hashes.

@@ -93,6 +93,17 @@ TEST_F(ReplicaCheckRunTest, TiedWeightsOfTwoStagesAreCompared) {
   }
 }
 
+TEST_F(ReplicaCheckRunTest, SaysWhereThereIsNothingToCompare) {
+  const auto log_of = [&](const std::string& run, std::vector<std::string> keys) {
+    keys.insert(keys.end(), {"--debug.replica_check_freq=1", "--training.steps=1", "--validation.no-enable"});
+    ::testing::internal::CaptureStderr();
+    EXPECT_EQ(message_of_run(config_of({.name = run, .ranks = 2, .keys = keys}, run), 2, -1, ""), "");
+    return ::testing::internal::GetCapturedStderr();
+  };
+  EXPECT_THAT(log_of("zero3", sharded(3)), HasSubstr("replica_check_freq: in this layout no two ranks hold the same "));
+  EXPECT_THAT(log_of("ddp", {}), ::testing::Not(HasSubstr("no two ranks hold")));
+}
+
 TEST_F(ReplicaCheckRunTest, IsOffUnlessAskedFor) {
   const auto keys = {std::string("--training.steps=3"), std::string("--validation.no-enable")};
   EXPECT_EQ(message_of_run(config_of({.name = "off", .ranks = 2}, "off", keys), 2, 1, "model.norm.weight"), "");

@@ -9,8 +9,11 @@
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <span>
+#include <string_view>
 #include <system_error>
+#include <thread>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
@@ -21,11 +24,13 @@
 #include "phalanx/checkpoint/checkpoint_list.h"
 #include "phalanx/checkpoint/hf_weights.h"
 #include "phalanx/checkpoint/weights_description.h"
+#include "phalanx/checkpoint/weights_identity.h"
 #include "phalanx/data/tokenizer_fingerprint.h"
 #include "phalanx/models/llama_json.h"
 #include "phalanx/models/model_identity.h"
 #include "phalanx/train/first_rank.h"
 #include "phalanx/train/model_config.h"
+#include "phalanx/train/run_identity.h"
 #include "phalanx/train/run_rollback.h"
 
 namespace phalanx::train {
@@ -41,6 +46,43 @@ void check_can_save(const std::string& folder) {
   if (::access(folder.c_str(), W_OK | X_OK) != 0) {
     throw CheckpointError(fmt::format("[checkpoint] folder: cannot write to '{}': {}", folder, std::strerror(errno)));
   }
+}
+
+constexpr std::string_view kOneFolder =
+    "expected one folder for all ranks, for each writes its part of a checkpoint: one on a network file system, named "
+    "by "
+    "[job] dump_folder or [checkpoint] folder; a relative path begins at each rank's working directory";
+
+/// All ranks see what the first one writes to the folder: told now, and not by the first save. Collective.
+void require_one_folder(const std::string& folder, const std::shared_ptr<Communicator>& world) {
+  if (world->size() == 1) return;
+  constexpr auto kPatience = std::chrono::seconds(3);  // of a network file system
+  const auto path = std::filesystem::path(folder) / ".phalanx.seen_by_all";
+  std::string word;
+  on_first_rank(*world, [&] {
+    word = fmt::format("{:016x}", std::random_device()() * std::uint64_t{0x9e3779b97f4a7c15});
+    replace_file(path, word);
+  });
+  word = world->broadcast_bytes(word);
+  const auto look = [&] {
+    std::error_code error;
+    for (const auto begin = Clock::now(); Clock::now() - begin < kPatience;) {
+      if (std::filesystem::exists(path, error) && read_file(path) == word) return;
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    throw CheckpointError(fmt::format("{}: what rank 0 writes there is not seen by this rank: {}", folder, kOneFolder));
+  };
+  const auto remove = [&] {
+    std::error_code error;
+    if (world->rank() == 0) std::filesystem::remove(path, error);
+  };
+  try {
+    on_every_rank(world, look);
+  } catch (...) {
+    remove();
+    throw;
+  }
+  remove();
 }
 
 /// A checkpoint folder stands for its newest complete step; files, step directories and folders of weights for
@@ -86,11 +128,15 @@ std::filesystem::path chosen_step(const std::string& folder, std::int64_t step) 
                   path.string(), there.empty() ? "none" : there, aside));
 }
 
-/// The same for the same settings, wherever the run's folder lies.
+/// The same for the same settings, however their paths are written, and whatever is said of what changes no number.
 std::string hash_of_settings(TrainConfig config) {
-  config.job.dump_folder.clear();
-  config.checkpoint.folder.clear();
-  const std::string text = print_config(config);
+  for (std::string* path :
+       {&config.model.hf_assets_path, &config.training.dataset_path, &config.validation.dataset_path}) {
+    std::error_code error;
+    const auto canonical = std::filesystem::weakly_canonical(*path, error);
+    if (!path->empty() && !error) *path = canonical.string();
+  }
+  const std::string text = settings_that_count(config).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   return format_hash(hash_block(std::as_bytes(std::span(text))));
 }
 
@@ -185,6 +231,8 @@ void require_word_on_initial_weights(const TrainConfig& config) {
                   config.model.hf_assets_path));
 }
 
+nlohmann::json initial_weights_identity(const TrainConfig& config) { return weights_identity(initial_weights(config)); }
+
 void load_initial_weights(const TrainConfig& config, const std::vector<NamedTensor>& weights, const Say& say) {
   const std::filesystem::path path = initial_weights(config);
   const models::LlamaConfig model = model_config(config);
@@ -216,7 +264,15 @@ bool RunCheckpoints::look() const {
   if (!config_.enable || config_.load_step >= 0) return config_.enable;
   bool found = false;
   on_first_rank(*world_, [&] { found = !list_checkpoints(folder_).complete.empty(); });
-  return world_->broadcast_bytes(found ? "yes" : "") == "yes";
+  if (world_->broadcast_bytes(found ? "yes" : "") == "yes") return true;
+  on_every_rank(world_, [&] {
+    const auto complete = list_checkpoints(folder_).complete;
+    if (world_->rank() == 0 || complete.empty()) return;
+    throw CheckpointError(
+        fmt::format("{} has checkpoints up to step {} on this rank's machine, and none on rank 0's: {}", folder_,
+                    complete.front().step, kOneFolder));
+  });
+  return false;
 }
 
 void RunCheckpoints::decide() { continues_ = look(); }
@@ -261,6 +317,7 @@ std::optional<std::int64_t> RunCheckpoints::load(TrainState& state, const LoadCh
     if (config_.load_step >= 0 && !follows_its_branch()) chosen = chosen_step(folder_, config_.load_step).string();
   });
   chosen = world_->broadcast_bytes(chosen);
+  require_one_folder(folder_, world_);
   manager_ =
       std::make_unique<CheckpointManager>(folder_,
                                           CheckpointOptions{.keep_latest_k = static_cast<int>(config_.keep_latest_k),

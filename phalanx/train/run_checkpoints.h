@@ -44,6 +44,8 @@ std::vector<std::string> compare_initial_weights(const TrainConfig& config);
 std::vector<std::string> compare_initial_tokenizer(const TrainConfig& config, const nlohmann::json& identity);
 /// A new run without a word on its weights starts from random ones. Refused where that cannot be meant: ConfigError.
 void require_word_on_initial_weights(const TrainConfig& config);
+/// Which they are, by their content (checkpoint/weights_identity.h): ranks that take parts of them must read the same.
+nlohmann::json initial_weights_identity(const TrainConfig& config);
 /// Fills the weights from there, each rank its part of the files.
 void load_initial_weights(const TrainConfig& config, const std::vector<NamedTensor>& weights, const Say& say);
 
@@ -51,7 +53,8 @@ class RunCheckpoints {
  public:
   RunCheckpoints(const TrainConfig& config, std::shared_ptr<Communicator> world, Say say, RunJob job = {});
 
-  /// Whether there is something to go on from now.
+  /// Whether there is something to go on from now, in the folder of rank 0. CheckpointError where another rank alone
+  /// sees checkpoints: the folder is not one for all.
   bool look() const;
   /// The same, once and for all: load() finds something exactly where there was something then, or is a
   /// CheckpointError.

@@ -2,10 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <sstream>
+#include <system_error>
 
 #include "phalanx/base/file.h"
 #include "phalanx/base/log.h"
@@ -72,6 +75,59 @@ std::vector<std::string> make_room(const std::filesystem::path& folder, const Ru
   return notes;
 }
 
+/// Whether a metrics.jsonl leads to the step that the run goes on from; one without any step leads everywhere.
+bool leads_to_step(const std::filesystem::path& metrics, const RunFilesOptions& options) {
+  bool has_step = false;
+  std::istringstream lines(read_file(metrics));
+  for (std::string line; std::getline(lines, line);) {
+    const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const bool is_step = json.is_object() && json.contains("loss") && json.contains("step") && json["step"].is_number();
+    if (!is_step) continue;
+    has_step = true;
+    if (json["step"] == *options.resumed_step && json["loss"] == *options.resumed_loss) return true;
+  }
+  return !has_step;
+}
+
+/// Puts a curve of another branch away, and the one that leads to this step, where one is kept, in its place.
+std::vector<std::string> make_room_for_curve(const std::filesystem::path& folder, const RunFilesOptions& options) {
+  const auto metrics = folder / "metrics.jsonl";
+  if (!options.resumed_step || !options.resumed_loss || !std::filesystem::exists(metrics)) return {};
+  if (leads_to_step(metrics, options)) return {};
+  std::vector<std::filesystem::path> kept;
+  for (const std::filesystem::path& beside : {folder, std::filesystem::path(options.checkpoint_folder)}) {
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator(beside, error)) {
+      const auto path = entry.path() / "metrics.jsonl";
+      if (std::filesystem::exists(path, error) && leads_to_step(path, options)) kept.push_back(path);
+    }
+  }
+  int number = 1;
+  while (std::filesystem::exists(earlier_folder(folder, number))) ++number;
+  const auto into = earlier_folder(folder, number);
+  FileSystem& fs = posix_file_system();
+  fs.make_directory(into);
+  fs.rename(metrics, into / "metrics.jsonl");
+  fs.sync_directory(into);
+  std::vector<std::string> notes = {
+      fmt::format("{}: it does not lead to step {} with a loss of {}, which this run goes on from: it is of another "
+                  "branch, and kept "
+                  "in {}",
+                  metrics.string(), *options.resumed_step, *options.resumed_loss, into.string())};
+  if (!kept.empty()) {
+    const auto from = *std::ranges::max_element(kept);
+    replace_file(metrics, read_file(from), fs);
+    notes.push_back(fmt::format("{}: the curve goes on from that in {}", metrics.string(), from.string()));
+  }
+  return notes;
+}
+
+std::vector<std::string> make_all_room(const std::filesystem::path& folder, const RunFilesOptions& options) {
+  std::vector<std::string> notes = make_room(folder, options);
+  for (std::string& note : make_room_for_curve(folder, options)) notes.push_back(std::move(note));
+  return notes;
+}
+
 }  // namespace
 
 double mean_of(const std::vector<double>& by_rank) {
@@ -83,7 +139,7 @@ class RunFiles::Impl {
  public:
   Impl(const std::filesystem::path& folder, const RunFilesOptions& options)
       : run_path(folder / "run.json"),
-        notes(make_room(folder, options)),
+        notes(make_all_room(folder, options)),
         metrics(folder / "metrics.jsonl", {.resumed_step = options.resumed_step}) {
     if (!options.tensorboard_folder.empty()) {
       board = std::make_unique<observe::TensorBoardWriter>(

@@ -3,8 +3,9 @@
 // Rank 0 owns one; torch-free. metrics.jsonl and the TensorBoard files go on when a run continues, and are flushed line
 // by line, so that a killed run keeps what it did. What belongs to steps after the one that a run continues from is
 // dropped; files of another run, which its id in run.json tells, are moved to earlier-1/ (the next ones to earlier-2/),
-// so that no curve is of two runs; and back, when that run goes on. "time" is in seconds since the epoch, at the end of
-// the step.
+// so that no curve is of two runs; and back, when that run goes on. The same of a metrics.jsonl that has another loss
+// of the step that the run continues from, or none: it is of another branch. "time" is in seconds since the epoch, at
+// the end of the step.
 //
 //   RunFiles files(config.job.dump_folder, {.tensorboard_folder = "tb"});
 //   files.describe({{"status", "running"}, {"steps", 100}});        // merged into run.json
@@ -52,6 +53,8 @@ struct RunFilesOptions {
   std::string id = {};                       // of the run (run_identity.h); empty: not known, and not compared
   std::string tensorboard_folder;            // empty: no TensorBoard files
   std::optional<std::int64_t> resumed_step;  // unset: a new run
+  std::optional<double> resumed_loss = {};   // of that step, as it was saved; unset: not known, and not compared
+  std::string checkpoint_folder = {};        // where a rollback keeps curves (run_rollback.h); empty: nowhere
 };
 
 /// Mean over the ranks of a figure that each of them has; 0 for none.

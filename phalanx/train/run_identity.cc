@@ -123,6 +123,26 @@ bool is_fingerprint_of_other_version(const JsonDifference& difference) {
          !data::are_other_tokenizers(difference.saved->get<std::string>(), difference.found->get<std::string>());
 }
 
+/// A key that does nothing in either run: another optimizer's, or of a type that is not computed in.
+bool is_without_effect(const JsonDifference& difference, const nlohmann::json& saved, const nlohmann::json& found) {
+  const auto said = [](const nlohmann::json& document, const char* key) {
+    const nlohmann::json::json_pointer at(key);
+    return document.contains(at) && document.at(at).is_string() ? document.at(at).get<std::string>() : std::string();
+  };
+  const auto both = [&](const char* key, const auto& is) { return is(said(saved, key)) && is(said(found, key)); };
+  const std::string& key = difference.key;
+  if (key == "settings.training.initial_loss_scale" || key == "settings.training.loss_scale_window") {
+    return both("/settings/training/mixed_precision_param", [](const std::string& type) { return type != "float16"; });
+  }
+  if (key == "settings.optimizer.momentum") {
+    return both("/settings/optimizer/name", [](const std::string& name) { return name != "SGD"; });
+  }
+  if (key == "settings.optimizer.beta1" || key == "settings.optimizer.beta2" || key == "settings.optimizer.eps") {
+    return both("/settings/optimizer/name", [](const std::string& name) { return name == "SGD"; });
+  }
+  return false;
+}
+
 /// A key that is younger than the checkpoint was at its default there.
 bool is_default_of_new_key(const JsonDifference& difference, const nlohmann::json& defaults) {
   if (difference.saved || !difference.key.starts_with("settings.")) return false;
@@ -245,10 +265,13 @@ IdentityComparison compare_identities(const nlohmann::json& saved, const nlohman
     if (is_other_optimizer && difference.key == "settings.optimizer.state") continue;  // said by the name
     if (is_default_of_new_key(difference, defaults)) continue;
     if (difference.key.starts_with("data.")) continue;  // compared by data_resume.h
-    if (is_other_name_alone(difference, before, now)) continue;
+    if (is_other_name_alone(difference, before, now) || is_without_effect(difference, before, now)) continue;
     const IdentityRule rule = rule_of(difference.key);
     IdentityChange change{
         .label = label_of(difference.key), .saved = difference.saved, .found = difference.found, .note = {}};
+    if (difference.key == "settings.training.initial_loss_scale") {
+      change.note = "a new run alone begins with it; this one goes on with the saved scale";
+    }
     const bool cannot_be_loaded = other_shapes && difference.key.starts_with("model.");
     if (!rule.refused) {
       result.changes.push_back(std::move(change));
@@ -289,6 +312,11 @@ nlohmann::json files_of_all_ranks(const nlohmann::json& identity) {
     files[section].erase("name");
   }
   return files;
+}
+
+nlohmann::json settings_that_count(const TrainConfig& config) {
+  return settings_where(config,
+                        [](const SettingRule* rule) { return rule == nullptr || rule->on_resume != OnResume::silent; });
 }
 
 nlohmann::json settings_of_all_ranks(const TrainConfig& config) {

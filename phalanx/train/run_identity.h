@@ -74,6 +74,9 @@ std::string refusal_text(const IdentityComparison& comparison, const std::string
 /// Of these, what every rank must find in its own files: without the files' names.
 nlohmann::json files_of_all_ranks(const nlohmann::json& identity);
 
+/// All keys but those that change neither state nor losses (OnResume::silent), as {"optimizer": {"lr": 0.001}, ...}.
+nlohmann::json settings_that_count(const TrainConfig& config);
+
 /// All keys that every rank must give the same value, as {"optimizer": {"lr": 0.001}, ...}.
 nlohmann::json settings_of_all_ranks(const TrainConfig& config);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <system_error>
 
 #include "phalanx/base/file.h"
 #include "phalanx/base/log.h"
@@ -15,9 +16,11 @@ bool lies_in(const std::filesystem::path& path, const std::filesystem::path& fol
   return std::ranges::mismatch(folder, path).in1 == folder.end();
 }
 
-std::filesystem::path plain_path(const std::filesystem::path& path) {
-  const auto plain = std::filesystem::absolute(path).lexically_normal();
-  return plain.has_filename() ? plain : plain.parent_path();
+/// One path of a folder, whatever links lead there; what is not there yet is taken as it is named.
+std::filesystem::path real_path(const std::filesystem::path& path) {
+  std::error_code error;
+  const auto real = std::filesystem::weakly_canonical(std::filesystem::absolute(path), error);
+  return error ? std::filesystem::absolute(path).lexically_normal() : real;
 }
 
 }  // namespace
@@ -33,15 +36,17 @@ RunLock::RunLock(const TrainConfig& config, Communicator& world, const RunLockOp
           FolderLockOptions{.advice = std::string("choose another ") + key, .wait = patience, .say = options.say}));
       if (const std::string& reason = locks_.back()->unsupported(); !reason.empty()) log::warn_once(reason);
     };
-    const auto run = plain_path(config.job.dump_folder);
-    const auto checkpoints = plain_path(in_dump_folder(config, config.checkpoint.folder));
+    const std::filesystem::path checkpoints = in_dump_folder(config, config.checkpoint.folder);
     if (config.checkpoint.enable)
       posix_file_system().make_directory(checkpoints);  // told before a run's folder is made
     take(config.job.dump_folder, "[job] dump_folder");
-    if (!config.checkpoint.enable || lies_in(checkpoints, run)) return;
+    const auto real = real_path(checkpoints), run = real_path(config.job.dump_folder);
+    if (!config.checkpoint.enable || lies_in(real, run)) return;
     // Elsewhere: perhaps within another run's folder, which that run holds.
-    const auto owner = checkpoints.parent_path();
-    if (owner != run && std::filesystem::exists(owner / kFolderLockName)) take(owner, "[checkpoint] folder");
+    std::error_code error;
+    for (auto owner = real.parent_path(); owner != owner.parent_path(); owner = owner.parent_path()) {
+      if (std::filesystem::exists(owner / kFolderLockName, error)) take(owner, "[checkpoint] folder");
+    }
     take(checkpoints, "[checkpoint] folder");
   });
 }

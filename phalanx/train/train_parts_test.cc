@@ -203,6 +203,44 @@ TEST(RunFilesTest, NoCurveIsOfTwoRuns) {
   EXPECT_THAT(text_of_run_files(folder.path()), AllOf(HasSubstr("\"step\":1"), Not(HasSubstr("\"step\":4"))));
 }
 
+// The same run, but another branch of it: after a step was moved back, or checkpoints that two folders share.
+TEST(RunFilesTest, NoCurveIsOfTwoBranches) {
+  using ::testing::AllOf, ::testing::ElementsAre, ::testing::HasSubstr, ::testing::IsEmpty, ::testing::Not;
+  const TempDirectory folder;
+  const auto kept = folder.path() / "checkpoint" / "abandoned-1";
+  std::filesystem::create_directories(kept);
+  const auto begin = [&](std::optional<std::int64_t> step, std::optional<double> loss, std::vector<double> losses) {
+    RunFiles files(folder.path().string(), {.id = "a",
+                                            .resumed_step = step,
+                                            .resumed_loss = loss,
+                                            .checkpoint_folder = (folder.path() / "checkpoint").string()});
+    files.describe({{"of", "a"}});
+    std::int64_t next = step.value_or(0);
+    for (const double one : losses) files.write_step({.step = ++next, .loss = one, .memory_gib = {0}}, false);
+    return files.notes();
+  };
+  EXPECT_THAT(begin(std::nullopt, std::nullopt, {3.5, 3.25, 3.125}), IsEmpty());
+  EXPECT_THAT(begin(2, 3.25, {3.0625, 3.03125}), IsEmpty());
+  EXPECT_THAT(begin(3, 3.0625, {}), IsEmpty());
+  EXPECT_THAT(begin(3, std::nullopt, {}), IsEmpty()) << "an older checkpoint does not say its loss";
+  // Another loss of that step, and a step that the curve does not reach.
+  const auto first = folder.path() / "earlier-1", second = folder.path() / "earlier-2";
+  EXPECT_THAT(begin(3, 3.125, {3.1}), ElementsAre(AllOf(HasSubstr("does not lead to step 3 with a loss of 3.125"),
+                                                        HasSubstr("kept in " + first.string()))));
+  EXPECT_THAT(text_of_run_files(first), AllOf(HasSubstr("3.0625"), Not(HasSubstr("\"of\"")))) << "the run stays";
+  EXPECT_THAT(text_of_run_files(folder.path()), AllOf(HasSubstr("3.1"), HasSubstr("\"of\""), Not(HasSubstr("3.0625"))));
+  std::filesystem::copy(first / "metrics.jsonl", kept / "metrics.jsonl");
+  EXPECT_THAT(begin(7, 2.5, {}), ElementsAre(HasSubstr("does not lead to step 7")));
+  // A curve that leads there is taken up again.
+  std::filesystem::remove_all(first);
+  begin(std::nullopt, std::nullopt, {9.0});
+  EXPECT_THAT(begin(3, 3.0625, {3.0}),
+              ElementsAre(HasSubstr("kept in "), HasSubstr("goes on from that in " + kept.string())));
+  EXPECT_THAT(text_of_run_files(folder.path()), AllOf(HasSubstr("3.5"), HasSubstr("3.0625"),
+                                                      HasSubstr("\"step\":4,\"loss\":3.0"), Not(HasSubstr("9.0"))));
+  EXPECT_TRUE(std::filesystem::exists(kept / "metrics.jsonl"));
+}
+
 TEST(RunFilesTest, TensorBoardHasTorchtitansTags) {
   const TempDirectory folder;
   {

@@ -49,6 +49,9 @@ std::string number_text(double value) { return std::isnan(value) ? "nan" : fmt::
 
 /// Before anything that the ranks do together depends on it.
 TrainConfig same_on_all_ranks(TrainConfig config, Communicator& world) {
+  if (config.job.dump_folder.empty()) {
+    throw ConfigError("[job] dump_folder is empty: expected the run's folder; \".\" is the working directory");
+  }
   nlohmann::json mine = settings_of_all_ranks(config);
   mine["versions"] = {{"phalanx", version()}, {"libtorch", libtorch_version()}};
   require_same_on_ranks(world, "configuration", mine,
@@ -69,6 +72,7 @@ struct Trainer::Continued {
   std::filesystem::path step_directory;
   IdentityComparison comparison;
   DataResume data;
+  std::optional<double> loss;  // of the step that was saved
 };
 
 struct Trainer::StepOutcome {
@@ -132,7 +136,9 @@ Trainer::Trainer(TrainConfig config, TrainerContext context)
         RunFilesOptions{
             .id = identity_["id"].get<std::string>(),
             .tensorboard_folder = config_.metrics.enable_tensorboard ? config_.metrics.save_tb_folder : std::string(),
-            .resumed_step = step_ > 0 ? std::optional(step_) : std::nullopt});
+            .resumed_step = step_ > 0 ? std::optional(step_) : std::nullopt,
+            .resumed_loss = continued_ ? continued_->loss : std::nullopt,
+            .checkpoint_folder = in_dump_folder(config_, config_.checkpoint.folder)});
     announce();
     say_changes();
   });
@@ -166,16 +172,23 @@ void Trainer::compare_with_saved(const std::filesystem::path& step_directory, co
   const auto id = saved.find("id");  // not in older checkpoints
   identity_["id"] = id != saved.end() && id->is_string() ? *id : nlohmann::json("");
   auto comparison = compare_identities(saved, identity_, config_);
+  // What this run does not say is still what its weights were trained with.
+  if (identity_.value("tokenizer", nlohmann::json::object()).empty() && saved.contains("tokenizer")) {
+    identity_["tokenizer"] = saved["tokenizer"];
+  }
   if (!comparison.refused.empty()) throw CheckpointError(refusal_text(comparison, step_directory.string()));
   DataResume data =
       resume_data(config_, *data_.batches, saved.value("data", nlohmann::json::object()), manifest.integers);
-  continued_ = std::make_unique<Continued>(Continued{step_directory, std::move(comparison), std::move(data)});
+  const auto metadata = nlohmann::json::parse(manifest.metadata, nullptr, /*allow_exceptions=*/false);
+  std::optional<double> loss;
+  if (metadata.is_object() && metadata.contains("loss") && metadata["loss"].is_number()) loss = metadata["loss"];
+  continued_ = std::make_unique<Continued>(Continued{step_directory, std::move(comparison), std::move(data), loss});
 }
 
 /// In the log, and in the history of run.json, to which every continuation adds an entry.
 void Trainer::say_changes() {
   if (!continued_ || !files_) return;
-  const auto& [step_directory, comparison, data] = *continued_;
+  const auto& [step_directory, comparison, data, loss] = *continued_;
   nlohmann::json entry = {{"step", step_},
                           {"from", step_directory.string()},
                           {"changes", nlohmann::json::array()},
@@ -200,6 +213,9 @@ void Trainer::make_model() {
     if (!has_initial_weights(config_)) {
       model_->initialise(static_cast<std::uint64_t>(config_.debug.seed));
     } else {
+      nlohmann::json source;
+      on_every_rank(context_.world, [&] { source = initial_weights_identity(config_); });
+      require_same_on_ranks(*context_.world, "initial weights", source, "give every rank the same files");
       const std::vector<NamedTensor> weights = model_->weights();
       on_every_rank(context_.world,
                     [&] { load_initial_weights(config_, weights, [this](const std::string& line) { say(line); }); });
@@ -231,6 +247,10 @@ void Trainer::load_state() {
   if (!step) return;
   require_same_weights(*context_.world, model_->weights());
   step_ = *step;
+  if (has_initial_weights(config_)) {
+    say(fmt::format(
+        "[checkpoint] initial weights are of a new run alone: none are read, as this one goes on from step {}", step_));
+  }
   model_->values_were_loaded();
   data_.batches->begin_at(step_, continued_->data.position);
   for (const std::string& line : continued_->data.lines) say(line);
@@ -287,7 +307,13 @@ void Trainer::check_replicas_before(std::int64_t step) {
   update_->collect_state(state);
   const auto weights = with_prefix("model.", model_->replicated_weights());
   state.tensors.insert(state.tensors.end(), weights.begin(), weights.end());
-  check_replicas(state.tensors, *context_.world, fmt::format("before the update of step {}", step + 1));
+  const std::size_t compared =
+      check_replicas(state.tensors, *context_.world, fmt::format("before the update of step {}", step + 1));
+  if (compared == 0) {
+    log::warn_once(
+        "[debug] replica_check_freq: in this layout no two ranks hold the same part of anything, so the check "
+        "compares nothing");
+  }
 }
 
 void Trainer::fail_not_finite(std::int64_t step, const std::string& what, double value, double loss) const {
@@ -397,8 +423,9 @@ void Trainer::save_checkpoint() {
 
 std::string Trainer::saved_metadata() const {
   // A path in it need not be valid UTF-8.
-  return checkpoint_metadata(model_->model().config(), config_, identity_)
-      .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  nlohmann::json metadata = checkpoint_metadata(model_->model().config(), config_, identity_);
+  if (std::isfinite(result_.loss)) metadata["loss"] = result_.loss;  // what metrics.jsonl has of this step
+  return metadata.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 void Trainer::save_in_hf() {

@@ -165,6 +165,36 @@ TEST_F(TrainerCheckpointTest, ARollbackBeginsABranchThatWhatComesNextFollows) {
   EXPECT_EQ(losses("run").at(3), losses_before.at(3));
 }
 
+// What changes neither state nor losses makes no other branch, nor does the same file by another path.
+TEST_F(TrainerCheckpointTest, ABranchIsThatOfTheSettingsThatCount) {
+  train(config("run", {"--checkpoint.interval=4", "--training.steps=8"}), 1);
+  const auto back = [&](std::vector<std::string> more) {
+    more.insert(more.end(), {"--checkpoint.interval=4", "--checkpoint.load_step=4"});
+    train(config("run", more), 1, stop_after_first_step());
+    return result_.step;
+  };
+  EXPECT_EQ(back({}), 5);
+  EXPECT_EQ(back({"--metrics.log_freq=3"}), 6);
+  EXPECT_EQ(back({"--checkpoint.async_mode=async"}), 7);
+  EXPECT_EQ(back({"--training.dataset_path=" + path("run/../tokens.bin")}), 8);
+  EXPECT_EQ(back({"--training.max_norm=3"}), 5);
+}
+
+// A step that was set aside is moved back by hand: metrics.jsonl is of the branch, that step of the run before it.
+TEST_F(TrainerCheckpointTest, AStepThatIsMovedBackBringsItsCurve) {
+  train(config("run", {"--checkpoint.interval=2", "--training.steps=6"}), 1);
+  const auto before = losses("run");
+  train(config("run",
+               {"--checkpoint.interval=2", "--training.steps=4", "--checkpoint.load_step=2", "--optimizer.lr=1e-2"}),
+        1);
+  ASSERT_NE(losses("run").at(3), before.at(3));
+  std::filesystem::rename(path("run/checkpoint/abandoned-1/step-6"), path("run/checkpoint/step-6"));
+  train(config("run", {"--training.steps=7"}), 1);
+  ASSERT_EQ(losses("run").size(), 7u);
+  for (std::size_t step = 0; step < 6; ++step) EXPECT_EQ(losses("run")[step], before[step]) << step + 1;
+  EXPECT_TRUE(std::filesystem::exists(path("run/earlier-1/metrics.jsonl")));
+}
+
 TEST_F(TrainerCheckpointTest, ARollbackThatCannotBeLoadedMovesNothing) {
   train(config("run", {"--checkpoint.interval=4"}), 1);
   EXPECT_THAT(refusal<CheckpointError>(config("run", {"--checkpoint.load_step=4", "--model.dim=128"})),
@@ -201,6 +231,30 @@ TEST_F(TrainerCheckpointTest, ASecondRunInTheSameFolderIsRefused) {
     const FolderLock other(path("shared"));
     EXPECT_THAT(refusal<Error>(config("new", {"--checkpoint.folder=" + path("shared")})), in_use(path("shared")));
   }
+  // However it is named: in a folder below, through links, from a run whose own folder links there.
+  {
+    const FolderLock other(path("run"));
+    std::filesystem::create_directory_symlink(path("run/checkpoint"), path("link"));
+    for (const char* folder : {"link", "run/checkpoint/a/b", "link/a"}) {
+      EXPECT_THAT(refusal<Error>(config("new", {"--checkpoint.folder=" + path(folder)})), in_use(path("run")))
+          << folder;
+    }
+  }
+  run_local_ranks(1, [&](const std::shared_ptr<Communicator>& world) {
+    const RunLock lock(config("run"), *world, {});
+    std::filesystem::create_directory(path("linked"));
+    std::filesystem::create_directory_symlink(path("run/checkpoint"), path("linked/checkpoint"));
+    EXPECT_THAT(refusal<Error>(config("linked")), in_use(path("run")));
+  });
+  std::filesystem::create_directory(path("third"));
+  for (const char* run : {"x", "y"}) {
+    std::filesystem::create_directory(path(run));
+    std::filesystem::create_directory_symlink(path("third"), path(run) + std::string("/checkpoint"));
+  }
+  run_local_ranks(1, [&](const std::shared_ptr<Communicator>& world) {
+    const RunLock lock(config("x"), *world, {});
+    EXPECT_THAT(refusal<Error>(config("y")), in_use(path("y/checkpoint")));
+  });
   // One that is about to end is waited for.
   auto before = std::make_unique<FolderLock>(path("run"));
   run_local_ranks(1, [&](const std::shared_ptr<Communicator>& world) {

@@ -1,6 +1,9 @@
 // State that belongs to something else: other settings on other ranks, another model, another optimizer.
 #include <fmt/format.h>
+#include <sched.h>
 
+#include <cerrno>
+#include <cstring>
 #include <sstream>
 
 #include "phalanx/base/error.h"
@@ -113,20 +116,111 @@ TEST_F(TrainerIdentityTest, RanksWithOtherInitialWeightsAreToldBeforeTheFirstSte
   const std::string one = hugging_face_model();
   train(small("other", {"--debug.seed=5", "--training.steps=1", "--checkpoint.last_save_in_hf"}), 1);
   const std::string other = path("other") + "/hf";
-  std::vector<std::string> messages(2, "accepted");
-  run_local_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
-    try {
-      Trainer trainer(small("ranks", {"--checkpoint.initial_load_in_hf",
-                                      "--checkpoint.initial_load_path=" + (world->rank() == 1 ? other : one)}),
-                      {.world = world, .quiet = true});
-    } catch (const Error& error) {
-      messages[static_cast<std::size_t>(world->rank())] = error.what();
+  // Sharded and cut in stages no rank holds what another does: the sources themselves are compared.
+  for (const char* degree : {"replicate", "shard"}) {
+    for (const std::string pipeline : {"1", "2"}) {
+      if (pipeline == "2" && std::string(degree) == "shard") continue;
+      std::vector<std::string> messages(2, "accepted");
+      run_local_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
+        try {
+          std::vector<std::string> keys = {"--checkpoint.initial_load_in_hf",
+                                           "--parallelism.pipeline_parallel_degree=" + pipeline,
+                                           "--checkpoint.initial_load_path=" + (world->rank() == 1 ? other : one)};
+          if (pipeline == "1") keys.push_back(fmt::format("--parallelism.data_parallel_{}_degree=2", degree));
+          Trainer trainer(small("ranks", keys), {.world = world, .quiet = true});
+        } catch (const Error& error) {
+          messages[static_cast<std::size_t>(world->rank())] = error.what();
+        }
+      });
+      for (const std::string& message : messages) {
+        EXPECT_THAT(message, AllOf(HasSubstr("the ranks do not have the same initial weights"),
+                                   ::testing::ContainsRegex("hash: \"[0-9a-f]+\" on rank 0; \"[0-9a-f]+\" on rank 1"),
+                                   HasSubstr("give every rank the same files")))
+            << degree << ", pipeline " << pipeline;
+      }
     }
-  });
-  for (const std::string& message : messages) {
-    EXPECT_THAT(message,
-                AllOf(HasSubstr("do not begin with the same weights"), HasSubstr("layers.0.attention.wk.weight: ")));
   }
+}
+
+/// Ranks of several machines that do not share the run's folder: rank 1 has a working directory of its own.
+class UnsharedFolderTest : public TrainerIdentityTest {
+ protected:
+  /// What the ranks are told by a run whose folder is "run" below the working directory, that of rank 1 is `other`.
+  std::string told(const std::string& other, const std::vector<std::string>& more = {}) {
+    std::vector<std::string> messages(2, "accepted");
+    const auto home = std::filesystem::current_path();
+    std::filesystem::create_directories(path(other));
+    std::filesystem::create_directories(path("first"));
+    run_local_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
+      // From now on this thread's working directory is its own.
+      EXPECT_EQ(::unshare(CLONE_FS), 0) << std::strerror(errno);
+      std::filesystem::current_path(path(world->rank() == 1 ? other : "first"));
+      std::vector<std::string> keys = {"--job.dump_folder=run", "--training.local_batch_size=4"};
+      keys.insert(keys.end(), more.begin(), more.end());
+      try {
+        Trainer trainer(small("run", keys), {.world = world, .quiet = true});
+        trainer.run();
+      } catch (const CheckpointError& error) {
+        messages[static_cast<std::size_t>(world->rank())] = error.what();
+      }
+      std::filesystem::current_path(home);
+    });
+    EXPECT_EQ(messages[0], messages[1]);
+    return messages[0];
+  }
+};
+
+TEST_F(UnsharedFolderTest, IsToldBeforeTheFirstStep) {
+  EXPECT_EQ(told("first", {"--training.steps=1"}), "accepted");
+  std::filesystem::remove_all(path("first"));
+  EXPECT_THAT(told("second"), AllOf(HasSubstr("rank 1"), HasSubstr("what rank 0 writes there is not seen by this rank"),
+                                    HasSubstr("expected one folder for all ranks")));
+  EXPECT_FALSE(std::filesystem::exists(path("first/run/metrics.jsonl")));
+  EXPECT_EQ(told("third", {"--checkpoint.no-enable"}), "accepted");  // rank 0 alone writes
+}
+
+TEST_F(UnsharedFolderTest, OtherCheckpointsOnAnotherMachineAreNotGoneOnFrom) {
+  ASSERT_EQ(told("first", {"--training.steps=1"}), "accepted");
+  std::filesystem::copy(path("first"), path("second"), std::filesystem::copy_options::recursive);
+  // Rank 1 alone has some: rank 0 would begin anew.
+  std::filesystem::remove_all(path("first"));
+  EXPECT_THAT(told("second"), AllOf(HasSubstr("rank 1: run/checkpoint has checkpoints up to step 1 on this rank's "),
+                                    HasSubstr("none on rank 0's"), HasSubstr("one folder for all ranks")));
+  // Both have, of other runs.
+  ASSERT_EQ(told("first", {"--training.steps=1", "--optimizer.lr=1e-4"}), "accepted");
+  EXPECT_THAT(
+      told("second", {"--parallelism.data_parallel_shard_degree=2"}),
+      AllOf(HasSubstr("what rank 0 writes there is not seen by this rank"), HasSubstr("one folder for all ranks")));
+}
+
+TEST_F(TrainerIdentityTest, ATokenizerThatAResumeDoesNotNameStaysTheModels) {
+  for (const char* name : {"a", "b"}) {
+    data::TokenFileWriter writer(path(name), {.vocab_size = 512, .tokenizer = std::string("tok1:") + name});
+    writer.add_document(std::vector<std::int32_t>(tokens_.begin(), tokens_.end()));
+    writer.finish();
+  }
+  const auto with = [&](const std::string& data, int steps) {
+    return small("run", {"--training.dataset_path=" + path(data), fmt::format("--training.steps={}", steps),
+                         "--checkpoint.allow_data_mismatch"});
+  };
+  train(with("a", 1), 1);
+  EXPECT_THAT(log_of(with("tokens.bin", 2)), HasSubstr("nothing to compare of tokenizer"));
+  EXPECT_THAT(refusal<CheckpointError>(with("b", 3)),
+              AllOf(HasSubstr("tok1:a"), HasSubstr("tok1:b"), HasSubstr("allow_tokenizer_mismatch")));
+  EXPECT_THAT(log_of(with("a", 3)), Not(HasSubstr("nothing to compare")));
+}
+
+TEST_F(TrainerIdentityTest, ASettingWithoutEffectIsNoChange) {
+  const std::vector<std::string> first = {"--training.mixed_precision_param=float16", "--training.steps=1"};
+  train(small("run", first), 1);
+  EXPECT_THAT(
+      log_of(small("run", {"--training.mixed_precision_param=float16", "--training.initial_loss_scale=1024",
+                           "--optimizer.momentum=0.5"})),
+      AllOf(HasSubstr("[training] initial_loss_scale: saved 65536.0, now 1024.0: a new run alone begins with it; "
+                      "this one goes on with the saved scale"),
+            Not(HasSubstr("momentum: saved"))));
+  train(small("plain", {"--training.steps=1"}), 1);
+  EXPECT_THAT(log_of(small("plain", {"--training.initial_loss_scale=1024"})), Not(HasSubstr("loss_scale: saved")));
 }
 
 TEST_F(TrainerIdentityTest, ChangedSettingsAreSaidAndKept) {
