@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
@@ -19,7 +20,9 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/human.h"
+#include "phalanx/base/log.h"
 #include "phalanx/base/progress.h"
+#include "phalanx/base/utf8.h"
 #include "phalanx/checkpoint/block_hash.h"
 #include "phalanx/data/bpe_model.h"
 #include "phalanx/data/bpe_tokenizer.h"
@@ -82,6 +85,17 @@ void report(const EvalArguments& arguments, const ModelRanks& ranks, const nlohm
   if (!arguments.json.empty()) replace_file(arguments.json, figures.dump(1) + "\n");
 }
 
+/// On every rank: a figure of them would be none.
+void require_finite(const std::vector<double>& scores, const std::string& checkpoint) {
+  const auto bad = std::ranges::find_if_not(scores, [](double value) { return std::isfinite(value); });
+  if (bad == scores.end()) return;
+  throw Error(fmt::format(
+      "the log-likelihood of text {} of {} is {}: the weights of {} hold values that are not finite, or too large for "
+      "the "
+      "type that they are computed in; `phalanx checkpoint inspect` shows types, --dtype float32 has the widest range",
+      bad - scores.begin() + 1, scores.size(), *bad, checkpoint));
+}
+
 std::string hash_of_ids(const std::vector<std::int64_t>& ids) {
   return format_hash(hash_block(std::as_bytes(std::span(ids))));
 }
@@ -123,6 +137,10 @@ void perplexity(const EvalArguments& arguments, const ModelRanks& ranks, models:
                       arguments.text, *looks));
     }
     const std::string_view text = text_after_mark<DataError>(contents, arguments.text);
+    if (!is_utf8(text)) {
+      log::warn_once(
+          fmt::format("{} is not UTF-8 throughout: bytes that are none are encoded as they are", arguments.text));
+    }
     bytes = text.size();
     const data::BpeTokenizer tokenizer =
         infer::load_tokenizer(files, arguments.tokenizer, arguments.allow_tokenizer_mismatch);
@@ -156,6 +174,7 @@ void perplexity(const EvalArguments& arguments, const ModelRanks& ranks, models:
     }
     return text;
   });
+  require_finite(scores, arguments.checkpoint);
   double sum = 0;
   for (const double value : scores) sum += value;
   const double loss = -sum / static_cast<double>(size - 1);
@@ -176,10 +195,16 @@ struct Choice {
   infer::ScoredText text;
 };
 
+/// No part of it would be a figure of the whole.
+struct TooLongChoice : DataError {
+  using DataError::DataError;
+};
+
 /// The continuation's tokens are those that it adds to the prompt's. White space at the prompt's end is its beginning,
-/// as tokenizers want it; of what is too long the beginning is left out.
+/// as tokenizers want it; of a prompt that is too long the beginning is left out.
 Choice make_choice(const data::BpeTokenizer& tokenizer, const std::vector<std::int64_t>& ends, std::size_t number,
-                   const infer::Question& question, const std::string& choice, std::int64_t max_seq_len) {
+                   const infer::Question& question, std::size_t choice_number, std::int64_t max_seq_len) {
+  const std::string& choice = question.choices[choice_number];
   std::string prompt = question.prompt, continuation = choice;
   const std::size_t text_end = prompt.find_last_not_of(" \t\r\n") + 1;  // 0: all of it is white space
   continuation.insert(0, prompt.substr(text_end));
@@ -204,9 +229,13 @@ Choice make_choice(const data::BpeTokenizer& tokenizer, const std::vector<std::i
     made.text.tokens.insert(made.text.tokens.begin(), ends.front());
     made.text.first = 1;
   }
+  if (const std::int64_t own = std::ssize(made.text.tokens) - made.text.first; own > max_seq_len) {
+    throw TooLongChoice(fmt::format("{}: choice {} has {} tokens: expected at most the model's max_seq_len of {}",
+                                    question.where, choice_number, own, max_seq_len));
+  }
   if (const std::int64_t more = std::ssize(made.text.tokens) - max_seq_len - 1; more > 0) {
     made.text.tokens.erase(made.text.tokens.begin(), made.text.tokens.begin() + more);
-    made.text.first = std::max<std::int64_t>(1, made.text.first - more);
+    made.text.first -= more;
   }
   return made;
 }
@@ -222,23 +251,36 @@ std::size_t multiple_choice(const EvalArguments& arguments, const ModelRanks& ra
     const std::string contents = read_file(arguments.choices);
     data::require_plain_text(contents, arguments.choices, "questions as JSON lines");
     questions = infer::parse_questions(contents, arguments.choices, arguments.strict ? nullptr : &skipped);
-    for (const auto& line : skipped) {
-      if (ranks.is_first()) fmt::print(stderr, "skipped: {}\n", line);
-    }
     const data::BpeTokenizer tokenizer =
         infer::load_tokenizer(files, arguments.tokenizer, arguments.allow_tokenizer_mismatch);
     const auto ends = infer::end_tokens(files, tokenizer);
-    for (std::size_t q = 0; q < questions.size(); ++q) {
-      for (const auto& choice : questions[q].choices) {
-        choices.push_back(make_choice(tokenizer, ends, q, questions[q], choice, model.config().max_seq_len));
-        const auto& ids = choices.back().text.tokens;
-        all_ids.insert(all_ids.end(), ids.begin(), ids.end());
+    std::vector<infer::Question> kept;
+    for (infer::Question& question : questions) {
+      try {
+        std::vector<Choice> of_question;
+        for (std::size_t c = 0; c < question.choices.size(); ++c) {
+          of_question.push_back(make_choice(tokenizer, ends, kept.size(), question, c, model.config().max_seq_len));
+        }
+        std::ranges::move(of_question, std::back_inserter(choices));
+        kept.push_back(std::move(question));
+      } catch (const TooLongChoice& error) {
+        if (arguments.strict) throw;
+        skipped.emplace_back(error.what());
       }
+    }
+    questions = std::move(kept);
+    for (const auto& line : skipped) {
+      if (ranks.is_first()) fmt::print(stderr, "skipped: {}\n", line);
+    }
+    if (questions.empty()) throw DataError(fmt::format("{}: no question is left", arguments.choices));
+    for (const Choice& choice : choices) {
+      all_ids.insert(all_ids.end(), choice.text.tokens.begin(), choice.text.tokens.end());
     }
   });
   ranks.require_same("questions",
                      {{"questions", questions.size()}, {"choices", choices.size()}, {"content", hash_of_ids(all_ids)}});
   const auto scores = score(arguments, ranks, model, choices.size(), [&](std::size_t i) { return choices[i].text; });
+  require_finite(scores, arguments.checkpoint);
 
   std::size_t answered = 0, right = 0, right_by_byte = 0, next = 0;
   std::string lines;

@@ -449,6 +449,20 @@ TEST_F(GenerateCommandTest, EvalAnswersQuestions) {
   EXPECT_EQ(call(spoiled + " --strict"), 1);
   EXPECT_EQ(out_, "");
 
+  // So is one with a choice that the model cannot take whole; the others keep their numbers.
+  std::string long_choice;
+  for (int i = 0; i < 200; ++i) long_choice += " question";
+  write_file(file("long.jsonl"), "{\"prompt\": \"a\", \"choices\": [\"answer\", \"" + long_choice +
+                                     "\"], \"answer\": 1}\n" +
+                                     "{\"prompt\": \"question 1 has the \", \"choices\": [\"answer\", \"has\"]}\n");
+  const std::string with_long = eval + " --choices " + file("long.jsonl") + " --output " + file("long.out");
+  EXPECT_EQ(call(with_long), 1);
+  EXPECT_THAT(error_, ContainsRegex("skipped: .*long.jsonl, line 1: choice 1 has [0-9]+ tokens: expected at most the "
+                                    "model's max_seq_len of [0-9]+"));
+  EXPECT_THAT(read_file(file("long.out")), ::testing::StartsWith("{\"id\":1,"));
+  EXPECT_EQ(call(with_long + " --strict"), 1);
+  EXPECT_EQ(out_, "");
+
   const auto refused = [&](const std::string& arguments, int status, const std::string& reason) {
     EXPECT_EQ(call(eval + " " + arguments), status);
     EXPECT_THAT(error_, HasSubstr(reason));

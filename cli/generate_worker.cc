@@ -20,6 +20,7 @@
 
 #include "cli/generate_arguments.h"
 #include "cli/model_ranks.h"
+#include "phalanx/base/byte_order_mark.h"
 #include "phalanx/base/derived_seed.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
@@ -58,8 +59,10 @@ Inputs read_prompts(const GenerateArguments& arguments) {
   Inputs inputs;
   if (arguments.prompts_file.empty()) {
     for (const auto& text : arguments.prompts) {
-      inputs.prompts.all.push_back({std::to_string(inputs.prompts.all.size()), text, {}});
-      inputs.contents += text + '\n';
+      const std::size_t number = inputs.prompts.all.size();
+      const std::string plain(without_utf8_mark(text));
+      inputs.prompts.all.push_back({.id = std::to_string(number), .text = plain, .ids = {}, .number = number});
+      inputs.contents += plain + '\n';
     }
     return inputs;
   }
@@ -95,7 +98,7 @@ struct Task {
                            .stop_tokens = {},
                            .stop_strings = arguments.stops,
                            .where = prompt.where};
-    request.sampling.seed = derived_seed(request.sampling.seed, number);
+    request.sampling.seed = derived_seed(request.sampling.seed, prompt.number);
     if (prompt.text) {
       const auto ids = tokenizer->encode(*prompt.text, {.add_special_tokens = true});
       request.prompt.assign(ids.begin(), ids.end());
@@ -163,6 +166,7 @@ nlohmann::json description_of(const Task& task, const Inputs& inputs, const infe
       {"ignore_end", arguments.ignore_end},
       {"dtype", arguments.dtype},
       {"fields", {arguments.format.id_field, arguments.format.prompt_field, arguments.response_field}}};
+  if (!task.prompts.skipped.empty()) description["seeds_of_prompts"] = "hash of seed and number of the line";
   if (arguments.prompts_file.empty()) {  // where one ends and the next begins
     auto& sizes = description["prompt_sizes"] = nlohmann::json::array();
     for (const auto& prompt : arguments.prompts) sizes.push_back(prompt.size());

@@ -224,6 +224,12 @@ TEST_F(HostileInputTest, Weights) {
   make_model({{kWeights, file.substr(0, 8 + header_bytes) + nothing, ""}});
   expect_one_error(generate(model(), at("sound.jsonl")), "sound.jsonl, line 1, token 1",
                    "the model's logits hold NaN: are the weights damaged");
+  write_file(at("q.jsonl"), "{\"prompt\": \"the\", \"choices\": [\" cat\"]}\n");
+  for (const char* input : {"--text", "--choices"}) {
+    write_file(at("t.txt"), "the cat sat on the mat\n");
+    expect_one_error({"eval", "--checkpoint", model(), input, at(std::string(input) == "--text" ? "t.txt" : "q.jsonl")},
+                     "the log-likelihood of text 1 of 1 is ", "hold values that are not finite");
+  }
   std::filesystem::remove(model() + "/" + kWeights);
   expect_one_error(generate(model(), at("sound.jsonl")), model(), "or one .safetensors file; found 0 such files");
 }

@@ -19,6 +19,7 @@
 
 #include "cli/parse_options.h"
 #include "cli/show_tokens.h"
+#include "phalanx/base/byte_order_mark.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/folder_lock.h"
@@ -113,6 +114,7 @@ TokenizeArguments parse_tokenize(const Arguments& arguments) {
   const auto* const quiet = app.add_flag("--quiet,-q", parsed.quiet);
   parse_options(app, arguments);
   if (parsed.show) {
+    parsed.show = std::string(without_utf8_mark(*parsed.show));
     if (parsed.tokenizer.empty()) throw UsageError("--tokenizer FILE is missing: the tokenizer.json to show");
     if (!parsed.inputs.empty()) throw UsageError("--show TEXT takes neither inputs nor other options than --tokenizer");
     for (const CLI::Option* option : app.get_options()) {

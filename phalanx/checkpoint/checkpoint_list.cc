@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "phalanx/base/hub_name.h"
+#include "phalanx/base/log.h"
 #include "phalanx/checkpoint/branch.h"
 #include "phalanx/checkpoint/saved_state.h"
 
@@ -104,7 +105,19 @@ std::filesystem::path resolve_checkpoint(const std::filesystem::path& path) {
   if (std::filesystem::exists(path / kManifestName, error)) return path;
   auto folder = checkpoint_folder(path);
   auto list = list_checkpoints(folder);
-  if (!list.complete.empty()) return list.complete.front().path;
+  if (!list.complete.empty()) {
+    const FoundCheckpoint& newest = list.complete.front();
+    for (const FoundCheckpoint& damaged : list.damaged) {
+      if (damaged.step <= newest.step) continue;
+      const std::string begin = damaged.path.filename().string() + ": ";
+      const auto line =
+          std::ranges::find_if(list.skipped, [&](const std::string& one) { return one.starts_with(begin); });
+      log::warn_once(fmt::format("{} is passed over, and {} taken: {}", damaged.path.string(),
+                                 newest.path.filename().string(),
+                                 line == list.skipped.end() ? "it is damaged" : line->substr(begin.size())));
+    }
+    return newest.path;
+  }
   // Of a run's folder, what is wrong below it.
   if (const auto below = path / "checkpoint"; list.skipped.empty() && std::filesystem::is_directory(below, error)) {
     folder = below;

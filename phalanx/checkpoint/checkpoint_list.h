@@ -37,8 +37,8 @@ std::filesystem::path step_directory(const std::filesystem::path& folder, std::i
 /// complete steps (CheckpointError where several have).
 std::filesystem::path checkpoint_folder(const std::filesystem::path& path);
 
-/// `path` itself if it is a step directory, else the newest complete one in the folder or run; CheckpointError if there
-/// is none.
+/// `path` itself if it is a step directory, else the newest complete one in the folder or run, with a warning where a
+/// newer one is damaged; CheckpointError if there is none.
 std::filesystem::path resolve_checkpoint(const std::filesystem::path& path);
 
 }  // namespace phalanx

@@ -1,6 +1,6 @@
 #include "phalanx/checkpoint/checkpoint_manager.h"
 
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/empty.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -234,9 +234,9 @@ TEST(CheckpointManager, RefusesStatesThatCannotBeSaved) {
   };
   expect_refused(twice, "{}", "used twice");
   expect_refused(make_state(1), "[]", "JSON object");
-  auto complex = make_state(1);
-  complex.tensors[0].tensor = at::zeros({2}, at::TensorOptions(at::kComplexFloat));
-  expect_refused(complex, "{}", "ComplexFloat");  // found while the save is planned
+  auto odd = make_state(1);
+  odd.tensors[0].tensor = at::empty({2}, at::TensorOptions(at::kFloat8_e5m2fnuz));
+  expect_refused(odd, "{}", "Float8_e5m2fnuz");  // found while the save is planned
   EXPECT_THAT(names_in(scratch.path()), testing::IsEmpty());
 }
 
@@ -251,6 +251,12 @@ TEST(CheckpointList, ResolvesAFolderOrAStep) {
   checkpoints.save(make_state(1), 10);
   EXPECT_EQ(resolve_checkpoint(scratch.path()), scratch.path() / "step-10");
   EXPECT_EQ(resolve_checkpoint(scratch.path() / "step-9"), scratch.path() / "step-9");
+  // Older weights are not taken without a word.
+  std::filesystem::resize_file(scratch.path() / "step-10" / kShard, 10);
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(resolve_checkpoint(scratch.path()), scratch.path() / "step-9");
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              testing::AllOf(HasSubstr("step-10 is passed over, and step-9 taken: "), HasSubstr("has 10 bytes")));
 }
 
 TEST(CheckpointList, ADirectoryUnderAnotherStepsNameIsNotUsed) {

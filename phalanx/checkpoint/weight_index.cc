@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
+#include <system_error>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/file.h"
 #include "phalanx/base/json_text.h"
 #include "phalanx/checkpoint/safetensors.h"
 
@@ -26,6 +28,25 @@ std::map<std::string, std::string> parse_weight_index(const std::string& file, s
   }
   if (file_of.empty()) fail("weight_map is empty");
   return file_of;
+}
+
+void require_one_model(const std::filesystem::path& folder) {
+  std::error_code error;
+  if (std::filesystem::exists(folder / "adapter_config.json", error)) {
+    throw CheckpointError(
+        fmt::format("{} holds an adapter (PEFT: adapter_config.json), which is not read: merge it into the model first "
+                    "(merge_and_unload), or take the file away to go on without it",
+                    folder.string()));
+  }
+  const auto index = folder / kWeightIndexName;
+  if (!std::filesystem::exists(index, error) || !std::filesystem::exists(folder / kSingleWeightsName, error)) return;
+  for (const auto& [tensor, file] : parse_weight_index(index.string(), read_file(index, kMaxWeightIndexBytes))) {
+    // What is not there is told by whoever reads the index.
+    if (file == kSingleWeightsName || !std::filesystem::exists(folder / file, error)) return;
+  }
+  throw CheckpointError(fmt::format(
+      "{} holds two models: {}, and {}, which names other files; take one of them away (transformers reads the first)",
+      folder.string(), kSingleWeightsName, kWeightIndexName));
 }
 
 }  // namespace phalanx

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <string>
 #include <string_view>
@@ -13,6 +14,12 @@
 namespace phalanx {
 
 inline constexpr std::uint64_t kMaxWeightIndexBytes = 256 << 20;
+inline constexpr const char* kWeightIndexName = "model.safetensors.index.json";
+inline constexpr const char* kSingleWeightsName = "model.safetensors";
+
+/// CheckpointError where a directory holds more than one model, of which a reader would have to choose one: an index of
+/// other files beside model.safetensors, or an adapter (PEFT) beside the model that it changes.
+void require_one_model(const std::filesystem::path& folder);
 
 /// The name of the file that each tensor is in; one at least. An index comes from elsewhere: a name that leads out of
 /// its directory is refused, as is all else that is not of this form, by a CheckpointError that begins with `file`.

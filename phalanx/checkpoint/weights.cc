@@ -26,8 +26,8 @@
 namespace phalanx {
 namespace {
 
-constexpr const char* kIndexName = "model.safetensors.index.json";
-constexpr const char* kSingleName = "model.safetensors";
+constexpr const char* kIndexName = kWeightIndexName;
+constexpr const char* kSingleName = kSingleWeightsName;
 
 bool has_file(const std::filesystem::path& path) {
   std::error_code error;
@@ -59,6 +59,7 @@ WeightFiles files_of_index(const std::filesystem::path& index) {
 WeightFiles weight_files(const std::filesystem::path& path) {
   std::error_code error;
   if (!std::filesystem::is_directory(path, error)) return {.paths = {path}};  // opening it says what is wrong with it
+  require_one_model(path);
   if (has_file(path / kIndexName)) return files_of_index(path / kIndexName);
   if (has_file(path / kSingleName)) return {.paths = {path / kSingleName}};
   std::vector<std::filesystem::path> files;

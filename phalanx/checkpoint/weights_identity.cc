@@ -41,7 +41,8 @@ bool is_regular(const std::filesystem::path& path) {
 
 std::vector<std::filesystem::path> safetensors_files(const std::filesystem::path& path) {
   if (is_regular(path)) return {path};
-  const auto index = path / "model.safetensors.index.json", single = path / "model.safetensors";
+  require_one_model(path);
+  const auto index = path / kWeightIndexName, single = path / kSingleWeightsName;
   std::set<std::filesystem::path> files;
   if (is_regular(index)) {
     for (const auto& [tensor, name] : parse_weight_index(index.string(), read_file(index, kMaxWeightIndexBytes))) {

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <nlohmann/json.hpp>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/faulty_file_system.h"
@@ -14,6 +15,7 @@
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/checkpoint/safetensors.h"
 #include "phalanx/checkpoint/test_state.h"
+#include "phalanx/checkpoint/weights_identity.h"
 
 namespace phalanx {
 namespace {
@@ -111,6 +113,32 @@ TEST(Weights, ADirectoryIsReadByItsIndex) {
             "norm": "model-00002-of-00002.safetensors"}})");
   EXPECT_EQ(load_weights(scratch.path(), loaded).files.size(), 2u);
   EXPECT_TRUE(equal(loaded, ours));
+}
+
+TEST(Weights, ADirectoryOfTwoModelsIsRefused) {
+  const TempDirectory folder("weights");
+  const auto ours = two_layers();
+  export_to(folder.path() / "model.safetensors", ours);
+  const auto load = [&] {
+    return message_of<CheckpointError>([&] { load_weights(folder.path(), zeros_like_all(ours), {}); });
+  };
+  const auto identity = [&] { return message_of<CheckpointError>([&] { weights_identity(folder.path()); }); };
+  EXPECT_EQ(load(), "");
+  write_file(folder.path() / "model.safetensors.index.json",
+             R"({"weight_map": {"embed": "model.safetensors", "norm": "model.safetensors"}})");
+  EXPECT_EQ(load(), "");
+  export_to(folder.path() / "model-00001-of-00001.safetensors", two_layers());
+  write_file(folder.path() / "model.safetensors.index.json",
+             R"({"weight_map": {"embed": "model-00001-of-00001.safetensors"}})");
+  for (const std::string& said : {load(), identity()}) {
+    EXPECT_THAT(said, testing::AllOf(HasSubstr("holds two models: model.safetensors, and model.safetensors.index.json"),
+                                     HasSubstr("take one of them away")));
+  }
+  std::filesystem::remove(folder.path() / "model.safetensors.index.json");
+  write_file(folder.path() / "adapter_config.json", "{}");
+  for (const std::string& said : {load(), identity()}) {
+    EXPECT_THAT(said, testing::AllOf(HasSubstr("holds an adapter (PEFT"), HasSubstr("merge_and_unload")));
+  }
 }
 
 TEST(Weights, AnIndexMayNotLeadOutOfItsDirectory) {

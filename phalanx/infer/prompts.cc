@@ -50,7 +50,9 @@ Prompt read_line(std::string_view line, const std::string& where, const PromptFo
 
 Prompts parse_prompts(std::string_view contents, const std::string& name, const PromptFormat& format) {
   Prompts read;
+  std::size_t lines = 0;
   each_line(contents, name, [&](std::string_view line, const std::string& where) {
+    const std::size_t number = lines++;
     Prompt prompt;
     try {
       if (!format.json_lines && !is_utf8(line)) throw DataError(where + ": it is not valid UTF-8");
@@ -62,7 +64,8 @@ Prompts parse_prompts(std::string_view contents, const std::string& name, const 
       return;
     }
     prompt.where = where;
-    if (prompt.id.empty()) prompt.id = std::to_string(read.all.size());
+    prompt.number = number;
+    if (prompt.id.empty()) prompt.id = std::to_string(number);
     read.all.push_back(std::move(prompt));
   });
   if (read.all.empty()) throw DataError(no_line_left(name, "prompts", read.skipped));

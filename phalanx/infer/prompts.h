@@ -25,10 +25,11 @@ struct PromptFormat {
 };
 
 struct Prompt {
-  std::string id;                   // as JSON text: the line's own, else its number among the prompts, from 0 on
+  std::string id;                   // as JSON text: the line's own, else its number
   std::optional<std::string> text;  // nothing: ids are given
   std::vector<std::int64_t> ids;
   std::string where = {};  // "prompts.jsonl, line 3"
+  std::size_t number = 0;  // among the file's lines that are not blank, from 0: the same whatever else is skipped
 };
 
 struct Prompts {

@@ -54,7 +54,8 @@ TEST(Prompts, FieldsMayHaveOtherNamesAndLinesWithoutAreSkippedWhereWished) {
                                   "p.jsonl", format);
   ASSERT_EQ(read.all.size(), 2u);
   EXPECT_EQ(read.all[0].id, "9");
-  EXPECT_EQ(read.all[1].id, "1");
+  EXPECT_EQ(read.all[1].id, "2") << "whatever else is skipped";
+  EXPECT_EQ(read.all[1].number, 2u);
   EXPECT_THAT(read.skipped, ElementsAre("p.jsonl, line 2: neither \"input\" (text) nor \"ids\" (token ids)"));
   EXPECT_EQ(fault("{\"x\": 1}", format),
             "p.jsonl holds no prompts: its line is skipped, p.jsonl, line 1: neither \"input\" (text) nor \"ids\" "
@@ -70,6 +71,7 @@ TEST(Prompts, EveryKindOfMalformedLineIsSkippedWhereWished) {
   ASSERT_EQ(read.all.size(), 2u);
   EXPECT_EQ(read.all[1].text, "c");
   EXPECT_EQ(read.all[1].where, "p.jsonl, line 7");
+  EXPECT_EQ(read.all[1].number, 6u);
   EXPECT_THAT(read.skipped, ElementsAre(StartsWith("p.jsonl, line 2: not valid JSON at column 14: "),
                                         "p.jsonl, line 3: expected a JSON object, found array",
                                         "p.jsonl, line 4: \"prompt\" must be a string",

@@ -16,7 +16,7 @@ namespace {
 Question read_question(std::string_view line, const std::string& where, std::size_t number) {
   const auto fail = [&](const char* reason) { throw DataError(fmt::format("{}: {}", where, reason)); };
   const auto json = parse_json_object<DataError>(line, where);
-  Question question{.id = std::to_string(number), .prompt = {}, .choices = {}, .answer = {}};
+  Question question{.id = std::to_string(number), .prompt = {}, .choices = {}, .answer = {}, .where = where};
   if (json.contains("id")) question.id = json["id"].dump();
   if (!json.contains("prompt") || !json["prompt"].is_string()) fail("expected \"prompt\", a string");
   question.prompt = json["prompt"].get<std::string>();
@@ -43,9 +43,11 @@ Question read_question(std::string_view line, const std::string& where, std::siz
 std::vector<Question> parse_questions(std::string_view contents, const std::string& name,
                                       std::vector<std::string>* skipped) {
   std::vector<Question> questions;
+  std::size_t lines = 0;
   each_line(contents, name, [&](std::string_view line, const std::string& where) {
+    const std::size_t number = lines++;  // the same whatever else is skipped
     try {
-      questions.push_back(read_question(line, where, questions.size()));
+      questions.push_back(read_question(line, where, number));
     } catch (const DataError& error) {
       if (!skipped) throw;
       skipped->emplace_back(error.what());

@@ -14,10 +14,11 @@
 namespace phalanx::infer {
 
 struct Question {
-  std::string id;                    // as JSON text: the line's own, else its number
+  std::string id;                    // as JSON text: the line's own, else its number among all that are not blank
   std::string prompt;                // may be empty
   std::vector<std::string> choices;  // one or more, none of them empty: what follows the prompt to the letter
   std::optional<std::size_t> answer;
+  std::string where = {};  // "questions.jsonl, line 3"
 };
 
 /// `name` stands for the file in messages. Empty and blank lines are passed over. DataError names the line and what is
