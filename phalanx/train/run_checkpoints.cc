@@ -264,15 +264,7 @@ bool RunCheckpoints::look() const {
   if (!config_.enable || config_.load_step >= 0) return config_.enable;
   bool found = false;
   on_first_rank(*world_, [&] { found = !list_checkpoints(folder_).complete.empty(); });
-  if (world_->broadcast_bytes(found ? "yes" : "") == "yes") return true;
-  on_every_rank(world_, [&] {
-    const auto complete = list_checkpoints(folder_).complete;
-    if (world_->rank() == 0 || complete.empty()) return;
-    throw CheckpointError(
-        fmt::format("{} has checkpoints up to step {} on this rank's machine, and none on rank 0's: {}", folder_,
-                    complete.front().step, kOneFolder));
-  });
-  return false;
+  return world_->broadcast_bytes(found ? "yes" : "") == "yes";
 }
 
 void RunCheckpoints::decide() { continues_ = look(); }

@@ -53,8 +53,7 @@ class RunCheckpoints {
  public:
   RunCheckpoints(const TrainConfig& config, std::shared_ptr<Communicator> world, Say say, RunJob job = {});
 
-  /// Whether there is something to go on from now, in the folder of rank 0. CheckpointError where another rank alone
-  /// sees checkpoints: the folder is not one for all.
+  /// Whether there is something to go on from now, as rank 0 sees it.
   bool look() const;
   /// The same, once and for all: load() finds something exactly where there was something then, or is a
   /// CheckpointError.

@@ -265,11 +265,13 @@ IdentityComparison compare_identities(const nlohmann::json& saved, const nlohman
     if (is_other_optimizer && difference.key == "settings.optimizer.state") continue;  // said by the name
     if (is_default_of_new_key(difference, defaults)) continue;
     if (difference.key.starts_with("data.")) continue;  // compared by data_resume.h
-    if (is_other_name_alone(difference, before, now) || is_without_effect(difference, before, now)) continue;
+    if (is_other_name_alone(difference, before, now)) continue;
     const IdentityRule rule = rule_of(difference.key);
     IdentityChange change{
         .label = label_of(difference.key), .saved = difference.saved, .found = difference.found, .note = {}};
-    if (difference.key == "settings.training.initial_loss_scale") {
+    if (is_without_effect(difference, before, now)) {
+      change.note = "without effect in these runs";
+    } else if (difference.key == "settings.training.initial_loss_scale") {
       change.note = "a new run alone begins with it; this one goes on with the saved scale";
     }
     const bool cannot_be_loaded = other_shapes && difference.key.starts_with("model.");
