@@ -26,8 +26,8 @@
 #include "phalanx/checkpoint/block_hash.h"
 #include "phalanx/data/bpe_model.h"
 #include "phalanx/data/bpe_tokenizer.h"
-#include "phalanx/data/documents.h"
 #include "phalanx/data/file_kind.h"
+#include "phalanx/data/record_signs.h"
 #include "phalanx/data/token_file.h"
 #include "phalanx/infer/evaluate.h"
 #include "phalanx/infer/model_files.h"
@@ -130,11 +130,11 @@ void perplexity(const EvalArguments& arguments, const ModelRanks& ranks, models:
   const auto read_text = [&] {
     const std::string contents = read_file(arguments.text);
     data::require_plain_text(contents, arguments.text, "plain text");
-    if (const auto looks = data::records_in(std::string_view(contents).substr(0, data::kFileKindProbe))) {
+    if (const auto looks = data::records_in(std::string_view(contents).substr(0, data::kRecordProbe))) {
       throw DataError(
           fmt::format("{} looks like {}: expected plain text; take the text out of it first, or make a token "
                       "file of it by `phalanx tokenize` and give that as --tokens",
-                      arguments.text, *looks));
+                      arguments.text, looks->what));
     }
     const std::string_view text = text_after_mark<DataError>(contents, arguments.text);
     if (!is_utf8(text)) {

@@ -32,8 +32,8 @@
 #include "phalanx/checkpoint/weights_identity.h"
 #include "phalanx/data/bpe_model.h"
 #include "phalanx/data/bpe_tokenizer.h"
-#include "phalanx/data/documents.h"
 #include "phalanx/data/file_kind.h"
+#include "phalanx/data/record_signs.h"
 #include "phalanx/infer/batch_job.h"
 #include "phalanx/infer/generator.h"
 #include "phalanx/infer/model_files.h"
@@ -68,12 +68,12 @@ Inputs read_prompts(const GenerateArguments& arguments) {
   }
   inputs.contents = read_file(arguments.prompts_file);
   data::require_plain_text(inputs.contents, arguments.prompts_file, "prompts, one a line or as JSON lines");
-  if (const auto looks = data::records_in(std::string_view(inputs.contents).substr(0, data::kFileKindProbe));
+  if (const auto looks = data::records_in(std::string_view(inputs.contents).substr(0, data::kRecordProbe));
       looks && !arguments.format.json_lines) {
     throw DataError(
         fmt::format("{} looks like {}: expected a prompt a line, or JSON lines in a file whose name ends in "
                     ".jsonl",
-                    arguments.prompts_file, *looks));
+                    arguments.prompts_file, looks->what));
   }
   inputs.prompts = infer::parse_prompts(inputs.contents, arguments.prompts_file, arguments.format);
   return inputs;

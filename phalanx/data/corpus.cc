@@ -19,6 +19,7 @@
 #include "phalanx/base/mapped_file.h"
 #include "phalanx/base/utf8.h"
 #include "phalanx/data/file_kind.h"
+#include "phalanx/data/record_signs.h"
 #include "phalanx/data/token_file_writer.h"
 #include "phalanx/data/token_statistics.h"
 #include "phalanx/data/tokenizer_fingerprint.h"
@@ -169,7 +170,7 @@ class CorpusLister {
       throw DataError(fmt::format("{} is no Parquet file, whatever its name says: it is {}", shown(path),
                                   kind == FileKind::unknown ? "of no known kind" : name_of(kind)));
     } else if (is_text) {
-      document.format = format_of(path, head);
+      document.format = format_of(path, head, document.compression);
       if (document.format == TextFormat::text && !is_packed && head.starts_with(kUtf8Mark)) {
         document.begin = static_cast<std::int64_t>(kUtf8Mark.size());
       }
@@ -191,7 +192,7 @@ class CorpusLister {
   }
 
   /// Of a text: its own, or records by the file's name. What looks like records under another name is not guessed at.
-  TextFormat format_of(const fs::path& path, std::string_view head) const {
+  TextFormat format_of(const fs::path& path, std::string_view head, Compression compression) const {
     if (options_.format) return *options_.format;
     std::string name = path.filename().string();
     for (const char* packed : {".gz", ".zst", ".zstd"}) {
@@ -201,27 +202,49 @@ class CorpusLister {
       if (name.ends_with(records)) return TextFormat::json_lines;
     }
     for (const auto& [table, separator] : {std::pair(".csv", ","), std::pair(".tsv", "\\t")}) {
-      if (!name.ends_with(table)) continue;
-      throw DataError(fmt::format(
-          "{0} is a table, of which text is one column: write its rows as JSON lines by\n    python3 -c \"import csv, "
-          "json, sys; [print(json.dumps(row)) for row in csv.DictReader(sys.stdin, delimiter='{1}')]\" < {2} > "
-          "data.jsonl\n  and tokenize data.jsonl with --field COLUMN; or read it as text by --format text, or leave it "
-          "out by --exclude",
-          shown(path), separator, name));
+      if (name.ends_with(table)) refuse_table("is a table", path, separator, name);
     }
-    const auto looks = records_in(head);
+    const auto looks = data_in(start_of_records(path, head, compression));
     if (!looks) return TextFormat::text;
-    if (path == options_.standard_input && *looks == "JSON lines") return TextFormat::json_lines;
-    std::string as_records = "read it as records by --format jsonl";
-    if (*looks == "a list of records in JSON")
-      as_records += fmt::format(" after `jq -c '.[]' {} > data.jsonl`", shown(path));
-    if (*looks == "one record in JSON") as_records += fmt::format(" after `jq -c . {} > data.jsonl`", shown(path));
-    if (looks->starts_with("a description")) as_records = "give the data beside it";
+    if (path == options_.standard_input && looks->is_json_lines) return TextFormat::json_lines;
+    if (looks->separator != '\0') {
+      refuse_table("looks like a table", path, looks->separator == ',' ? "," : "\\t",
+                   path == options_.standard_input ? "table.csv" : name);
+    }
+    if (!looks->instead.empty()) {
+      throw DataError(
+          fmt::format("{} looks like {}: {}, read it as text by --format text, or leave it out by --exclude",
+                      shown(path), looks->what, looks->instead));
+    }
+    std::string as_records;
+    if (looks->is_json_lines || !looks->command.empty()) as_records = "read it as records by --format jsonl";
+    if (!looks->command.empty()) {
+      as_records += fmt::format(" after `{}`", fmt::format(fmt::runtime(looks->command), shown(path)));
+    }
     throw DataError(
-        fmt::format("{} looks like {}: expected text, or records under a name that ends in .jsonl; {}, as text by "
-                    "--format text, or "
-                    "leave it out by --exclude",
-                    shown(path), *looks, as_records));
+        fmt::format("{} looks like {}: expected text, or records under a name that ends in .jsonl; {}{}as text by "
+                    "--format text, or leave it out by --exclude",
+                    shown(path), looks->what, as_records, as_records.empty() ? "read it " : ", "));
+  }
+
+  /// What is looked at for records: more than of other kinds, where it may begin with one.
+  static std::string start_of_records(const fs::path& path, std::string_view head, Compression compression) {
+    const std::string_view text = without_utf8_mark(head);
+    const std::size_t first = text.find_first_not_of(" \t\r\n");
+    if (head.size() < kFileKindProbe || first == text.npos || std::string_view("{[#/").find(text[first]) == text.npos) {
+      return std::string(head);
+    }
+    return TextReader(path, compression).read(kRecordProbe);
+  }
+
+  [[noreturn]] void refuse_table(std::string_view is, const fs::path& path, std::string_view separator,
+                                 std::string_view name) const {
+    throw DataError(fmt::format(
+        "{0} {1}, of which text is one column: write its rows as JSON lines by\n    python3 -c \"import csv, "
+        "json, sys; [print(json.dumps(row)) for row in csv.DictReader(sys.stdin, delimiter='{2}')]\" < {3} > "
+        "data.jsonl\n  and tokenize data.jsonl with --field COLUMN; or read it as text by --format text, or leave it "
+        "out by --exclude",
+        shown(path), is, separator, name));
   }
 
   const CorpusOptions& options_;

@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -147,43 +146,6 @@ TextCount each_text(const Document& source, const std::function<void(std::string
   });
   if (bytes_done) bytes_done(static_cast<std::uint64_t>(source.size()));
   return records.count();
-}
-
-std::optional<std::string> records_in(std::string_view head) {
-  constexpr std::array kFields = {"\"text\"",   "\"messages\"",   "\"conversations\"", "\"instruction\"",
-                                  "\"prompt\"", "\"completion\"", "\"content\""};
-  const auto names_a_field = [&](std::string_view text) {
-    return std::ranges::any_of(kFields, [&](const char* field) { return text.find(field) != std::string_view::npos; });
-  };
-  const auto after_blanks = [](std::string_view text) {
-    return text.substr(std::min(text.find_first_not_of(" \t\r\n"), text.size()));
-  };
-  const std::string_view text = after_blanks(without_utf8_mark(head));
-  if (text.starts_with('[')) {
-    const std::string_view first = after_blanks(text.substr(1));
-    if (first.starts_with('{') && names_a_field(first.substr(0, 4096))) return "a list of records in JSON";
-    return std::nullopt;
-  }
-  if (!text.starts_with('{')) return std::nullopt;
-  const bool spans_lines = text.find('\n') < text.find_last_not_of(" \t\r\n");
-  if (json whole; !json_object_fault(text, whole)) {
-    if (whole.contains("_data_files") || (whole.contains("features") && whole.contains("splits"))) {
-      return "a description of a data set (datasets package)";
-    }
-    const auto is_list = [&](const char* key) { return whole.contains(key) && whole[key].is_array(); };
-    const bool has_text = whole.contains("text") && whole["text"].is_string();
-    if (spans_lines && (has_text || is_list("messages") || is_list("conversations"))) return "one record in JSON";
-  }
-  const std::size_t end = text.find('\n');
-  if (end == std::string_view::npos) {  // one line, perhaps longer than what is seen of it
-    const bool is_record = names_a_field(text.substr(0, 4096)) && after_blanks(text.substr(1)).starts_with('"');
-    return is_record ? std::optional<std::string>("JSON lines") : std::nullopt;
-  }
-  json record;
-  if (json_object_fault(text.substr(0, end), record)) return std::nullopt;
-  const std::string_view second = after_blanks(text.substr(end));
-  if (second.starts_with('{') || names_a_field(text.substr(0, end))) return "JSON lines";
-  return std::nullopt;
 }
 
 }  // namespace phalanx::data

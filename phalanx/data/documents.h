@@ -9,7 +9,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
 #include <string_view>
 
@@ -58,8 +57,5 @@ struct TextCount {
 /// file, the line or row, and what is wrong with it.
 TextCount each_text(const Document& source, const std::function<void(std::string_view)>& use,
                     const Advance& bytes_done = {});
-
-/// Whether a file that begins so holds records in JSON and no text: what it looks like, for messages.
-std::optional<std::string> records_in(std::string_view head);
 
 }  // namespace phalanx::data

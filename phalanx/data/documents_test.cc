@@ -24,6 +24,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::SizeIs;
 
 const std::string kRecords =
     "{\"text\": \"first\\nof two lines\", \"id\": 1}\n\n{\"id\": 2, \"text\": \"caf\\u00e9\"}\r\n"
@@ -160,6 +161,51 @@ TEST_F(DocumentsTest, RecordsChatsAndDataSetsAreNeverTakenForText) {
   EXPECT_THAT(refused({write("package.json", "{\n  \"name\": \"x\",\n  \"version\": \"1\"\n}\n"),
                        write("small.json", "{\"name\": \"x\"}"), write("list.json", "[1, 2, 3, 4, 5, 6]\n")}),
               "accepted");
+}
+
+TEST_F(DocumentsTest, RecordsAreSeenWhateverTheFileBeginsWith) {
+  const auto way_out = AllOf(HasSubstr("--format text"), HasSubstr("--exclude"));
+  const auto expect_refused = [&](const std::string& contents, const std::string& what) {
+    EXPECT_THAT(refused({write("x.txt", contents)}), AllOf(HasSubstr("x.txt looks like " + what), way_out)) << contents;
+    EXPECT_THAT(texts_of({path("x.txt")}, {.format = TextFormat::text}), SizeIs(1)) << contents;
+  };
+  expect_refused("{\n  \"text\": \"a\",\n  \"id\": 3\n}\n{\n  \"text\": \"b\"\n}\n",
+                 "records in JSON, one after the other");
+  const std::string meta(300'000, 'x');
+  const std::string longest = "{\"meta\": \"" + meta + "\", \"text\": \"a\"}\n";
+  expect_refused(longest, "JSON lines");
+  expect_refused(longest + "{\"text\": \"b\"}\n", "JSON lines");
+  expect_refused("[" + longest + "]", "a list of records in JSON");
+  EXPECT_THAT(refused({write_gzip("x.txt.gz", longest)}), HasSubstr("looks like JSON lines"));
+  expect_refused("{\"text\":\"a\n{\"text\":\"b\"}\n{\"text\":\"c\"}\n", "JSON lines");
+  expect_refused("# dump\n{\"text\":\"a\"}\n{\"text\":\"b\"}\n", "JSON lines");
+  expect_refused("# dump\n{\n\"text\": \"a\"\n}\n{\n\"text\": \"b\"\n}\n", "records in JSON");
+  expect_refused("\x1e{\"text\":\"a\"}\n\x1e{\"text\":\"b\"}\n", "a sequence of JSON records");
+  expect_refused("[\"a\",\"b\"]\n[\"c\",\"d\"]\n", "lists in JSON");
+  expect_refused("\"hello\"\n\"b\"\n", "strings in JSON");
+  expect_refused("{'text': 'a'}\n{'text': 'b'}\n", "JSON lines");
+  expect_refused("{\"data\": [{\"title\": \"x\", \"paragraphs\": []}]}", "a list of records in JSON (\"data\")");
+  expect_refused("[{\"q\": \"x\", \"a\": \"y\"}, {\"q\": \"z\", \"a\": \"w\"}]", "a list of records in JSON");
+  expect_refused("id,text\n1,\"a, b\"\n", "a table");
+  expect_refused("title\tbody\na\tb\n", "a table");
+  EXPECT_THAT(refused({write("in", "text,label\n\"hello, a\",1\n\"b\",2\n")}, {.standard_input = path("in")}),
+              AllOf(HasSubstr("standard input looks like a table"), HasSubstr("--field COLUMN"), way_out));
+  EXPECT_THAT(refused({write("in", "[\"a\"]\n[\"b\"]\n")}, {.standard_input = path("in")}), HasSubstr("lists in JSON"));
+  // Files of ours.
+  expect_refused("{\"version\": \"1.0\", \"added_tokens\": [], \"model\": {\"type\": \"BPE\"}}", "a tokenizer");
+  expect_refused("{\n  \"format\": \"phalanx.tokens\",\n  \"version\": 1\n}\n", "the description of a token file");
+}
+
+TEST_F(DocumentsTest, TextAboutJsonAndQuotedSpeechStaysText) {
+  for (const char* text :
+       {"\"Hello,\" she said.\n\"Hi.\"\n", "# Title\n\nA record:\n\n    {\"text\": \"a\"}\n\nwhich is read.\n",
+        "{ int x; }\n{ int y; }\n", "[1] A footnote.\n[2] Another.\n", "Hello, world\nand, so on\n",
+        "red,green\nblue,white\n", "# notes\n[a link](x.md)\n[another](y.md)\n",
+        "{\n \"type\": \"FeatureCollection\",\n \"features\": [\n  {\"id\": 1},\n  {\"id\": 2},\n  {\"id\": 3},\n  "
+        "{\"id\": 4}\n ]\n}\n",
+        "{\n  \"name\": \"x\",\n  \"authors\": [{\"name\": \"y\"}]\n}\n"}) {
+    EXPECT_EQ(refused({write("x.txt", text)}), "accepted") << text;
+  }
 }
 
 TEST_F(DocumentsTest, WhatFollowsGzipDataIsNotPassedOver) {
