@@ -8,7 +8,7 @@
 #include "cli/train_arguments.h"
 #include "cli/worker_program.h"
 #include "phalanx/train/config.h"
-#include "phalanx/train/run_plan.h"
+#include "phalanx/train/run_check.h"
 
 namespace phalanx::cli {
 
@@ -43,8 +43,9 @@ int train_command(const Arguments& arguments) {
   }
   std::vector<int> stop_signals;
   if (!count.launched) {
-    const train::TrainConfig config = train::read_config(parsed.config, parsed.overrides);
-    if (!parsed.print_config) train::plan_run(config, count.world);
+    const train::TrainConfig config =
+        parsed.print_config ? train::read_config(parsed.config, parsed.overrides)
+                            : train::read_run_config(parsed.config, parsed.overrides, {.ranks = count.world});
     stop_signals = train::stop_signals(config);
   }
   rest = parsed.overrides;

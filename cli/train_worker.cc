@@ -12,10 +12,12 @@
 #include "phalanx/base/log.h"
 #include "phalanx/launch/job_identity.h"
 #include "phalanx/launch/process_context.h"
+#include "phalanx/launch/worker_environment.h"
 #include "phalanx/launch/worker_report.h"
 #include "phalanx/train/config.h"
 #include "phalanx/train/model_config.h"
 #include "phalanx/train/report.h"
+#include "phalanx/train/run_check.h"
 #include "phalanx/train/stop_signal.h"
 #include "phalanx/train/trainer.h"
 
@@ -72,7 +74,11 @@ int train_worker(const Arguments& arguments) {
   Arguments rest = arguments;
   const bool only_print = take_flag(rest, "--print-config");
   if (rest.empty()) throw UsageError("expected a configuration file");
-  const train::TrainConfig config = train::read_config(rest[0], {rest.begin() + 1, rest.end()});
+  const Arguments overrides(rest.begin() + 1, rest.end());
+  const train::TrainConfig config =
+      only_print ? train::read_config(rest[0], overrides)
+                 : train::read_run_config(rest[0], overrides,
+                                          {.ranks = read_worker_environment().world_size, .look_at_files = false});
   if (only_print) {
     fmt::print("{}", train::print_config(train::with_model_numbers(config)));
     return 0;

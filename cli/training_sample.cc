@@ -4,7 +4,6 @@
 
 #include <filesystem>
 #include <span>
-#include <system_error>
 #include <vector>
 
 #include "phalanx/base/error.h"
@@ -12,6 +11,7 @@
 #include "phalanx/data/bpe_tokenizer.h"
 #include "phalanx/infer/generator.h"
 #include "phalanx/train/model_config.h"
+#include "phalanx/train/run_check.h"
 
 namespace phalanx::cli {
 
@@ -19,13 +19,7 @@ namespace {
 
 data::BpeTokenizer sample_tokenizer(const train::TrainConfig& config, std::int64_t vocab_size) {
   const std::filesystem::path path = std::filesystem::path(config.model.hf_assets_path) / "tokenizer.json";
-  std::error_code ignored;
-  if (!std::filesystem::exists(path, ignored)) {
-    throw DataError(
-        fmt::format("there is no '{}': [metrics] sample_prompt needs the tokenizer, and [model] hf_assets_path "
-                    "names its folder",
-                    path.string()));
-  }
+  train::require_sample_tokenizer(config);
   data::BpeTokenizer tokenizer = data::BpeTokenizer::load(path.string());
   if (tokenizer.vocab_size() > vocab_size) {
     throw DataError(fmt::format("'{}' has {} ids, the model only {}: is it another tokenizer than the data's?",

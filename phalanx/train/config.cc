@@ -33,16 +33,20 @@ int stop_signal(const std::string& name) {
 
 }  // namespace
 
-TrainConfig parse_config(std::string_view toml, const std::string& source, const std::vector<std::string>& overrides) {
-  TrainConfig config;
-  ConfigProblems problems;
-  const auto wrong_keys = read_keys(config, toml, source, overrides, problems);
-  check_keys_together(config, wrong_keys, problems);
-  problems.throw_if_any(source);
-  return config;
+ConfigReading take_config(std::string_view toml, const std::string& source, const std::vector<std::string>& overrides) {
+  ConfigReading reading{.source = source};
+  reading.wrong_keys = read_keys(reading.config, toml, source, overrides, reading.problems);
+  check_keys_together(reading.config, reading.wrong_keys, reading.problems);
+  return reading;
 }
 
-TrainConfig read_config(const std::string& path, const std::vector<std::string>& overrides) {
+TrainConfig parse_config(std::string_view toml, const std::string& source, const std::vector<std::string>& overrides) {
+  const ConfigReading reading = take_config(toml, source, overrides);
+  reading.problems.throw_if_any(source);
+  return reading.config;
+}
+
+std::string config_text(const std::string& path) {
   if (std::filesystem::is_directory(path)) {
     throw ConfigError(fmt::format("cannot read the configuration '{}': it is a directory", path));
   }
@@ -51,7 +55,11 @@ TrainConfig read_config(const std::string& path, const std::vector<std::string>&
   if (!file || (file.peek() != std::ifstream::traits_type::eof() && !(text << file.rdbuf()))) {
     throw ConfigError(fmt::format("cannot read the configuration '{}': {}", path, std::strerror(errno)));
   }
-  return parse_config(text.str(), path, overrides);
+  return text.str();
+}
+
+TrainConfig read_config(const std::string& path, const std::vector<std::string>& overrides) {
+  return parse_config(config_text(path), path, overrides);
 }
 
 std::vector<int> stop_signals(const TrainConfig& config) {

@@ -31,6 +31,21 @@ void check_keys_together(TrainConfig& config, const std::set<std::string>& wrong
     if (std::ranges::any_of(keys, [&](const char* key) { return wrong_keys.contains(key); })) return;
     problems.collect(body);
   };
+  const auto below_one = [&](const char* name, double value) {
+    check({}, [&] {
+      if (value >= 1) throw ConfigError(fmt::format("[optimizer] {} is {}: expected 0 <= {} < 1", name, value, name));
+    });
+  };
+  const auto& optimizer = config.optimizer;
+  if (!wrong_keys.contains("optimizer.name") && optimizer.name == "AdamW") {
+    below_one("beta1", optimizer.beta1);
+    below_one("beta2", optimizer.beta2);
+    check({}, [&] {
+      if (optimizer.eps == 0) throw ConfigError("[optimizer] eps is 0: expected a positive number");
+    });
+  } else if (optimizer.name == "SGD") {
+    below_one("momentum", optimizer.momentum);
+  }
   check({"checkpoint.load_step", "checkpoint.enable"}, [&] {
     if (config.checkpoint.load_step < 0 || config.checkpoint.enable) return;
     throw ConfigError(
@@ -141,6 +156,16 @@ void check_keys_together(TrainConfig& config, const std::set<std::string>& wrong
     if (!validation.enable || !validation.dataset_path.empty() || validation.fraction != 0) return;
     throw ConfigError("[validation] is enabled, but fraction is 0 and dataset_path is not set: nothing is held out");
   });
+}
+
+void require_dump_folder(const TrainConfig& config) {
+  if (!config.job.dump_folder.empty()) return;
+  throw ConfigError("[job] dump_folder is empty: expected the run's folder; \".\" is the working directory");
+}
+
+void require_dataset(const TrainConfig& config) {
+  if (!config.training.dataset_path.empty()) return;
+  throw ConfigError("[training] dataset_path is not set: expected a token file; `phalanx tokenize` makes one");
 }
 
 }  // namespace phalanx::train

@@ -15,4 +15,8 @@ namespace phalanx::train {
 /// A check of `wrong_keys` (read_keys() gives them) is left out: it would speak of their defaults.
 void check_keys_together(TrainConfig& config, const std::set<std::string>& wrong_keys, ConfigProblems& problems);
 
+/// What a run needs and other uses of a configuration do not.
+void require_dump_folder(const TrainConfig& config);
+void require_dataset(const TrainConfig& config);
+
 }  // namespace phalanx::train

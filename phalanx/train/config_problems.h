@@ -8,6 +8,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -17,25 +19,41 @@ namespace phalanx::train {
 
 class ConfigProblems {
  public:
-  /// Runs what may throw a ConfigError, and keeps its text. Whether it threw.
+  /// Runs what may throw an error of what was given, and keeps its text, once. Whether it threw.
   template <class Check>
   bool collect(Check&& check) {
     try {
       check();
       return false;
     } catch (const ConfigError& error) {
-      texts_.emplace_back(error.what());
-      return true;
+      add(error);
+    } catch (const DataError& error) {
+      add(error);
+    } catch (const FileError& error) {
+      add(error);
     }
+    return true;
   }
+  bool any() const { return !texts_.empty(); }
+  /// One problem is thrown as it was.
   void throw_if_any(const std::string& source) const {
-    if (texts_.empty()) return;
-    if (texts_.size() == 1) throw ConfigError(texts_[0]);
-    throw ConfigError(fmt::format("{}: {} problems\n  {}", source, texts_.size(), fmt::join(texts_, "\n  ")));
+    if (texts_.size() > 1) {
+      throw ConfigError(fmt::format("{}: {} problems\n  {}", source, texts_.size(), fmt::join(texts_, "\n  ")));
+    }
+    throw_first();
+  }
+  void throw_first() const {
+    if (first_) std::rethrow_exception(first_);
   }
 
  private:
+  void add(const Error& error) {
+    if (!first_) first_ = std::current_exception();
+    if (std::ranges::find(texts_, error.what()) == texts_.end()) texts_.emplace_back(error.what());
+  }
+
   std::vector<std::string> texts_;
+  std::exception_ptr first_;
 };
 
 }  // namespace phalanx::train

@@ -21,4 +21,18 @@ namespace phalanx::train {
 std::set<std::string> read_keys(TrainConfig& config, std::string_view toml, const std::string& source,
                                 const std::vector<std::string>& flags, ConfigProblems& problems);
 
+/// A configuration as far as it could be read, and what is wrong with it.
+struct ConfigReading {
+  TrainConfig config = {};
+  std::set<std::string> wrong_keys = {};
+  ConfigProblems problems = {};
+  std::string source;
+};
+
+/// parse_config() before it throws, for who has more to check.
+ConfigReading take_config(std::string_view toml, const std::string& source, const std::vector<std::string>& overrides);
+
+/// The text of a configuration file. ConfigError where it cannot be read.
+std::string config_text(const std::string& path);
+
 }  // namespace phalanx::train

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <string_view>
 
 #include "phalanx/base/error.h"
@@ -29,7 +30,7 @@ void check_divides(std::string_view key, std::int64_t degree, std::int64_t ranks
                                 ranks_text(ranks), which, divisors_text(ranks)));
 }
 
-/// -1 stands for the ranks that the other degrees leave; with both at -1 all of them shard.
+/// -1 stands for the ranks that the other degrees leave; with both at -1 all of them shard. tp and pp divide the ranks.
 ParallelPlan degrees_of(const TrainConfig& config, std::int64_t world_size) {
   const auto& given = config.parallelism;
   ParallelPlan plan{.pp = given.pipeline_parallel_degree,
@@ -38,9 +39,6 @@ ParallelPlan degrees_of(const TrainConfig& config, std::int64_t world_size) {
                     .tp = given.tensor_parallel_degree,
                     .zero_stage = static_cast<int>(given.zero_stage),
                     .sequence_parallel = given.enable_sequence_parallel};
-  check_divides("tensor_parallel_degree", plan.tp, world_size, "");
-  check_divides("pipeline_parallel_degree", plan.pp, world_size / plan.tp,
-                plan.tp > 1 ? " that tensor parallelism leaves" : "");
   const std::int64_t left = world_size / plan.tp / plan.pp;
   if (plan.dp_shard == -1) plan.dp_shard = left / std::max<std::int64_t>(1, plan.dp_replicate);
   if (plan.dp_replicate == -1) plan.dp_replicate = left / std::max<std::int64_t>(1, plan.dp_shard);
@@ -93,37 +91,87 @@ void plan_pipeline(const TrainConfig& config, const models::LlamaConfig& model, 
 
 }  // namespace
 
-RunPlan plan_run(const TrainConfig& config, std::int64_t world_size) {
-  const models::LlamaConfig model = model_config(config);
-  const ParallelPlan parallel = degrees_of(config, world_size);
-  schedule::schedule_name(
-      config.parallelism.pipeline_parallel_schedule);  // must be one, also where there is no pipeline
-  check(parallel, models::model_numbers(model, parallel.tp, config.training.seq_len), world_size,
-        {.tp = "[parallelism] tensor_parallel_degree",
-         .pp = "[parallelism] pipeline_parallel_degree",
-         .sequence_parallel = "enable_sequence_parallel"});
-  if (parallel.dp_shard == 1 && config.training.enable_cpu_offload) {
+std::optional<RunPlan> collect_plan(const TrainConfig& config, std::int64_t world_size,
+                                    const std::set<std::string>& wrong_keys, ConfigProblems& problems) {
+  const auto is_right = [&](std::initializer_list<const char*> keys) {
+    return std::ranges::none_of(keys, [&](const char* key) { return wrong_keys.contains(key); });
+  };
+  // What could not be read, or stands on what is wrong, is not judged.
+  const auto holds = [&](bool can_judge, auto&& check) { return can_judge && !problems.collect(check); };
+
+  const bool model_is_read = std::ranges::none_of(
+      wrong_keys, [](const std::string& key) { return key.starts_with("model.") || key == "training.seq_len"; });
+  models::LlamaConfig model;
+  const bool model_is_right = holds(model_is_read, [&] { model = model_config(config); });
+
+  const auto& given = config.parallelism;
+  const std::int64_t tp = given.tensor_parallel_degree, pp = given.pipeline_parallel_degree;
+  const bool tp_divides = holds(is_right({"parallelism.tensor_parallel_degree"}),
+                                [&] { check_divides("tensor_parallel_degree", tp, world_size, ""); });
+  const bool pp_divides = holds(is_right({"parallelism.pipeline_parallel_degree"}), [&] {
+    const bool leaves = tp_divides && tp > 1;
+    check_divides("pipeline_parallel_degree", pp, leaves ? world_size / tp : world_size,
+                  leaves ? " that tensor parallelism leaves" : "");
+  });
+  ParallelPlan parallel;
+  const bool dp_is_read = is_right({"parallelism.data_parallel_replicate_degree",
+                                    "parallelism.data_parallel_shard_degree", "parallelism.zero_stage"}) &&
+                          given.data_parallel_replicate_degree != 0 && given.data_parallel_shard_degree != 0;
+  const bool degrees_are_right =
+      holds(tp_divides && pp_divides && dp_is_read, [&] { parallel = degrees_of(config, world_size); });
+  // It must be one, also where there is no pipeline.
+  const bool has_schedule = holds(true, [&] { schedule::schedule_name(given.pipeline_parallel_schedule); });
+  const bool fits = holds(model_is_right && degrees_are_right, [&] {
+    check(parallel, models::model_numbers(model, parallel.tp, config.training.seq_len), world_size,
+          {.tp = "[parallelism] tensor_parallel_degree",
+           .pp = "[parallelism] pipeline_parallel_degree",
+           .sequence_parallel = "enable_sequence_parallel"});
+  });
+  holds(degrees_are_right, [&] {
+    if (parallel.dp_shard != 1 || !config.training.enable_cpu_offload) return;
     throw ConfigError(fmt::format(
         "[training] enable_cpu_offload is for sharded training, but of {} none shares the model with another: "
         "start more, or remove it",
         ranks_text(world_size)));
-  }
-  if (const std::int64_t group = reshard_group(config); group > 0 && parallel.dp_shard % group != 0) {
+  });
+  holds(degrees_are_right, [&] {
+    const std::int64_t group = reshard_group(config);
+    if (group == 0 || parallel.dp_shard % group == 0) return;
     throw ConfigError(fmt::format(
         "[parallelism] fsdp_reshard_after_forward = {} does not divide the {} ranks among which the model is sharded",
         group, parallel.dp_shard));
-  }
+  });
+  // Without the degrees: as of one data rank, whose batches any number of them makes multiples of.
+  const std::int64_t data_ranks = degrees_are_right ? parallel.data_ranks() : 1;
   const std::int64_t local = config.training.local_batch_size;
-  const std::int64_t unit = local * parallel.data_ranks();
+  const std::int64_t unit = local * data_ranks;
   const std::int64_t global = config.training.global_batch_size == -1 ? unit : config.training.global_batch_size;
-  check_batch(global, local, parallel.data_ranks());
+  const bool batches_are_right =
+      holds(global != 0 && is_right({"training.local_batch_size", "training.global_batch_size",
+                                     "training.num_tokens_per_microbatch_per_dp_rank",
+                                     "training.num_tokens_per_train_step", "training.seq_len"}),
+            [&] { check_batch(global, local, data_ranks); });
+  if (!degrees_are_right || !batches_are_right) return std::nullopt;
   RunPlan plan{.world_size = world_size,
                .parallel = parallel,
                .local_batch_size = local,
                .accumulation_steps = global / unit,
                .global_batch_size = global};
-  if (parallel.pp > 1) plan_pipeline(config, model, plan);
+  if (parallel.pp > 1 && !holds(fits && has_schedule &&
+                                    is_right({"parallelism.pipeline_parallel_microbatch_size",
+                                              "parallelism.pipeline_parallel_stages_per_rank"}),
+                                [&] { plan_pipeline(config, model, plan); })) {
+    return std::nullopt;
+  }
+  if (!fits || !has_schedule) return std::nullopt;
   return plan;
+}
+
+RunPlan plan_run(const TrainConfig& config, std::int64_t world_size) {
+  ConfigProblems problems;
+  const auto plan = collect_plan(config, world_size, {}, problems);
+  problems.throw_first();
+  return plan.value();
 }
 
 schedule::ScheduleOptions schedule_options(const TrainConfig& config, const RunPlan& plan) {

@@ -8,10 +8,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
 
 #include "phalanx/mesh/parallel_plan.h"
 #include "phalanx/schedule/generators.h"
 #include "phalanx/train/config.h"
+#include "phalanx/train/config_problems.h"
 
 namespace phalanx::train {
 
@@ -24,7 +28,12 @@ struct RunPlan {
   std::int64_t micro_batches = 1;       // of a pipeline: of one forward pass of one data rank, which is a whole step's
 };
 
+/// Throws the first thing that is wrong.
 RunPlan plan_run(const TrainConfig& config, std::int64_t world_size);
+
+/// All that is wrong, but for what stands on `wrong_keys` or on another problem. The plan where there is one.
+std::optional<RunPlan> collect_plan(const TrainConfig& config, std::int64_t world_size,
+                                    const std::set<std::string>& wrong_keys, ConfigProblems& problems);
 
 /// Of the pipeline of such a run.
 schedule::ScheduleOptions schedule_options(const TrainConfig& config, const RunPlan& plan);

@@ -23,6 +23,7 @@
 #include "phalanx/launch/libtorch_version.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/parallel/replica_check.h"
+#include "phalanx/train/config_checks.h"
 #include "phalanx/train/data_resume.h"
 #include "phalanx/train/first_rank.h"
 #include "phalanx/train/gradient_pass.h"
@@ -49,9 +50,7 @@ std::string number_text(double value) { return std::isnan(value) ? "nan" : fmt::
 
 /// Before anything that the ranks do together depends on it.
 TrainConfig same_on_all_ranks(TrainConfig config, Communicator& world) {
-  if (config.job.dump_folder.empty()) {
-    throw ConfigError("[job] dump_folder is empty: expected the run's folder; \".\" is the working directory");
-  }
+  require_dump_folder(config);
   nlohmann::json mine = settings_of_all_ranks(config);
   mine["versions"] = {{"phalanx", version()}, {"libtorch", libtorch_version()}};
   require_same_on_ranks(world, "configuration", mine,

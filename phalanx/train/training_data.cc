@@ -6,6 +6,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/data/stream_description.h"
 #include "phalanx/data/token_statistics.h"
+#include "phalanx/train/config_checks.h"
 #include "phalanx/train/model_config.h"
 #include "phalanx/train/precision.h"
 #include "phalanx/train/training_tokenizer.h"
@@ -15,9 +16,7 @@ namespace phalanx::train {
 TrainingData open_training_data(const TrainConfig& config, const RunPlan& plan, c10::Device device, int rank) {
   const auto& training = config.training;
   const std::int64_t vocab_size = model_config(config).vocab_size;
-  if (training.dataset_path.empty()) {
-    throw ConfigError("[training] dataset_path is not set: expected a token file; `phalanx tokenize` makes one");
-  }
+  require_dataset(config);
   data::TokenFileOptions options{.vocab_size = vocab_size};
   if (training.dataset_dtype != "auto") options.type = data::token_type_named(training.dataset_dtype);
   const data::TokenFile tokens(training.dataset_path, options);
