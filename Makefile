@@ -9,7 +9,7 @@ PYTHON = $(firstword $(wildcard .venv/bin/python) python3)
 CONFIGURE_FLAGS = $(if $(wildcard .deps/lib/cmake),-DCMAKE_PREFIX_PATH=$(CURDIR)/.deps)
 
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap configure build all install tour test test-all fuzz slurm soak deaths kills timeline mutations layouts demo format check cuda-check clean released parquet
+.PHONY: help bootstrap configure build all install tour test test-all fuzz slurm soak deaths kills worlds timeline mutations layouts demo format check cuda-check clean released parquet
 
 help:
 	@echo 'make demo      set up, build, train a small Llama on 2 ranks, resume it, generate text'
@@ -18,12 +18,13 @@ help:
 	@echo 'make install   install programs and libraries into ~/.local (make install PREFIX=/opt/phalanx)'
 	@echo 'make tour      run the commands of the README'
 	@echo 'make all       the same with tests, recipes and benchmarks'
-	@echo 'make test-all  the soak, deaths under Open MPI, kills of saves, the timeline, every layout, every mutation, released tokenizers, Parquet, and the tests again under AddressSanitizer (into $(SANITIZED))'
+	@echo 'make test-all  the soak, deaths under Open MPI, kills of saves, larger worlds, the timeline, every layout, every mutation, released tokenizers, Parquet, every lint check, and the tests again under AddressSanitizer (into $(SANITIZED))'
 	@echo 'make fuzz      hostile input for every parser, under sanitizers; needs clang (make fuzz FUZZ_SECONDS=600)'
 	@echo 'make soak      200 random kills, stops and restarts of communicating ranks, and 500 of training runs in every phase; about 25 minutes (make soak FAULTS=40 RUN_FAULTS=40)'
 	@echo 'make deaths    a rank killed in every call under Open MPI, and beside NCCL; some minutes'
 	@echo 'make slurm     ranks and job scripts under a Slurm of two nodes that it starts and stops; needs root; about a minute'
 	@echo 'make layouts   every layout of up to 8 ranks and every pipeline schedule beside one rank; some minutes'
+	@echo 'make worlds    the collectives over sockets on nodes of eight ranks; about a minute'
 	@echo 'make kills     a saving rank killed at every file operation of a save; about a minute'
 	@echo 'make mutations everything that the check of layouts must find, spoilt and found, and the bits of all that recomputes; about 12 minutes'
 	@echo 'make timeline  pipelines of 2 ranks that compute, against the simulator: needs two cores with nothing else to do'
@@ -74,6 +75,9 @@ deaths: all
 kills: all
 	OMP_NUM_THREADS=1 PHALANX_ALL_KILLS=1 $(BUILD)/bin/checkpoint_test --gtest_filter='*KilledAtEveryOperation*'
 
+worlds: all
+	OMP_NUM_THREADS=1 $(BUILD)/bin/comm_test --gtest_filter='*LevelsSuite.Passes/TwoTimesFour:*LevelsSuite.Passes/FourTimesTwo:*LevelSuite.Passes/ThreeThreeTwo'
+
 mutations: all
 	OMP_NUM_THREADS=1 PHALANX_ALL_MUTATIONS=1 $(BUILD)/bin/train_test --gtest_filter='LayoutMutations*:RecomputeBits*'
 
@@ -91,7 +95,7 @@ released: all
 parquet: bootstrap
 	@$(PYTHON) scripts/parquet_test.py --build $(BUILD)/../parquet --jobs $(JOBS) || [ $$? -eq 77 ]
 
-test-all: test slurm soak deaths kills timeline layouts mutations released parquet
+test-all: test slurm soak deaths kills worlds timeline layouts mutations released parquet check
 	cmake --preset asan -B $(SANITIZED) $(CONFIGURE_FLAGS)
 	cmake --build $(SANITIZED) --parallel $(JOBS)
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 ctest --test-dir $(SANITIZED) --output-on-failure --no-tests=error
@@ -119,7 +123,7 @@ check:
 	@scripts/check_text.sh
 	@$(PYTHON) scripts/check_layering.py --self-test
 	@$(PYTHON) scripts/check_layering.py
-	@scripts/check_lint.sh
+	@scripts/check_lint.sh $(if $(LINT_PART),--part $(LINT_PART))
 
 cuda-check: bootstrap
 	@scripts/cuda_check.sh --full

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # clang-tidy (.clang-tidy) over the torch-free sources: those of the other folders take a minute each to parse.
-# File names as arguments limit it to these.
+# File names as arguments limit it to these; --part N takes every Nth file, from another one after each commit.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -10,9 +10,16 @@ if [[ -d .deps/lib/cmake ]]; then prefix=("-DCMAKE_PREFIX_PATH=$PWD/.deps"); fi
 # One compile command per file, where the real build puts several files into one; nothing is compiled here.
 cmake -S . -B "$build" -G Ninja -DPHALANX_UNITY=OFF -DPHALANX_PCH=OFF -DPHALANX_BENCHMARKS=OFF "${prefix[@]}" >/dev/null
 
+part=1
+if [[ "${1:-}" == --part ]]; then
+  part=$2
+  shift 2
+fi
 files=("$@")
 if [[ ${#files[@]} -eq 0 ]]; then
-  mapfile -t files < <(git ls-files 'phalanx/base/*.cc' 'phalanx/observe/*.cc' 'phalanx/schedule/*.cc' 'phalanx/data/*.cc' | grep -v '_test\.cc$')
+  first=$((0x$(git rev-parse --short=6 HEAD) % part))
+  mapfile -t files < <(git ls-files 'phalanx/base/*.cc' 'phalanx/observe/*.cc' 'phalanx/schedule/*.cc' 'phalanx/data/*.cc' |
+    grep -v '_test\.cc$' | awk -v part="$part" -v first="$first" 'NR % part == first')
 fi
 # What the compilation database does not know, clang-tidy would guess at.
 known=()
