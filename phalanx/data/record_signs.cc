@@ -91,7 +91,9 @@ std::optional<RecordSigns> signs_of(const json& whole, bool spans_lines) {
   if (is_record) return RecordSigns{.what = "JSON lines", .is_json_lines = true};
   constexpr std::array kLists = {"data",      "rows",  "records",    "examples", "samples",
                                  "instances", "train", "validation", "test"};
-  for (const auto& [key, value] : whole.items()) {
+  for (const auto& item : whole.items()) {
+    const std::string& key = item.key();
+    const json& value = item.value();
     if (!value.is_array() || value.empty() || !value[0].is_object()) continue;
     const bool is_named = std::ranges::find(kLists, key) != kLists.end();
     const bool has_field = std::ranges::any_of(
