@@ -37,8 +37,8 @@ Says how well a model predicts a text (perplexity), or which of several continua
   --batch-size N           windows or continuations in one pass (default 8)
   --json FILE              write the figures there, too
   --output FILE.jsonl      write the log-likelihoods of every question's choices
-  --allow-skipped          a malformed question is skipped and named, all others are scored, and the status in the end is
-                           1; with this it is 0
+  --allow-skipped          a question that is malformed, or has a choice of more tokens than the model takes, is skipped and
+                           named, all others are scored, and the status in the end is 1; with this it is 0
   --strict                 the first malformed question ends the command before anything is scored
 
   -n, --nproc-per-node N   start N ranks on this machine; each group of TP x PP has the model and a part of the work

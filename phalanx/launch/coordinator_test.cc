@@ -499,6 +499,11 @@ TEST(WorkerFailureTest, TheReportBeginsWithTheRootCauseAndListsTheOthers) {
   WorkerFailure late = failure_of(2, 11);
   late.message = std::string(300, 'x') + "\nsecond line";
   EXPECT_EQ(failure_report({killed}), "rank 1 (host host1) was killed by signal 11 (SIGSEGV)");
+  WorkerFailure cut = killed;
+  cut.signal = SIGBUS;
+  EXPECT_THAT(failure_report({cut}),
+              HasSubstr("(SIGBUS); a file that it reads in place, such as token data or weights, "
+                        "was cut short while it ran"));
   const std::string report = failure_report({lost, late, killed});
   EXPECT_EQ(report,
             "rank 1 (host host1) was killed by signal 11 (SIGSEGV)\n"

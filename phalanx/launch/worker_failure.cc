@@ -63,6 +63,11 @@ std::string describe(const WorkerFailure& failure) {
   } else if (failure.signal != 0) {
     text = fmt::format("rank {} (host {}) was killed by {}", failure.rank, failure.host, how_it_ended(failure));
     if (failure.signal == SIGKILL) text += "; if nobody did that, the machine may be short of memory";
+    if (failure.signal == SIGBUS) {
+      text +=
+          "; a file that it reads in place, such as token data or weights, was cut short while it ran, or /dev/shm is "
+          "full";
+    }
   } else {
     text = fmt::format("rank {} (host {}) ended with {}", failure.rank, failure.host, how_it_ended(failure));
     if (failure.exit_status == 127) {  // the shell's and the dynamic linker's
