@@ -84,7 +84,34 @@ constexpr const char* kPieces = R"json([
   ["[[:upper:][:digit:]_]+", "AB_1a", ["AB_1", "a"]],
   ["(?#note)a{2,}+b", "aaaab", ["aaaab"]],
   ["a{0}b", "ab", ["a", "b"]],
-  ["(?=a{2,3}+b)a", "aaab", ["a", "a", "ab"]]
+  ["(?=a{2,3}+b)a", "aaab", ["a", "a", "ab"]],
+  ["[\\w]+", "x\u00bd\u00b2a", ["x", "\u00bd\u00b2", "a"]],
+  ["\\w+", "x\u00bd\u00b2a", ["x\u00bd\u00b2a"]],
+  ["[^\\w]+", "a\u00bd\u00b2!", ["a", "\u00bd\u00b2!"]],
+  ["[\\w\\p{P}]+", "a\u00bd!\u00be", ["a", "\u00bd", "!", "\u00be"]],
+  ["[[:word:]]+", "a\u00b2b", ["a", "\u00b2", "b"]],
+  ["[^[:word:]]+", "a\u00b2b", ["a", "\u00b2", "b"]],
+  ["[[:alpha:]]+", "a\u0363b", ["a\u0363b"]],
+  ["[[:lower:]]+", "a\u10fcB", ["a\u10fc", "B"]],
+  ["\\P{Alphabetic}+", "a\u0363!b", ["a\u0363", "!", "b"]],
+  ["(?i)\\p{Lu}+", "aBC", ["a", "BC"]],
+  ["(?i)\\p{Ll}+", "aBC", ["a", "BC"]],
+  ["(?i)(?-i:[[:upper:]]+)", "aBC", ["a", "BC"]],
+  ["(?i)[^\\p{L}]+", "a1\u0345b", ["a", "1", "\u0345b"]],
+  ["(?i)[^\\s\\p{L}\\p{N}]+", "a!\u0345 b", ["a", "!", "\u0345 b"]],
+  ["(?i)[^\\w]+", "a\u00bd!", ["a", "\u00bd!"]],
+  ["(?i)[st]+", "\u017ftS\u00df", ["\u017ftS", "\u00df"]],
+  ["(?i)s(s)", "-\u00df-ss", ["-\u00df-", "ss"]],
+  ["(?i)s+s", "-\u00df-sSs", ["-\u00df-", "sSs"]],
+  ["(?i:s)(?i:s)", "-\u00df-Ss", ["-\u00df-", "Ss"]],
+  ["(?i)s{2}", "-\u00df-sS", ["-\u00df-", "sS"]],
+  ["(?i)f[iI]", "-\ufb01-FI", ["-\ufb01-", "FI"]],
+  ["(?-i:ss)", "-\u00df-ss", ["-\u00df-", "ss"]],
+  ["(?i:'s|'t|'re|'ve|'m|'ll|'d)", "'\u017f'\u00dfs'RE'\u017ft'\ufb06", ["'\u017f", "'\u00dfs", "'RE", "'\u017f", "t'\ufb06"]],
+  ["'(?i:[sdmt]|ll|ve|re)", "'\u017f'\u00df'LL'st'\ufb06", ["'\u017f", "'\u00df", "'LL", "'s", "t'\ufb06"]],
+  ["(?i)k", "K\u212ak", ["K", "\u212a", "k"]],
+  ["\\p{XID_Continue}+", "a\u200db-\ud83d\udc69\u200d\ud83d\ude92", ["a\u200db", "-\ud83d\udc69", "\u200d", "\ud83d\ude92"]],
+  ["\\p{ID_Continue}+", "a\u30fb\uff65-", ["a\u30fb\uff65", "-"]]
 ])json";
 
 TEST(OnigurumaPatternTest, FindsWhatThePackageFinds) {
@@ -118,6 +145,54 @@ TEST(OnigurumaPatternTest, WhatHasAnotherMeaningInPcreIsRefusedByName) {
       ADD_FAILURE() << pattern;
     } catch (const DataError& error) {
       EXPECT_THAT(error.what(), HasSubstr("the split pattern '" + pattern + "' holds '" + part + "', which is not"));
+    }
+  }
+}
+
+// Found by the package, where it has them, in other places than by PCRE2.
+TEST(OnigurumaPatternTest, WhatIgnoresCaseInAnotherWayOrIsPcresOwnIsRefusedWithAdvice) {
+  const std::vector<std::pair<std::string, std::string>> refused = {
+      {"(?i)ss", "ss"},
+      {"(?i)a(?:fi)", "fi"},
+      {"(?i)s(?:s)t", "ss"},
+      {"(?i)s{1}s", "ss"},
+      {"(?i)s(?#x)s", "ss"},
+      {"(?i)(?:ſt)+", "st"},
+      {R"((?i)s\x73)", "ss"},
+      {"(?i:a|ﬁ)", "ﬁ"},
+      {"(?i)ß", "ß"},
+      {"(?i)ŉ", "ŉ"},
+      {"(?i)[aß]", "ß in a set under (?i)"},
+      {"(?i)[Ü-ÿ]", "ß in a set under (?i)"},
+      {R"((?i)[\p{Lu}])", R"(\p{Lu} in a set under (?i))"},
+      {R"((?i)[^\p{Ll}])", R"(\p{Ll} in a set under (?i))"},
+      {"(?i)[[:upper:]]+", "[:upper:] in a set under (?i)"},
+      {"(?i:[^[:lower:]])", "[:lower:] in a set under (?i)"},
+      {R"((?i)[\w]x)", R"(\w in a set under (?i))"},
+      {R"((?i)[\p{L}])", R"(\p{L} in a set under (?i))"},
+      {R"((?i)[\S])", R"(\S in a set under (?i))"},
+      {R"((?i)(a)\1)", R"(\1 under (?i))"},
+      {R"(\p{Script=Han})", R"(\p{Script=Han})"},
+      {R"(\p{scx=Han})", R"(\p{scx=Han})"},
+      {R"(\p{sc:Han})", R"(\p{sc:Han})"},
+      {R"(\p{L&})", R"(\p{L&})"},
+      {R"(\p{Xan})", R"(\p{Xan})"},
+      {R"(\p{Xwd})", R"(\p{Xwd})"},
+      {R"(\p{Xsp})", R"(\p{Xsp})"},
+      {R"(\p{^Xps})", R"(\p{^Xps})"},
+      {R"(\P{X_an})", R"(\P{X_an})"},
+      {R"(\p{Bidi_Class_AL})", R"(\p{Bidi_Class_AL})"},
+      {R"(\p{bidi_al})", R"(\p{bidi_al})"},
+      {R"(\p{Diacritic})", R"(\p{Diacritic})"},
+      {R"(\p{Nonsense})", R"(\p{Nonsense})"},
+      {R"([\P{Alphabetic}])", R"(\P{Alphabetic} in a set)"}};
+  for (const auto& [pattern, part] : refused) {
+    try {
+      pcre_of_oniguruma(pattern);
+      ADD_FAILURE() << pattern;
+    } catch (const DataError& error) {
+      EXPECT_THAT(error.what(),
+                  HasSubstr("the split pattern '" + pattern + "' holds '" + part + "', which is not supported: "));
     }
   }
 }
