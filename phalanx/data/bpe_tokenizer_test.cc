@@ -312,6 +312,38 @@ struct MalformedCase {
   std::string message;
 };
 
+// What the `tokenizers` package (0.23) makes of them.
+TEST(BpeTokenizerTest, AnAddedTokenHasTheVocabularysIdOrTheNextThatIsFree) {
+  const json good = golden()["gpt2"]["tokenizer"];
+  const auto size = static_cast<TokenId>(good["model"]["vocab"].size());
+  const auto ids_with = [&](const std::vector<std::pair<std::string, TokenId>>& added, const json& vocab = {}) {
+    json file = good;
+    file["added_tokens"] = json::array();
+    for (const auto& [content, id] : added) file["added_tokens"].push_back({{"content", content}, {"id", id}});
+    if (vocab.is_object()) file["model"]["vocab"].update(vocab);
+    const BpeTokenizer tokenizer = BpeTokenizer::from_json(file.dump(), "t.json");
+    EXPECT_EQ(BpeTokenizer::from_json(tokenizer.to_json(), "again.json").vocab_size(), tokenizer.vocab_size());
+    std::string text;
+    for (const auto& [content, id] : added) text += content;
+    return tokenizer.encode(text);
+  };
+  using Ids = std::vector<TokenId>;
+  EXPECT_EQ(ids_with({{"<x>", size}}), Ids({size}));
+  EXPECT_EQ(ids_with({{"<|endoftext|>", size}}), Ids({0}));
+  EXPECT_EQ(ids_with({{"<|endoftext|>", size + 5}}), Ids({0}));
+  EXPECT_EQ(ids_with({{"<x>", size + 5}}), Ids({size}));
+  EXPECT_EQ(ids_with({{"<x>", size}, {"<y>", size + 5}}), Ids({size, size + 1}));
+  EXPECT_EQ(ids_with({{"<x>", size + 1}, {"<y>", size}}), Ids({size, size + 1}));
+  EXPECT_EQ(ids_with({{"<x>", size}, {"<|endoftext|>", 0}, {"<y>", size + 1}}), Ids({size, 0, size + 1}));
+  EXPECT_EQ(ids_with({{"<x>", size}, {"<y>", size + 1}}, {{"zzzz", size + 3}}), Ids({size + 1, size + 2}));
+  try {
+    ids_with({{"<x>", size + 2}}, {{"zzzz", size + 1}});
+    ADD_FAILURE();
+  } catch (const DataError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("which is that of 'zzzz' in model.vocab: number model.vocab without gaps"));
+  }
+}
+
 TEST(BpeTokenizerTest, MalformedFilesAreRefusedByFileAndKey) {
   const std::vector<MalformedCase> cases = {
       {"no model", [](json& f) { f.erase("model"); }, "model: missing"},

@@ -168,6 +168,31 @@ void read_added_tokens(const TokenizerJson& reader, const json& entries, std::in
   }
 }
 
+/// The package goes by no id of an added token: it takes the vocabulary's, or else the next that is free.
+void number_added_tokens(const TokenizerJson& reader, const json& vocab, BpeModel& model) {
+  auto next = static_cast<TokenId>(vocab.size());
+  for (std::size_t i = 0; i < model.added_tokens.size(); ++i) {
+    AddedToken& token = model.added_tokens[i];
+    const std::string key = fmt::format("added_tokens[{}].id", i);
+    const auto in_vocab = vocab.find(token.content);
+    const bool is_in_vocab = in_vocab != vocab.end();
+    const TokenId id = is_in_vocab ? in_vocab->get<TokenId>() : next;
+    const auto index = static_cast<std::size_t>(id);
+    if (!is_in_vocab && index < model.tokens.size() && !model.tokens[index].empty()) {
+      reader.fail(key, fmt::format("'{}' has id {}, but the `tokenizers` package gives it {}, which is that of '{}' in "
+                                   "model.vocab: number model.vocab without gaps and added tokens behind it",
+                                   token.content, token.id, id, bytes_to_printable(model.tokens[index])));
+    }
+    if (id != token.id) {
+      log::warn_once(fmt::format("{}: {}: '{}' has id {}, and is given {}, {}, as in the `tokenizers` package",
+                                 reader.name(), key, token.content, token.id, id,
+                                 is_in_vocab ? "which model.vocab has for it" : "the next that is free"));
+    }
+    token.id = id;
+    next = std::max(next, id + 1);
+  }
+}
+
 }  // namespace
 
 BpeModel parse_tokenizer_json(std::string_view text, const std::string& name) {
@@ -187,6 +212,7 @@ BpeModel parse_tokenizer_json(std::string_view text, const std::string& name) {
     const std::string unknown = read_model(reader, root, limit, model);
     if (added) read_added_tokens(reader, *added, limit, model);
     if (model.is_byte_level()) check_bytes(reader, model, unknown);
+    number_added_tokens(reader, *vocab, model);
     read_normalizer(reader, root, model);
     read_post_processor(reader, root, limit, model);
     read_decoder(reader, root, model);
