@@ -43,9 +43,10 @@ int train_command(const Arguments& arguments) {
   }
   std::vector<int> stop_signals;
   if (!count.launched) {
+    std::vector<std::string> notes;  // the ranks say them
     const train::TrainConfig config =
-        parsed.print_config ? train::read_config(parsed.config, parsed.overrides)
-                            : train::read_run_config(parsed.config, parsed.overrides, {.ranks = count.world});
+        parsed.print_config ? train::read_config(parsed.config, parsed.overrides, &notes)
+                            : train::read_run_config(parsed.config, parsed.overrides, {.ranks = count.world}, &notes);
     stop_signals = train::stop_signals(config);
   }
   rest = parsed.overrides;

@@ -75,10 +75,15 @@ int train_worker(const Arguments& arguments) {
   const bool only_print = take_flag(rest, "--print-config");
   if (rest.empty()) throw UsageError("expected a configuration file");
   const Arguments overrides(rest.begin() + 1, rest.end());
+  std::vector<std::string> notes;
+  const WorkerEnvironment environment = read_worker_environment();
   const train::TrainConfig config =
-      only_print ? train::read_config(rest[0], overrides)
-                 : train::read_run_config(rest[0], overrides,
-                                          {.ranks = read_worker_environment().world_size, .look_at_files = false});
+      only_print ? train::read_config(rest[0], overrides, &notes)
+                 : train::read_run_config(rest[0], overrides, {.ranks = environment.world_size, .look_at_files = false},
+                                          &notes);
+  if (environment.rank == 0) {
+    for (const std::string& note : notes) log::warn_once(note);
+  }
   if (only_print) {
     fmt::print("{}", train::print_config(train::with_model_numbers(config)));
     return 0;

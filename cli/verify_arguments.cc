@@ -39,7 +39,8 @@ VerifyArguments parse_verify_arguments(Arguments arguments) {
 }
 
 std::vector<train::NamedLayout> layouts_to_verify(const VerifyArguments& arguments, std::int64_t ranks) {
-  const train::TrainConfig config = train::read_config(arguments.config, arguments.overrides);
+  std::vector<std::string> notes;  // said before
+  const train::TrainConfig config = train::read_config(arguments.config, arguments.overrides, &notes);
   if (arguments.all) return train::all_layouts(config, ranks);
   std::vector<train::NamedLayout> layouts;
   for (const std::string& name : arguments.layouts) layouts.push_back(train::with_layout(config, name, ranks));

@@ -10,6 +10,7 @@
 #include "cli/verify_arguments.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/human.h"
+#include "phalanx/base/log.h"
 #include "phalanx/launch/process_context.h"
 #include "phalanx/train/layout_report.h"
 #include "phalanx/train/rank_agreement.h"
@@ -75,8 +76,10 @@ void verify(const train::NamedLayout& layout, const VerifyArguments& arguments, 
 
 int verify_worker(const Arguments& arguments) {
   const VerifyArguments parsed = parse_verify_arguments(arguments);
-  const train::TrainConfig config = train::read_config(parsed.config, parsed.overrides);
+  std::vector<std::string> notes;
+  const train::TrainConfig config = train::read_config(parsed.config, parsed.overrides, &notes);
   const ProcessContext process = init_from_environment({.backend = config.comm.backend});
+  for (const std::string& note : notes) log::warn_once(note);
   Verdict verdict;
   try {
     train::require_same_on_ranks(*process.world, "configuration", train::settings_of_all_ranks(config),

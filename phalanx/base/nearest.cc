@@ -47,7 +47,7 @@ std::string nearest(std::string_view name, const std::vector<std::string>& candi
     std::size_t distance = edit_distance(name, candidate);
     const std::size_t longer = std::max(name.size(), candidate.size());
     const bool contained = wanted.size() >= kMinimumPart && lower_case(candidate).find(wanted) != std::string::npos;
-    const std::size_t near = std::max<std::size_t>(2, longer / 3);
+    const std::size_t near = longer <= 3 ? 1 : std::max<std::size_t>(2, longer / 3);
     if (contained) distance = std::min(distance, near);
     const bool all_replaced = distance >= longer;
     if (distance > near || all_replaced || distance >= best_distance) continue;

@@ -15,7 +15,8 @@ namespace phalanx {
 std::size_t edit_distance(std::string_view a, std::string_view b);
 
 /// The candidate with the smallest edit distance (the first of equals), or "" where none is near enough to be meant:
-/// a distance of at most two, or a third of the longer name. A candidate that `name` is a part of counts as near.
+/// a distance of at most two, or a third of the longer name; of one between names of three letters. A candidate that
+/// `name` is a part of counts as near.
 std::string nearest(std::string_view name, const std::vector<std::string>& candidates);
 
 /// " (did you mean 'x'?)", or "" where nothing is near.

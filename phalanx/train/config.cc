@@ -8,9 +8,11 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <sstream>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/log.h"
 #include "phalanx/base/nearest.h"
 #include "phalanx/base/parse_text.h"
 #include "phalanx/base/signals.h"
@@ -35,7 +37,7 @@ int stop_signal(const std::string& name) {
 
 ConfigReading take_config(std::string_view toml, const std::string& source, const std::vector<std::string>& overrides) {
   ConfigReading reading{.source = source};
-  reading.wrong_keys = read_keys(reading.config, toml, source, overrides, reading.problems);
+  reading.wrong_keys = read_keys(reading.config, toml, source, overrides, reading.problems, reading.notes);
   check_keys_together(reading.config, reading.wrong_keys, reading.problems);
   return reading;
 }
@@ -58,8 +60,23 @@ std::string config_text(const std::string& path) {
   return text.str();
 }
 
-TrainConfig read_config(const std::string& path, const std::vector<std::string>& overrides) {
-  return parse_config(config_text(path), path, overrides);
+TrainConfig read_config(const std::string& path, const std::vector<std::string>& overrides,
+                        std::vector<std::string>* notes) {
+  const ConfigReading reading = take_config(config_text(path), path, overrides);
+  reading.problems.throw_if_any(path);
+  take_notes(reading.notes, notes);
+  return reading.config;
+}
+
+void take_notes(const std::vector<std::string>& found, std::vector<std::string>* notes) {
+  if (notes) {
+    *notes = found;
+    return;
+  }
+  static std::set<std::string> said;  // a command may read its file more than once
+  for (const std::string& note : found) {
+    if (said.insert(note).second) log::warn_once(note);
+  }
 }
 
 std::vector<int> stop_signals(const TrainConfig& config) {

@@ -169,7 +169,10 @@ struct TrainConfig {
 };
 
 /// Defaults, then the file, then the overrides, then checks that need no world size.
-TrainConfig read_config(const std::string& path, const std::vector<std::string>& overrides);
+/// What is to be said though nothing is wrong (keys that are not read, flags that are given twice) is logged, once; or
+/// goes to `notes`.
+TrainConfig read_config(const std::string& path, const std::vector<std::string>& overrides,
+                        std::vector<std::string>* notes = nullptr);
 /// The same from text; `source` stands for the file's name in errors.
 TrainConfig parse_config(std::string_view toml, const std::string& source, const std::vector<std::string>& overrides);
 

@@ -65,6 +65,7 @@ void check_keys_together(TrainConfig& config, const std::set<std::string>& wrong
                       training.seq_len);
   });
   const auto refuse_zero = [&](const char* section, const char* name, std::int64_t value) {
+    if (wrong_keys.contains(fmt::format("{}.{}", section, name))) return;
     check({}, [&] {
       if (value == 0) throw ConfigError(fmt::format("{} is 0: expected -1, or 1 or more", key_label(section, name)));
     });

@@ -88,9 +88,13 @@ void refuse_unsupported(const RefusedKey& refused, std::string_view name, const 
   std::string_view accepted = refused.accepted;
   std::string bare(accepted);
   if (bare.size() >= 2 && bare.front() == '"') bare = bare.substr(1, bare.size() - 2);
-  const bool switches_off = refused.name == "*" && (name == "enable" || name == "enabled") && given.shown == "false";
+  const bool switches_off = refused.name == "*" && given.shown == "false";
   if (switches_off || accepted == kAnyValue) return;
   if (!accepted.empty() && (given.shown == accepted || given.shown == bare)) return;
+  if (const auto* list = std::get_if<std::vector<std::string>>(&given.value)) {
+    std::vector<std::string> value = *list;
+    if (!value.empty() && toml_value(&value) == accepted) return;
+  }
   throw ConfigError(fmt::format(
       "{}: {} = {} is not supported: {}{}", given.where, key_label(refused.section, name), given.shown, refused.reason,
       accepted.empty() || refused.name == "*" ? "; remove the key"
@@ -231,23 +235,57 @@ class Reader {
         if (!is_known_section(section.str())) refuse_unknown_section(section.str(), where);
       });
       if (is_wrong) continue;
-      const bool is_off = is_switched_off(section.str(), *table);
+      const bool is_off = is_switched_off(section.str(), *table), says_off = is_said_off(*table);
       for (auto&& [name, value] : *table) {
-        // Where a section is off, what is not supported in it asks for nothing; memory snapshots have their own switch.
-        const bool asks = !is_off || name.str() == "enable_memory_snapshot";
+        // Where a section is off, what is not supported in it asks for nothing, nor does a choice that there is not
+        // here; where it says so, nothing does. Memory snapshots have their own switch.
         const Key* key = find_key(section.str(), name.str());
-        if (!asks && !key && find_refused(section.str(), name.str())) continue;
-        // Nor does a choice that there is not here.
-        if (!asks && key && !key->choices.empty() && value.is_string()) {
-          ConfigProblems ignored;
-          ignored.collect([&, &name = name, &value = value, &section = section] {
-            set(section.str(), name.str(), given_from(value, source));
-          });
+        const bool is_choice = key && !key->choices.empty() && value.is_string();
+        const bool asks = name.str() == "enable_memory_snapshot" ||
+                          !(says_off || (is_off && (is_choice || (!key && find_refused(section.str(), name.str())))));
+        if (asks) {
+          set_or_collect(section.str(), name.str(), given_from(value, source));
           continue;
         }
-        set_or_collect(section.str(), name.str(), given_from(value, source));
+        IdleKey idle{.section = std::string(section.str()), .name = std::string(name.str())};
+        const bool is_read = !idle.problem.collect([&, &name = name, &value = value, &section = section] {
+          set(section.str(), name.str(), given_from(value, source));
+        });
+        if (!is_read) idle_.push_back(std::move(idle));
+      }
+      if (says_off) said_off_.insert(std::string(section.str()));
+    }
+  }
+
+  /// After the flags, which may switch a section on: keys of sections that are off are not read, and that is said.
+  void conclude(std::vector<std::string>& notes) {
+    std::vector<std::string> not_read;
+    for (const IdleKey& key : idle_) {
+      if (is_on(key.section)) {
+        problems_.collect([&] { key.problem.throw_first(); });
+        note_wrong(key.section, key.name);
+      } else {
+        not_read.push_back(key_label(key.section, key.name));
       }
     }
+    for (const std::string& section : said_off_) {
+      if (is_on(section)) continue;
+      for (const char* name : {"freq", "steps", "local_batch_size", "profiler_active"}) note_wrong(section, name);
+    }
+    if (!not_read.empty()) {
+      notes.push_back(fmt::format("not read, as {} off: {}",
+                                  not_read.size() == 1 ? "its section is switched" : "their sections are switched",
+                                  fmt::join(not_read, ", ")));
+    }
+    if (sequence_ && *sequence_->number != config_.training.seq_len && config_.validation.enable) {
+      problems_.collect([&] {
+        throw ConfigError(
+            fmt::format("{}: [validation] seq_len = {} is not supported: validation uses "
+                        "training.seq_len, which is {}; remove the key",
+                        sequence_->where, *sequence_->number, config_.training.seq_len));
+      });
+    }
+    notes.insert(notes.end(), twice_.begin(), twice_.end());
   }
 
   void take_preset(const Preset& preset) {
@@ -293,15 +331,56 @@ class Reader {
       }
       given.value = given.shown;
       given_.clear();  // and a later flag an earlier one
-      set_or_collect(section, name, std::move(given));
+      take_flag(path, section, name, std::move(given));
     }
   }
 
  private:
+  /// A key of a section that is off, which could not be taken.
+  struct IdleKey {
+    std::string section, name;
+    ConfigProblems problem = {};
+  };
+  struct SequenceLength {
+    std::optional<std::int64_t> number;
+    std::string where;
+  };
+  struct Flag {
+    std::string path, shown, value;
+  };
+
+  static bool is_said_off(const toml::table& table) {
+    for (const char* name : {"enable", "enabled", "enable_profiling", "enable_checkpoint"}) {
+      if (const auto* value = table.get_as<bool>(name)) return !value->get();
+    }
+    return false;
+  }
+
+  bool is_on(std::string_view section) const {
+    if (section == "validation") return config_.validation.enable;
+    if (section == "checkpoint") return config_.checkpoint.enable;
+    if (section == "profiling") return config_.profiling.enable_profiling;
+    return section == "activation_checkpoint" && config_.activation_checkpoint.mode != "none";
+  }
+
+  /// Of a key that is given twice with two values, that it is.
+  void take_flag(const std::string& path, std::string_view section, std::string_view name, GivenValue given) {
+    const std::string shown = given.shown;
+    if (!set_or_collect(section, name, std::move(given))) return;
+    const Key* key = find_key(section, name);
+    if (!key) return;
+    const std::string value = toml_value(key->slot(config_));
+    if (const auto before = flags_.find(key); before != flags_.end() && before->second.value != value) {
+      twice_.push_back(fmt::format("given twice: {} {} and {} {}: the last one, {}, counts", before->second.path,
+                                   before->second.shown, path, shown, shown));
+    }
+    flags_[key] = {.path = path, .shown = shown, .value = value};
+  }
+
   /// Whether what the section describes is off: it says so, or says nothing and that is torchtitan's default.
   static bool is_switched_off(std::string_view section, const toml::table& table) {
     for (const char* name : {"enable", "enabled", "enable_profiling", "enable_checkpoint"}) {
-      if (const auto* value = table.get_as<bool>(name)) return !value->get();
+      if (table.get_as<bool>(name)) return is_said_off(table);
     }
     if (section == "activation_checkpoint") return table["mode"].value_or(std::string_view()) == "none";
     // Converters are switched on in [model].
@@ -310,11 +389,16 @@ class Reader {
     return std::ranges::find(kOffByDefault, section) != kOffByDefault.end();
   }
 
-  void set_or_collect(std::string_view section, std::string_view name, GivenValue given) {
-    if (problems_.collect([&] { set(section, name, std::move(given)); })) {
-      const Key* key = find_key(section, name);
-      if (key) wrong_keys_.insert(fmt::format("{}.{}", key->section, key->name));
-    }
+  /// Whether it could be set.
+  bool set_or_collect(std::string_view section, std::string_view name, GivenValue given) {
+    if (!problems_.collect([&] { set(section, name, std::move(given)); })) return true;
+    note_wrong(section, name);
+    return false;
+  }
+
+  void note_wrong(std::string_view section, std::string_view name) {
+    const Key* key = find_key(section, name);
+    if (key) wrong_keys_.insert(fmt::format("{}.{}", key->section, key->name));
   }
 
   static bool is_boolean_text(std::string_view text) { return text == "true" || text == "false"; }
@@ -359,6 +443,10 @@ class Reader {
     if (!key) {
       const RefusedKey* refused = find_refused(section, name);
       if (!refused) refuse_unknown_key(section, name, given.where);
+      if (const auto count = count_in(given); count && section == "validation" && name == "seq_len") {
+        sequence_ = SequenceLength{.number = count, .where = given.where};  // compared when training.seq_len is known
+        return;
+      }
       refuse_unsupported(*refused, name, given);
       return;
     }
@@ -374,6 +462,11 @@ class Reader {
   ConfigProblems& problems_;
   std::map<const Key*, std::string> given_;
   std::set<std::string> wrong_keys_;
+  std::vector<IdleKey> idle_;
+  std::set<std::string> said_off_;
+  std::optional<SequenceLength> sequence_;
+  std::map<const Key*, Flag> flags_;
+  std::vector<std::string> twice_;
 };
 
 /// Takes `--like NAME` out of the flags.
@@ -407,12 +500,14 @@ const Preset* take_preset_flag(std::vector<std::string>& flags) {
 }  // namespace
 
 std::set<std::string> read_keys(TrainConfig& config, std::string_view toml, const std::string& source,
-                                const std::vector<std::string>& flags, ConfigProblems& problems) {
+                                const std::vector<std::string>& flags, ConfigProblems& problems,
+                                std::vector<std::string>& notes) {
   Reader reader(config, problems);
   std::vector<std::string> overrides = flags;
   if (const Preset* preset = take_preset_flag(overrides)) reader.take_preset(*preset);
   reader.read_file(toml, source);
   reader.read_flags(overrides);
+  reader.conclude(notes);
   return reader.wrong_keys();
 }
 

@@ -64,7 +64,7 @@ std::string config_reference() {
       "\n## Keys of torchtitan that are refused\n\nThey are known, and refused by name so that no setting is silently "
       "without effect. The value in the second column is\naccepted because it is how Phalanx works anyway. In a "
       "section that is switched off "
-      "(`enable = false`) none is refused.\n\n"
+      "(`enable = false`) no key is refused, known or not; one line at the start names those that are not read.\n\n"
       "| key | accepted value | reason |\n| --- | --- | --- |\n";
   for (const RefusedKey& key : refused_keys()) {
     const std::string name = key.name == "*" ? fmt::format("the rest of [{}]", key.section)

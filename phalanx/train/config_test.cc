@@ -9,6 +9,7 @@
 #include <fstream>
 
 #include "phalanx/base/error.h"
+#include "phalanx/train/config_reader.h"
 #include "phalanx/train/config_schema.h"
 
 namespace phalanx::train {
@@ -109,6 +110,7 @@ TEST(Config, UnknownKeysNameTheNearest) {
               AllOf(HasSubstr("run.toml:3:"), HasSubstr("[training] step"), HasSubstr("did you mean 'steps'?")));
   EXPECT_THAT(refusal("[trainin]\nsteps = 3\n"),
               AllOf(HasSubstr("run.toml:1:"), HasSubstr("did you mean 'training'?")));
+  EXPECT_THAT(refusal("[foo]\nx = 3\n"), ::testing::Not(HasSubstr("did you mean")));
   EXPECT_THAT(refusal("[training]\nlr = 3\n"), HasSubstr("did you mean [optimizer] lr?"));
   EXPECT_THAT(refusal("steps = 3\n"), HasSubstr("outside of any section"));
   EXPECT_THAT(refusal("", {"--training.stepz", "3"}),
@@ -396,6 +398,67 @@ freq = 5
               HasSubstr("enable_memory_snapshot"));
   EXPECT_THAT(refusal("[activation_checkpoint]\nmode = \"full\"\nearly_stop = true\n"), HasSubstr("early_stop"));
   EXPECT_NO_THROW(parse("[activation_checkpoint]\nmode = \"none\"\nearly_stop = true\n"));
+}
+
+TEST(Config, TorchtitansOwnDefaultsAreAccepted) {
+  for (const char* text :
+       {"[job]\nprint_config = false\nprint_args = false\nconfig_file = \"\"\n", "[model]\ntokenizer_path = \"\"\n",
+        "[training]\ngc_freq = 50\ngc_debug = false\n", "[optimizer]\nimplementation = \"fused\"\n",
+        "[experimental]\ncustom_import = \"\"\ncustom_args_module = \"\"\n",
+        "[activation_checkpoint]\nmode = \"full\"\nearly_stop = false\nmemory_budget = 0.5\npreserve_rng_state = true\n"
+        "determinism_check = \"default\"\ndebug = false\nvisualize_memory_budget_pareto = false\n"
+        "per_op_sac_force_recompute_mm_shapes_by_fqns = [\"moe.router.gate\"]\n",
+        "[parallelism]\npipeline_parallel_schedule_csv = \"\"\npipeline_parallel_first_stage_less_layers = 1\n",
+        "[training]\nseq_len = 64\n[validation]\nenable = true\nseq_len = 64\n",
+        "[memory_estimation]\nenable = false\ndisable_fake_mode = false\n"}) {
+    EXPECT_EQ(refusal(text), "accepted") << text;
+  }
+  for (const RefusedKey& key : refused_keys()) {  // on the command line no section is off
+    if (key.accepted.empty() || key.accepted == kAnyValue || key.name == "seq_len" || key.accepted.front() == '[')
+      continue;
+    EXPECT_EQ(refusal("", {fmt::format("--{}.{}={}", key.section, key.name, key.accepted)}), "accepted") << key.name;
+  }
+  for (const char* flag : {"--compile.enable=false", "--float8.enable_fsdp_float8_all_gather=false",
+                           "--memory_estimation.disable_fake_mode=false"}) {
+    EXPECT_EQ(refusal("", {flag}), "accepted") << flag;
+  }
+  EXPECT_THAT(refusal("[validation]\nenable = true\nseq_len = 64\n"),
+              HasSubstr("validation uses training.seq_len, which is 2048"));
+  EXPECT_THAT(refusal("[training]\ngc_freq = 5\n"), HasSubstr("set it to 50"));
+}
+
+std::vector<std::string> notes_of(std::string_view text, const std::vector<std::string>& flags = {}) {
+  const ConfigReading reading = take_config(text, "run.toml", flags);
+  reading.problems.throw_if_any("run.toml");
+  return reading.notes;
+}
+
+TEST(Config, SectionsThatAreOffRefuseNothingAndSayWhatIsNotRead) {
+  using ::testing::ElementsAre;
+  const std::string text =
+      "[validation]\nenable = false\nbogus = 3\nsteps = 0\n[profiling]\nenable_profiling = false\nexperimental_x = 1\n"
+      "profile_freq = 0\nprofiler_active = 11\n[checkpoint]\nenable = false\nkeep_latest_k = -3\ninterval = 7\n"
+      "[compile]\nenable = false\nfoo = 1\n";
+  EXPECT_THAT(notes_of(text), ElementsAre(AllOf(HasSubstr("not read, as their sections are switched off: "),
+                                                HasSubstr("[validation] bogus"),
+                                                HasSubstr("[profiling] experimental_x, [profiling] profile_freq"),
+                                                HasSubstr("[checkpoint] keep_latest_k"), HasSubstr("[compile] foo"),
+                                                ::testing::Not(HasSubstr("interval")))));
+  EXPECT_EQ(parse(text).checkpoint.keep_latest_k, 10);
+  EXPECT_TRUE(notes_of("[validation]\nenable = false\nfreq = 5\n").empty());
+  // What a flag switches on is read.
+  EXPECT_THAT(refusal(text, {"--checkpoint.enable"}), HasSubstr("keep_latest_k is -3"));
+  EXPECT_THAT(refusal(text, {"--validation.enable"}),
+              AllOf(HasSubstr("unknown key [validation] bogus"), HasSubstr("steps is 0")));
+}
+
+TEST(Config, AFlagThatIsGivenTwiceIsSaid) {
+  using ::testing::ElementsAre;
+  EXPECT_THAT(notes_of("", {"--training.steps", "3", "--training.steps=4"}),
+              ElementsAre("given twice: --training.steps 3 and --training.steps 4: the last one, 4, counts"));
+  EXPECT_THAT(notes_of("", {"--training.seed", "3", "--debug.seed", "4"}),
+              ElementsAre("given twice: --training.seed 3 and --debug.seed 4: the last one, 4, counts"));
+  EXPECT_TRUE(notes_of("[training]\nsteps = 2\n", {"--training.steps=3", "--training.steps", "3"}).empty());
 }
 
 TEST(Config, LikeTorchtitanTakesItsDefaultsBelowFileAndFlags) {

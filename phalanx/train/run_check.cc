@@ -54,8 +54,8 @@ void check_files(const ConfigReading& reading, ConfigProblems& problems) {
 
 }  // namespace
 
-TrainConfig read_run_config(const std::string& path, const std::vector<std::string>& overrides,
-                            const RunChecks& checks) {
+TrainConfig read_run_config(const std::string& path, const std::vector<std::string>& overrides, const RunChecks& checks,
+                            std::vector<std::string>* notes) {
   ConfigReading reading = take_config(config_text(path), path, overrides);
   ConfigProblems& problems = reading.problems;
   const TrainConfig& config = reading.config;
@@ -66,6 +66,7 @@ TrainConfig read_run_config(const std::string& path, const std::vector<std::stri
   if (!reading.wrong_keys.contains("training.dataset_path")) problems.collect([&] { require_dataset(config); });
   if (checks.look_at_files) check_files(reading, problems);
   problems.throw_if_any(path);
+  take_notes(reading.notes, notes);
   return config;
 }
 

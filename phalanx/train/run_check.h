@@ -18,8 +18,8 @@ struct RunChecks {
 };
 
 /// As read_config(). One problem is thrown as what it is; several are one ConfigError.
-TrainConfig read_run_config(const std::string& path, const std::vector<std::string>& overrides,
-                            const RunChecks& checks);
+TrainConfig read_run_config(const std::string& path, const std::vector<std::string>& overrides, const RunChecks& checks,
+                            std::vector<std::string>* notes = nullptr);
 
 /// DataError where the folder of the model's tokenizer, for [metrics] sample_prompt, has none.
 void require_sample_tokenizer(const TrainConfig& config);
