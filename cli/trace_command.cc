@@ -73,27 +73,26 @@ int dump(const Arguments& arguments) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), process);
   if (error != std::errc{} || end != text.data() + text.size() || process < 1) {
     throw UsageError(
-        fmt::format("trace dump: '{}' is no process: expected the number of a launcher or a rank, such as "
+        fmt::format("dump: '{}' is no process: expected the number of a launcher or a rank, such as "
                     "phalanx trace dump 4711",
                     text));
   }
   refuse_rest({arguments.begin() + 1, arguments.end()}, "trace dump");
   if (::kill(process, 0) != 0) {
-    throw Error(fmt::format("trace dump: process {}: {}", process,
+    throw Error(fmt::format("dump: process {}: {}", process,
                             errno == ESRCH ? "there is none of that number" : std::strerror(errno)));
   }
   if (!handles_signal(process, SIGQUIT)) {
     throw Error(
-        fmt::format("trace dump: process {} does not handle SIGQUIT, which would end it: it is no launcher and "
+        fmt::format("dump: process {} does not handle SIGQUIT, which would end it: it is no launcher and "
                     "no rank of Phalanx, or has not met the other ranks yet",
                     process));
   }
   if (ignores_signal(process, SIGQUIT)) {
-    throw Error(
-        fmt::format("trace dump: process {} ignores SIGQUIT: it is no launcher and no rank of Phalanx", process));
+    throw Error(fmt::format("dump: process {} ignores SIGQUIT: it is no launcher and no rank of Phalanx", process));
   }
   if (::kill(process, SIGQUIT) != 0) {
-    throw Error(fmt::format("trace dump: process {}: {}", process, std::strerror(errno)));
+    throw Error(fmt::format("dump: process {}: {}", process, std::strerror(errno)));
   }
   fmt::print("process {} was asked; the ranks log where they write\n", process);
   return 0;

@@ -35,7 +35,8 @@ CommunicatorOptions communicator_options(const train::TrainConfig& config) {
                               .heartbeat = std::chrono::seconds(config.comm.heartbeat_seconds),
                               .trace_prefix = config.comm.save_traces_file_prefix};
   options.strict = config.comm.strict;
-  if (config.comm.trace_buf_size > 0) {
+  options.trace_files = config.comm.trace_buf_size > 0;
+  if (options.trace_files) {
     options.trace_capacity = static_cast<std::size_t>(config.comm.trace_buf_size);
     options.trace_folder =
         env_string("PHALANX_COMM_TRACE_DIR").value_or(train::in_dump_folder(config, config.comm.save_traces_folder));

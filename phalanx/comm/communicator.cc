@@ -44,7 +44,8 @@ class Communicator::Impl {
     std::iota(members_.begin(), members_.end(), 0);
     id_ = options_.name;
     join(std::make_shared<Family>(
-        rank(), size(), FlightOptions{options_.trace_folder, options_.trace_prefix, options_.trace_capacity}));
+        rank(), size(),
+        FlightOptions{options_.trace_files, options_.trace_folder, options_.trace_prefix, options_.trace_capacity}));
   }
   /// A member of a family; `members` are ranks of its first communicator.
   Impl(std::shared_ptr<Backend> backend, CommunicatorOptions options, std::shared_ptr<Family> family, std::string id,

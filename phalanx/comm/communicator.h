@@ -74,7 +74,9 @@ struct CommunicatorOptions {
   // before, for which the host waits, and the call itself throws. Other backends always do.
   bool strict = false;
   // The flight recorder: the last trace_capacity operations go to <trace_folder>/<trace_prefix><rank>.json on an error
-  // and on SIGQUIT. Without a folder: to $PHALANX_COMM_TRACE_DIR, else nowhere.
+  // and on SIGQUIT. Without a folder: to $PHALANX_COMM_TRACE_DIR, else nowhere. Without trace_files nowhere, which is
+  // said where they would be written.
+  bool trace_files = true;
   std::string trace_folder;
   std::string trace_prefix = "rank_";
   std::size_t trace_capacity = 2048;

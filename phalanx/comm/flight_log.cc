@@ -78,11 +78,12 @@ void FlightLog::failed(std::uint64_t number, const std::string& reason) noexcept
 
 std::shared_ptr<FlightLogs> FlightLogs::make(int rank, int size, FlightOptions files) {
   std::shared_ptr<FlightLogs> logs(new FlightLogs(rank, size, std::move(files)));
-  if (!logs->files_.folder.empty()) dump_on_flight_signal(logs);
+  if (!logs->files_.folder.empty() || !logs->files_.writes) dump_on_flight_signal(logs);
   return logs;
 }
 
 FlightLogs::FlightLogs(int rank, int size, FlightOptions files) : rank_(rank), size_(size), files_(std::move(files)) {
+  if (!files_.writes) return;
   if (files_.folder.empty()) files_.folder = env_string("PHALANX_COMM_TRACE_DIR").value_or("");
   if (files_.folder.empty()) return;
   std::error_code none_there;
@@ -129,9 +130,13 @@ std::string FlightLogs::to_json(const std::string& reason) const {
 }
 
 void FlightLogs::dump(const std::string& reason) noexcept {
-  if (files_.folder.empty()) return;
+  if (files_.folder.empty() && files_.writes) return;
   try {
     const std::lock_guard lock(dump_mutex_);
+    if (!files_.writes) {
+      log::warn("communication: the last operations are not written, as [comm] trace_buf_size is 0");
+      return;
+    }
     posix_file_system().make_directory(files_.folder);
     replace_file(path(), to_json(reason));
     log::warn(fmt::format(

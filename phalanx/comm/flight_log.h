@@ -40,6 +40,7 @@ struct FlightGroup {
 };
 
 struct FlightOptions {
+  bool writes = true;  // else a line says that nothing is written, wherever something would be
   std::string folder;  // empty: nothing is written, unless PHALANX_COMM_TRACE_DIR is set
   std::string prefix = "rank_";
   std::size_t capacity = 2048;  // operations kept per group

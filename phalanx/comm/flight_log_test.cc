@@ -154,6 +154,32 @@ TEST_F(FlightLogTest, ASignalAsksAllRanksWhateverTheyDo) {
   EXPECT_EQ(absent["groups"][0]["entries"].size(), 1U);
 }
 
+// Not on an error, not on a signal, whatever the environment says; and neither ends a rank.
+TEST_F(FlightLogTest, NothingIsWrittenWhereThatIsAskedFor) {
+  auto asked = options();
+  asked.trace_files = false;
+  const auto elsewhere = folder_ / "of_the_environment";
+  ::setenv("PHALANX_COMM_TRACE_DIR", elsewhere.c_str(), 1);
+  ::testing::internal::CaptureStderr();
+  run_local_ranks(
+      2,
+      [&](const std::shared_ptr<Communicator>& comm) {
+        comm->barrier();
+        if (comm->rank() == 0) {
+          kill(getpid(), SIGQUIT);
+          std::this_thread::sleep_for(std::chrono::milliseconds(200));
+        }
+        comm->barrier();
+        EXPECT_GE(comm->recent_operations().size(), 2U);
+        EXPECT_THROW(comm->all_reduce(at::full({comm->rank() + 1}, 1.0F)), CommError);
+      },
+      asked);
+  ::unsetenv("PHALANX_COMM_TRACE_DIR");
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              ::testing::HasSubstr("the last operations are not written, as [comm] trace_buf_size is 0"));
+  EXPECT_TRUE(std::filesystem::is_empty(folder_));
+}
+
 TEST_F(FlightLogTest, PrefixCapacityAndMembersAreAsAskedFor) {
   auto asked = options();
   asked.trace_prefix = "job7_";

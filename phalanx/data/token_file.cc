@@ -436,8 +436,8 @@ void TokenFile::read(std::int64_t begin, std::span<std::int64_t> out) const {
     hint = fmt::format(" (read as raw {} ids: {})", to_string(type_),
                        fitting.empty() ? "is it another kind of file?"
                                        : fmt::format("the ids fit if they are {}: state the type by [training] "
-                                                     "dataset_dtype",
-                                                     fitting));
+                                                     "dataset_dtype, or as \"type\" in {}",
+                                                     fitting, sidecar_path(path_)));
   }
   throw DataError(
       fmt::format("{}: token {} at position {} is outside the vocabulary: expected 0 to {}; the file was made "

@@ -103,7 +103,7 @@ void put_on_device(ProcessContext& context, const std::string& asked, const Comm
 // all ranks the name of the first that comes with one.
 template <class Agree>
 void choose_trace_folder(CommunicatorOptions& options, const WorkerEnvironment& environment, Agree agree) {
-  if (!options.trace_folder.empty() || env_string("PHALANX_COMM_TRACE_DIR")) return;
+  if (!options.trace_files || !options.trace_folder.empty() || env_string("PHALANX_COMM_TRACE_DIR")) return;
   if (environment.rendezvous == Rendezvous::launcher)
     options.trace_folder = env_string(kTraceFolderVariable).value_or("");
   if (options.trace_folder.empty())

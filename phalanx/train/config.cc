@@ -10,6 +10,7 @@
 #include <fstream>
 #include <set>
 #include <sstream>
+#include <system_error>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/log.h"
@@ -51,6 +52,12 @@ TrainConfig parse_config(std::string_view toml, const std::string& source, const
 std::string config_text(const std::string& path) {
   if (std::filesystem::is_directory(path)) {
     throw ConfigError(fmt::format("cannot read the configuration '{}': it is a directory", path));
+  }
+  if (std::error_code error; std::filesystem::is_fifo(path, error)) {  // empty for all readers but the first
+    throw ConfigError(
+        fmt::format("cannot read the configuration '{}': it is a pipe, and each rank reads the file for "
+                    "itself: write it to a file first",
+                    path));
   }
   std::ifstream file(path, std::ios::binary);
   std::ostringstream text;

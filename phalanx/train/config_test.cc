@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <csignal>
 #include <filesystem>
 #include <fstream>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/temp_directory.h"
 #include "phalanx/train/config_reader.h"
 #include "phalanx/train/config_schema.h"
 
@@ -520,6 +522,16 @@ TEST(Config, MissingFileIsOneClearError) {
     EXPECT_THAT(error.what(), AllOf(HasSubstr("/nonexistent/run.toml"), HasSubstr("No such file")));
   }
   EXPECT_THROW(read_config(::testing::TempDir(), {}), ConfigError);
+  // All readers but the first would find nothing in it, and take the defaults.
+  const TempDirectory folder;
+  const std::string pipe = (folder.path() / "run.toml").string();
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  try {
+    read_config(pipe, {});
+    FAIL() << "accepted";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr(pipe), HasSubstr("it is a pipe"), HasSubstr("write it to a file first")));
+  }
 }
 
 TEST(ConfigReference, HasEveryKey) {
