@@ -91,8 +91,8 @@ void require_finite(const std::vector<double>& scores, const std::string& checkp
   if (bad == scores.end()) return;
   throw Error(fmt::format(
       "the log-likelihood of text {} of {} is {}: the weights of {} hold values that are not finite, or too large for "
-      "the "
-      "type that they are computed in; `phalanx checkpoint inspect` shows types, --dtype float32 has the widest range",
+      "the type that they are computed in; `phalanx checkpoint inspect` shows types, --dtype float32 has the widest "
+      "range",
       bad - scores.begin() + 1, scores.size(), *bad, checkpoint));
 }
 

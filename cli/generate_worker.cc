@@ -12,7 +12,6 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
-#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -52,8 +51,6 @@ struct Inputs {
   std::string contents;        // of the file of prompts
   std::string tokenizer_hash;  // empty: no tokenizer
 };
-
-std::string hash_text(std::string_view text) { return format_hash(hash_block(std::as_bytes(std::span(text)))); }
 
 Inputs read_prompts(const GenerateArguments& arguments) {
   Inputs inputs;
@@ -151,7 +148,7 @@ nlohmann::json description_of(const Task& task, const Inputs& inputs, const infe
       {"model_config", models::llama_metadata(files.config)},
       {"tokenizer", inputs.tokenizer_hash.empty() ? nlohmann::json() : nlohmann::json(inputs.tokenizer_hash)},
       {"end_tokens", task.end_tokens},
-      {"prompts", hash_text(inputs.contents)},
+      {"prompts", hash_of_text(inputs.contents)},
       {"prompts_form", arguments.prompts_file.empty() ? "arguments"
                        : arguments.format.json_lines  ? "json lines"
                                                       : "lines"},
@@ -383,12 +380,12 @@ int generate_worker(const Arguments& arguments) {
     tokenizer = infer::load_tokenizer(files, parsed.tokenizer, parsed.allow_tokenizer_mismatch);
     std::filesystem::path path = parsed.tokenizer.empty() ? *files.tokenizer : parsed.tokenizer;
     if (std::filesystem::is_directory(path)) path /= "tokenizer.json";
-    inputs.tokenizer_hash = hash_text(read_file(path));
+    inputs.tokenizer_hash = hash_of_text(read_file(path));
   };
   ranks.run([&] {
     ranks.each(read_tokenizer);
     ranks.require_same("prompts and tokenizer",
-                       {{"prompts", hash_text(inputs.contents)}, {"tokenizer", inputs.tokenizer_hash}});
+                       {{"prompts", hash_of_text(inputs.contents)}, {"tokenizer", inputs.tokenizer_hash}});
   });
   if (tokenizer && needs_tokenizer && !tokenizer->model().suffix.empty()) {
     log::warn_once(

@@ -18,4 +18,6 @@ std::span<const std::byte> bytes_of_block(std::span<const std::byte> file, std::
 
 std::string format_hash(std::uint64_t hash) { return fmt::format("{:016x}", hash); }
 
+std::string hash_of_text(std::string_view text) { return format_hash(hash_block(std::as_bytes(std::span(text)))); }
+
 }  // namespace phalanx

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 
 namespace phalanx {
 
@@ -18,5 +19,7 @@ std::uint64_t hash_block(std::span<const std::byte> bytes);
 std::span<const std::byte> bytes_of_block(std::span<const std::byte> file, std::uint64_t block);
 /// 16 hexadecimal digits.
 std::string format_hash(std::uint64_t hash);
+/// That of a short text, as one block.
+std::string hash_of_text(std::string_view text);
 
 }  // namespace phalanx

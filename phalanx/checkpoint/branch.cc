@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
-#include <span>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -36,10 +35,7 @@ std::string branch_text(const Branch& branch) {
   return json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
-std::string base_of(const std::filesystem::path& step) {
-  const std::string manifest = read_file(step / kManifestName);
-  return format_hash(hash_block(std::as_bytes(std::span(manifest))));
-}
+std::string base_of(const std::filesystem::path& step) { return hash_of_text(read_file(step / kManifestName)); }
 
 bool branch_entry_exists(const std::filesystem::path& path) {
   std::error_code error;

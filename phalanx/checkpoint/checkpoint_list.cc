@@ -68,6 +68,7 @@ CheckpointList list_checkpoints(const std::filesystem::path& folder) {
       list.complete.push_back(std::move(candidate));
     } catch (const DamagedError& reason) {
       list.skipped.push_back(fmt::format("{}: {}", name, reason.what()));
+      candidate.damage = reason.what();
       list.damaged.push_back(std::move(candidate));
     }
   }
@@ -109,12 +110,8 @@ std::filesystem::path resolve_checkpoint(const std::filesystem::path& path) {
     const FoundCheckpoint& newest = list.complete.front();
     for (const FoundCheckpoint& damaged : list.damaged) {
       if (damaged.step <= newest.step) continue;
-      const std::string begin = damaged.path.filename().string() + ": ";
-      const auto line =
-          std::ranges::find_if(list.skipped, [&](const std::string& one) { return one.starts_with(begin); });
       log::warn_once(fmt::format("{} is passed over, and {} taken: {}", damaged.path.string(),
-                                 newest.path.filename().string(),
-                                 line == list.skipped.end() ? "it is damaged" : line->substr(begin.size())));
+                                 newest.path.filename().string(), damaged.damage));
     }
     return newest.path;
   }

@@ -17,6 +17,7 @@ namespace phalanx {
 struct FoundCheckpoint {
   std::filesystem::path path;
   std::int64_t step = 0;
+  std::string damage = {};  // why it is not complete; empty: it is
 };
 
 struct CheckpointList {

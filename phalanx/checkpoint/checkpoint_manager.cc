@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
-#include <span>
 #include <utility>
 
 #include "phalanx/base/error.h"
@@ -141,8 +140,7 @@ LoadedCheckpoint CheckpointManager::load(const std::filesystem::path& step_direc
   std::optional<CheckpointReader> reader;
   const auto hashes = ranks_.together([&] {
     reader.emplace(step_directory);
-    const std::string text = format_manifest(reader->manifest());
-    return format_hash(hash_block(std::as_bytes(std::span(text))));
+    return hash_of_text(format_manifest(reader->manifest()));
   });
   const auto other = std::ranges::find_if(hashes, [&](const std::string& hash) { return hash != hashes[0]; });
   if (other != hashes.end()) {

@@ -43,7 +43,6 @@
 namespace phalanx {
 
 class CheckpointReader;
-
 class Communicator;
 
 /// A save that goes on in the background.

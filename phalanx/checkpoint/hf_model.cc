@@ -10,6 +10,7 @@
 #include "phalanx/base/log.h"
 #include "phalanx/checkpoint/hf_files.h"
 #include "phalanx/checkpoint/mismatch.h"
+#include "phalanx/checkpoint/weights_description.h"
 #include "phalanx/data/bpe_tokenizer.h"
 #include "phalanx/data/tokenizer_fingerprint.h"
 #include "phalanx/models/hf_names.h"
@@ -101,10 +102,7 @@ void require_own_tokenizer(const SavedState& saved, const std::filesystem::path&
   const auto path = folder / "tokenizer.json";
   std::error_code error;
   if (assets.empty() || !std::filesystem::is_regular_file(path, error)) return;
-  const auto metadata = nlohmann::json::parse(saved.manifest().metadata);
-  const nlohmann::json::json_pointer at("/run/tokenizer/fingerprint");
-  const std::string trained =
-      metadata.contains(at) && metadata.at(at).is_string() ? metadata.at(at).get<std::string>() : std::string();
+  const std::string trained = tokenizer_in_metadata(saved.manifest().metadata);
   std::string found;
   try {
     found = data::tokenizer_fingerprint(data::BpeTokenizer::load(path.string()));

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <charconv>
 #include <nlohmann/json.hpp>
-#include <span>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/json_number.h"
@@ -20,7 +19,7 @@ constexpr int kManifestVersion = 1;
 constexpr const char* kManifestFormat = "phalanx-checkpoint";
 
 std::string checksum_line(std::string_view rest) {
-  return fmt::format("{{\"checksum\": \"xxh3:{}\",\n", format_hash(hash_block(std::as_bytes(std::span(rest)))));
+  return fmt::format("{{\"checksum\": \"xxh3:{}\",\n", hash_of_text(rest));
 }
 
 nlohmann::json to_json(const ManifestFile& file) {

@@ -15,6 +15,7 @@
 #include "phalanx/checkpoint/element_values.h"
 #include "phalanx/checkpoint/place_copy.h"
 #include "phalanx/checkpoint/shard_plan.h"
+#include "phalanx/checkpoint/weight_index.h"
 #include "phalanx/checkpoint/weights_description.h"
 
 namespace phalanx {
@@ -244,8 +245,8 @@ WrittenFiles consolidate(SavedState& saved, const std::filesystem::path& path, c
       written.files.push_back(out / name);
     }
     if (options.max_file_bytes > 0) {
-      write_text(fs, temporary / "model.safetensors.index.json", index.dump(2) + "\n");
-      written.files.push_back(out / "model.safetensors.index.json");
+      write_text(fs, temporary / kWeightIndexName, index.dump(2) + "\n");
+      written.files.push_back(out / kWeightIndexName);
     }
     for (const auto& [name, text] : options.beside) {
       write_text(fs, temporary / name, text);

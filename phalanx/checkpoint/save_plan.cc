@@ -64,7 +64,7 @@ std::string make_save_note(const TrainState& state, std::int64_t step) {
     text += '\n';
   }
   for (const auto& [name, value] : state.integers) text += fmt::format("{}={}\n", name, value);
-  return fmt::format("{}:{}", format_hash(hash_block(std::as_bytes(std::span(text)))), fmt::join(places, ","));
+  return fmt::format("{}:{}", hash_of_text(text), fmt::join(places, ","));
 }
 
 std::vector<PlannedBox> plan_save(const std::vector<NamedTensor>& tensors, const std::vector<std::string>& texts,

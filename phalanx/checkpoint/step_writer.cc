@@ -125,7 +125,7 @@ std::vector<std::filesystem::path> StepWriter::remove_old(const std::filesystem:
   std::vector<std::filesystem::path> removed;
   if (options_.keep_latest_k == 0) return removed;
   int kept = 1;  // the one just saved, even where the folder holds later steps of an abandoned branch
-  for (const auto& [path, step] : list_checkpoints(folder_).complete) {
+  for (const auto& [path, step, damage] : list_checkpoints(folder_).complete) {
     if (path == newest) continue;
     if (options_.keep_every_steps > 0 && step % options_.keep_every_steps == 0) continue;
     if (kept++ < options_.keep_latest_k) continue;

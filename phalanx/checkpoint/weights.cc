@@ -26,9 +26,6 @@
 namespace phalanx {
 namespace {
 
-constexpr const char* kIndexName = kWeightIndexName;
-constexpr const char* kSingleName = kSingleWeightsName;
-
 bool has_file(const std::filesystem::path& path) {
   std::error_code error;
   return std::filesystem::is_regular_file(path, error);
@@ -60,14 +57,14 @@ WeightFiles weight_files(const std::filesystem::path& path) {
   std::error_code error;
   if (!std::filesystem::is_directory(path, error)) return {.paths = {path}};  // opening it says what is wrong with it
   require_one_model(path);
-  if (has_file(path / kIndexName)) return files_of_index(path / kIndexName);
-  if (has_file(path / kSingleName)) return {.paths = {path / kSingleName}};
+  if (has_file(path / kWeightIndexName)) return files_of_index(path / kWeightIndexName);
+  if (has_file(path / kSingleWeightsName)) return {.paths = {path / kSingleWeightsName}};
   std::vector<std::filesystem::path> files;
   for (const auto& entry : std::filesystem::directory_iterator(path, error))
     if (entry.path().extension() == ".safetensors") files.push_back(entry.path());
   if (files.size() != 1)
     throw CheckpointError(fmt::format("{}: expected {}, {} or one .safetensors file; found {} such files",
-                                      path.string(), kIndexName, kSingleName, files.size()));
+                                      path.string(), kWeightIndexName, kSingleWeightsName, files.size()));
   return {.paths = std::move(files)};
 }
 
@@ -258,7 +255,7 @@ LoadedWeights load_weights(const std::filesystem::path& path, const std::vector<
     const auto found = sources.find(name);
     if (found == sources.end() || found->second.file->path() != file.string())
       throw CheckpointError(fmt::format("{}: tensor {} is said to be in {}, which does not have it",
-                                        (path / kIndexName).string(), safetensors::quote_name(name),
+                                        (path / kWeightIndexName).string(), safetensors::quote_name(name),
                                         file.filename().string()));
   }
 
@@ -377,7 +374,7 @@ void remove_quietly(FileSystem& fs, const std::filesystem::path& path) {
 
 /// Whether a folder's file is of weights under a name that this program or transformers gives them.
 bool is_exported_weights(const std::string& name) {
-  return name == kSingleName || (name.starts_with("model-") && name.ends_with(".safetensors"));
+  return name == kSingleWeightsName || (name.starts_with("model-") && name.ends_with(".safetensors"));
 }
 
 }  // namespace
@@ -416,7 +413,7 @@ std::vector<std::filesystem::path> export_weights_to_folder(const std::filesyste
   std::vector<std::filesystem::path> paths;
   nlohmann::ordered_json index{{"metadata", {{"total_size", total}}}, {"weight_map", nlohmann::ordered_json::object()}};
   for (std::size_t i = 0; i < files.size(); ++i) {
-    const std::string name = files.size() == 1 ? std::string(kSingleName)
+    const std::string name = files.size() == 1 ? std::string(kSingleWeightsName)
                                                : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, files.size());
     paths.push_back(folder / name);
     for (const auto& info : files[i]) index["weight_map"][info.name] = name;
@@ -426,18 +423,18 @@ std::vector<std::filesystem::path> export_weights_to_folder(const std::filesyste
     for (std::size_t i = 0; i < files.size(); ++i)
       write_weights(temporary_of(paths[i]), of_file, std::move(files[i]), options, fs);
     // The old index first: it must never name new files. Without one, parts of two exports are not taken for a model.
-    fs.remove_all(folder / kIndexName);
+    fs.remove_all(folder / kWeightIndexName);
     std::error_code error;
     for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
       if (is_exported_weights(entry.path().filename().string())) fs.remove_all(entry.path());
     }
     for (const auto& path : paths) fs.rename(temporary_of(path), path);
     if (paths.size() > 1) {
-      auto file = fs.create(folder / kIndexName);
+      auto file = fs.create(folder / kWeightIndexName);
       file->write(index.dump(2) + "\n");
       file->sync();
       file->close();
-      paths.push_back(folder / kIndexName);
+      paths.push_back(folder / kWeightIndexName);
     }
   } catch (const Error&) {
     for (const auto& path : paths) remove_quietly(fs, temporary_of(path));

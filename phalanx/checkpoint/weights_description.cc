@@ -70,6 +70,12 @@ std::optional<models::LlamaConfig> model_in_metadata(const std::string& metadata
   return config;
 }
 
+std::string tokenizer_in_metadata(const std::string& metadata) {
+  const auto json = nlohmann::json::parse(metadata);
+  const nlohmann::json::json_pointer at("/run/tokenizer/fingerprint");
+  return json.contains(at) && json.at(at).is_string() ? json.at(at).get<std::string>() : std::string();
+}
+
 std::string metadata_of_model(const models::LlamaConfig& model) {
   return nlohmann::json({{"model", models::llama_metadata(model)}}).dump();
 }

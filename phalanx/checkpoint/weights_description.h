@@ -31,6 +31,9 @@ std::vector<WeightsDescription> describe_weights(const std::filesystem::path& pa
 
 /// Of a checkpoint's metadata, {"model": {...}, ...}; nothing if it says no model. `where` begins the messages.
 std::optional<models::LlamaConfig> model_in_metadata(const std::string& metadata, const std::string& where);
+/// The fingerprint of the tokenizer that the weights were trained with (data/tokenizer_fingerprint.h), of a
+/// checkpoint's metadata or of metadata_for_weights(); "" where they do not say it.
+std::string tokenizer_in_metadata(const std::string& metadata);
 /// The text of metadata that says the model alone.
 std::string metadata_of_model(const models::LlamaConfig& model);
 /// Of a checkpoint's metadata what may go out with its weights: the model and the tokenizer's fingerprint, no paths and

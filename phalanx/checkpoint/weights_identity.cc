@@ -28,7 +28,7 @@ class HashChain {
  public:
   void add(std::uint64_t hash) { text_ += format_hash(hash); }
   void add(std::span<const std::byte> bytes) { add(hash_block(bytes)); }
-  std::string result() const { return format_hash(hash_block(std::as_bytes(std::span(text_)))); }
+  std::string result() const { return hash_of_text(text_); }
 
  private:
   std::string text_;

@@ -14,6 +14,7 @@
 #include "phalanx/checkpoint/hf_weights.h"
 #include "phalanx/checkpoint/manifest.h"
 #include "phalanx/checkpoint/rank_group.h"
+#include "phalanx/checkpoint/weight_index.h"
 #include "phalanx/checkpoint/weights_description.h"
 #include "phalanx/data/tokenizer_fingerprint.h"
 #include "phalanx/models/hf_config.h"
@@ -51,11 +52,6 @@ void take_end_tokens(ModelFiles& files, const std::filesystem::path& folder) {
   }
 }
 
-std::string fingerprint_in_metadata(const nlohmann::json& metadata) {
-  const nlohmann::json::json_pointer saved("/run/tokenizer/fingerprint");
-  return metadata.contains(saved) && metadata.at(saved).is_string() ? metadata.at(saved).get<std::string>() : "";
-}
-
 ModelFiles find_hugging_face_model(const std::filesystem::path& path) {
   ModelFiles files{.weights = path, .hugging_face = true};
   const auto config = path / "config.json";
@@ -73,7 +69,7 @@ ModelFiles find_hugging_face_model(const std::filesystem::path& path) {
   }
   for (const WeightsDescription& told : describe_weights(path)) {  // Phalanx's own exports say it
     if (files.tokenizer_fingerprint.empty()) {
-      files.tokenizer_fingerprint = fingerprint_in_metadata(nlohmann::json::parse(told.metadata));
+      files.tokenizer_fingerprint = tokenizer_in_metadata(told.metadata);
     }
   }
   return files;
@@ -83,7 +79,7 @@ ModelFiles find_hugging_face_model(const std::filesystem::path& path) {
 
 ModelFiles find_model(const std::filesystem::path& path) {
   if (is_file(path / "config.json")) return find_hugging_face_model(path);
-  if (is_file(path / "model.safetensors") || is_file(path / "model.safetensors.index.json")) {
+  if (is_file(path / kSingleWeightsName) || is_file(path / kWeightIndexName)) {
     throw CheckpointError(fmt::format(
         "{} has weights but no config.json that says of what model: expected a Hugging Face directory, or a "
         "checkpoint of `phalanx train`",
@@ -103,7 +99,7 @@ ModelFiles find_model(const std::filesystem::path& path) {
   if (const auto assets = read.get_or<std::string>("hf_assets_path", ""); !assets.empty()) folders.emplace_back(assets);
   look_for_tokenizer(files, folders);
   if (files.tokenizer) take_end_tokens(files, std::filesystem::path(*files.tokenizer).parent_path());
-  files.tokenizer_fingerprint = fingerprint_in_metadata(metadata);
+  files.tokenizer_fingerprint = tokenizer_in_metadata(reader.manifest().metadata);
   return files;
 }
 

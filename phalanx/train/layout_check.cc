@@ -1,7 +1,6 @@
 #include "phalanx/train/layout_check.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -12,13 +11,13 @@
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "phalanx/base/error.h"
 #include "phalanx/comm/backend.h"
 #include "phalanx/train/layout_cause.h"
 #include "phalanx/train/layout_origin.h"
 #include "phalanx/train/layout_side.h"
+#include "phalanx/train/parameter_comparison.h"
 #include "phalanx/train/precision.h"
 #include "phalanx/train/update_bound.h"
 
@@ -40,19 +39,11 @@ constexpr const char* kUnlikePlain =
     "recomputation: the same layout without it has other bits. What is computed again is not what was computed, or "
     "leaves something behind that the next step uses, such as a copy of a weight";
 
-using ValueOf = std::function<at::Tensor(const NamedTensor&)>;
-/// Of the parameter with this number, of this rank's part: how far off it may be beside the tolerance, relative to the
-/// whole's norm.
-using Explain =
-    std::function<double(std::size_t index, const at::Tensor& found, const at::Tensor& expected, double norm)>;
-
 constexpr int kMostHalvings = 17;  // of the loss's scale: from twice the usual one to 1
 // Where a row is cut over two ranks, three numbers are rounded in place of one: two sums and their sum. So the layout
 // is up to three times as far from float32 as one rank, and from one rank four times.
 constexpr double kRoundingOfBoth = 4;
 constexpr double kLittleToSay = 0.5;  // of a gradient's norm: with so much rounding a wrong value may pass
-
-double unexplained(const TensorDifference& difference) { return difference.relative - difference.explained; }
 
 at::Tensor gradient_of(const NamedTensor& parameter) { return parameter.tensor.grad(); }
 at::Tensor weight_of(const NamedTensor& parameter) { return parameter.tensor.detach(); }
@@ -78,7 +69,8 @@ class Comparison {
     rounds_products_ = !options.tolerance && rounds_its_own_products(config, world_->size());
     scaled_ = scales_loss(config);
     if (context.prepare) context.prepare(laid_out_);
-    share_names();
+    parts_ = std::make_unique<ParameterComparison>(laid_out_, reference_.get(), *world_,
+                                                   [this](const std::string& name) { fail_not_finite(name); });
     is_recomputed_ = config.activation_checkpoint.mode != "none";
     if (!is_recomputed_ || world_->size() == 1 || !device_.is_cpu() ||
         !world_->backend()->traits().rank_order_reduction)
@@ -98,143 +90,9 @@ class Comparison {
   }
 
  private:
-  /// Of the reference, in the model's order, with dtypes: what rank 0 is going to send.
-  void share_names() {
-    json told = json::array();
-    if (reference_) {
-      for (const auto& [name, tensor, shard] : reference_->model.parameters()) {
-        told.push_back({{"name", name}, {"shape", tensor.sizes().vec()}});
-      }
-    }
-    told = json::parse(world_->broadcast_bytes(told.dump()));
-    for (const json& one : told) {
-      names_.push_back(one["name"].get<std::string>());
-      shapes_.push_back(one["shape"].get<std::vector<std::int64_t>>());
-    }
-    for (const NamedTensor& mine : laid_out_.model.parameters()) {
-      if (std::ranges::find(names_, mine.name) == names_.end()) {
-        throw Error(
-            fmt::format("verify: the layout has a parameter '{}' that the model on one rank does not have", mine.name));
-      }
-      mine_[mine.name] = mine;
-    }
-    find_own_parts();
-  }
-
-  /// Each element of each parameter is one rank's own: the first one's that has it.
-  void find_own_parts() {
-    json parts = json::object();
-    for (const auto& [name, p] : mine_) parts[name] = p.shard ? p.shard->box().text() : "whole";
-    std::set<std::pair<std::string, std::string>> taken;
-    int rank = 0;
-    for (const std::string& text : world_->all_gather_bytes(parts.dump())) {
-      const json theirs = json::parse(text);
-      for (const auto& [name, part] : theirs.items()) {
-        const bool is_first = taken.emplace(name, part.get<std::string>()).second;
-        if (is_first && rank == world_->rank()) own_.insert(name);
-      }
-      ++rank;
-    }
-  }
-
-  /// From here on both sides have the layout's weights, so that each step is compared by itself: how far two runs come
-  /// apart over several steps is decided by the model and the learning rate, not by the layout.
-  void take_weights_of_layout() {
-    for (std::size_t i = 0; i < names_.size(); ++i) {
-      const at::Tensor whole = at::zeros(shapes_[i], at::TensorOptions(at::kFloat));
-      if (own_.contains(names_[i])) {
-        const NamedTensor& part = mine_.at(names_[i]);
-        part_of(whole, part.shard.get()).copy_(part.tensor);
-      }
-      world_->all_reduce(whole);  // zeros, but for one rank's
-      if (reference_) reference_->model.parameters()[i].tensor.copy_(whole);
-    }
-  }
-
-  /// Rank 0's whole tensor, on every rank's host. Undefined on all where the reference has none.
-  at::Tensor send_expected(std::size_t index, const ValueOf& value) {
-    at::Tensor whole;
-    bool is_there = true;
-    if (reference_) {
-      whole = value(reference_->model.parameters()[index]);
-      is_there = whole.defined();
-    }
-    if (world_->broadcast_bytes(is_there ? "1" : "") != "1") return {};
-    const auto options = at::TensorOptions(at::kFloat);
-    const at::Tensor sent =
-        reference_ ? whole.detach().to(at::kCPU, at::kFloat).clone() : at::empty(shapes_[index], options);
-    world_->broadcast(sent).wait();
-    return sent;
-  }
-
-  std::vector<ParameterCheck> compare(const ValueOf& value, const Explain& explain = nullptr) {
-    json mine = json::array();
-    for (std::size_t i = 0; i < names_.size(); ++i) {
-      const at::Tensor expected = send_expected(i, value);
-      const double norm = expected.defined() ? expected.to(at::kDouble).norm().item<double>() : 0;
-      if (!std::isfinite(norm)) fail_not_finite(names_[i]);
-      mine.push_back(nullptr);
-      const auto here = mine_.find(names_[i]);
-      if (here == mine_.end() || here->second.tensor.numel() == 0) continue;  // of another stage, or no row
-      const NamedTensor& part = here->second;
-      at::Tensor found = value(part);
-      at::Tensor should = expected;
-      std::vector<std::int64_t> offset;
-      if (!found.defined()) found = at::zeros(part.tensor.sizes(), at::TensorOptions(at::kFloat));
-      if (!should.defined()) should = at::zeros(shapes_[i], at::TensorOptions(at::kFloat));
-      if (part.shard) {
-        offset = part.shard->box().offsets;
-        should = part_of(should, part.shard.get());
-      }
-      TensorDifference difference = difference_of(found, should, norm, offset);
-      if (explain && norm > 0) difference.explained = explain(i, found, should, norm);
-      mine.back() = to_text(difference);
-    }
-    return worst_of_ranks(mine);
-  }
-
-  std::vector<ParameterCheck> worst_of_ranks(const json& mine) {
-    std::vector<ParameterCheck> worst;
-    std::vector<bool> seen(names_.size());
-    for (const std::string& name : names_) worst.push_back({.name = name});
-    int rank = 0;
-    for (const std::string& text : world_->all_gather_bytes(mine.dump())) {
-      const json list = json::parse(text);
-      for (std::size_t i = 0; i < names_.size(); ++i) {
-        if (list[i].is_null()) continue;
-        const TensorDifference difference = difference_from_text(list[i].get<std::string>());
-        if (!seen[i] || unexplained(difference) > unexplained(worst[i].difference)) {
-          worst[i].rank = rank;
-          worst[i].difference = difference;
-        }
-        seen[i] = true;
-      }
-      ++rank;
-    }
-    for (std::size_t i = 0; i < names_.size(); ++i) {
-      if (!seen[i]) throw Error(fmt::format("verify: no rank of the layout has the parameter '{}'", names_[i]));
-    }
-    return worst;
-  }
-
   /// The largest difference from the same layout without recomputation: there must be none.
   std::optional<LayoutFinding> unlike_plain(std::int64_t step, const std::string& what, const ValueOf& value) {
-    std::map<std::string, at::Tensor> plain;
-    for (const NamedTensor& p : plain_->model.parameters()) plain[p.name] = value(p);
-    json mine = json::array();
-    for (const std::string& name : names_) {
-      mine.push_back(nullptr);
-      const auto here = mine_.find(name);
-      if (here == mine_.end() || here->second.tensor.numel() == 0) continue;
-      const NamedTensor& part = here->second;
-      const auto whole = [&](const at::Tensor& x) {
-        return x.defined() ? x : at::zeros(part.tensor.sizes(), at::TensorOptions(at::kFloat));
-      };
-      const at::Tensor expected = whole(plain.at(name)).to(at::kCPU, at::kDouble);
-      const auto offset = part.shard ? part.shard->box().offsets : std::vector<std::int64_t>();
-      mine.back() = to_text(difference_of(whole(value(part)), expected, expected.norm().item<double>(), offset));
-    }
-    const std::vector<ParameterCheck> checks = worst_of_ranks(mine);
+    const std::vector<ParameterCheck> checks = parts_->compare_same_parts(plain_->model.parameters(), value);
     const auto relative = [](const ParameterCheck& check) { return check.difference.relative; };
     const auto worst = std::ranges::max_element(checks, {}, relative);
     if (worst->difference.relative == 0) return std::nullopt;
@@ -270,7 +128,7 @@ class Comparison {
     std::size_t first = 0;
     std::ptrdiff_t place = -1;
     for (std::size_t i = 0; i < checks.size(); ++i) {
-      if (unexplained(checks[i].difference) <= tolerance) continue;
+      if (checks[i].difference.unexplained() <= tolerance) continue;
       const auto used = std::ranges::find(order, checks[i].name);
       const std::ptrdiff_t here = used == order.end() ? -1 : used - order.begin();
       if (wrong++ > 0 && here <= place) continue;
@@ -286,13 +144,13 @@ class Comparison {
                                     .difference = worst.difference,
                                     .tolerance = tolerance + worst.difference.explained,
                                     .others = wrong - 1};
-    const at::Tensor zeros = at::zeros(shapes_[first], at::TensorOptions(at::kFloat));
-    const at::Tensor expected = send_expected(first, value);
+    const at::Tensor zeros = at::zeros(parts_->shape(first), at::TensorOptions(at::kFloat));
+    const at::Tensor expected = parts_->send(first, value);
     const at::Tensor before = what == "initial value" ? at::Tensor() : send_before(first, what);
     SuspectValue suspect;
-    if (const auto here = mine_.find(worst.name); here != mine_.end()) {
-      const at::Tensor found = value(here->second);
-      const Shard* const shard = here->second.shard.get();
+    if (const NamedTensor* const here = parts_->here(first)) {
+      const at::Tensor found = value(*here);
+      const Shard* const shard = here->shard.get();
       suspect = suspect_part(found.defined() ? found : part_of(zeros, shard),
                              (expected.defined() ? expected : zeros).to(at::kDouble), before, shard);
     }
@@ -312,17 +170,17 @@ class Comparison {
   void find_wrong_gradients(const StepCheck& check, double tolerance) {
     const std::int64_t step = check.step;
     const std::vector<ParameterCheck>& checks = check.gradients;
-    const auto is_wrong = [&](const ParameterCheck& p) { return unexplained(p.difference) > tolerance; };
+    const auto is_wrong = [&](const ParameterCheck& p) { return p.difference.unexplained() > tolerance; };
     if (std::ranges::none_of(checks, is_wrong)) return;
     std::map<const void*, at::Tensor> gradients;  // as they are lost
     std::map<std::string, at::Tensor> weights_before;
     const auto save = [&](const NamedTensor& p) {
       gradients[p.tensor.unsafeGetTensorImpl()] = p.tensor.grad().defined() ? p.tensor.grad().clone() : at::Tensor();
     };
-    for (const auto& [name, mine] : mine_) save(mine);
-    for (std::size_t i = 0; reference_ && i < names_.size(); ++i) {
+    for (const NamedTensor& mine : laid_out_.model.parameters()) save(mine);
+    for (std::size_t i = 0; reference_ && i < parts_->names().size(); ++i) {
       save(reference_->model.parameters()[i]);
-      if (!weights_older_.empty()) weights_before[names_[i]] = weights_older_[i];
+      if (!weights_older_.empty()) weights_before[parts_->names()[i]] = weights_older_[i];
     }
     const LayoutTolerance& allowed = result_.tolerance;
     LayoutPath path;
@@ -339,7 +197,7 @@ class Comparison {
         std::abs(check.loss - check.expected_loss) <= allowed.loss * std::abs(check.expected_loss);
     find_wrong(step, "gradient", checks, tolerance, saved, path.parameters, loss_is_right);
     if (!path.origin) {
-      if (std::ranges::none_of(compare(gradient_of, rounding_of_products()), is_wrong)) {
+      if (std::ranges::none_of(parts_->compare(gradient_of, rounding_of_products()), is_wrong)) {
         result_.finding->cause = kRightWhenRunAgain;
       }
       return;
@@ -358,11 +216,9 @@ class Comparison {
   /// The reference's value at the step before, as `keep` kept it.
   at::Tensor send_before(std::size_t index, const std::string& what) {
     const auto& kept = what == "gradient" ? gradients_before_ : weights_before_;
-    at::Tensor value = index < kept.size() ? kept[index] : at::Tensor();
-    if (world_->broadcast_bytes(value.defined() ? "1" : "") != "1") return {};
-    if (!reference_) value = at::empty(shapes_[index], at::TensorOptions(at::kFloat));
-    world_->broadcast(value).wait();
-    return value.to(at::kDouble);
+    const at::Tensor before =
+        parts_->send(index, [&](const NamedTensor&) { return index < kept.size() ? kept[index] : at::Tensor(); });
+    return before.defined() ? before.to(at::kDouble) : before;
   }
 
   void keep(std::vector<at::Tensor>& kept, const ValueOf& value) const {
@@ -484,11 +340,13 @@ class Comparison {
     }
     told = json::parse(world_->broadcast_bytes(told.dump()));
     rounding_ = {.loss = told["loss"], .norm = told["norm"], .gradients = told["gradients"]};
-    if (kRoundingOfBoth * rounding_.norm < kLittleToSay) return;
+    const auto most = std::ranges::max_element(rounding_.gradients);
+    if (most == rounding_.gradients.end() || kRoundingOfBoth * *most < kLittleToSay) return;
     result_.notes.push_back(
-        fmt::format("step {}: rounding to 16 bits alone changes the gradients of one rank by {:.2g} of their norm, so "
-                    "this step says little of the layout: a lower [optimizer] lr, fewer steps or float32 say more",
-                    check.step, rounding_.norm));
+        fmt::format("step {}: rounding to 16 bits alone changes the gradient of '{}' on one rank by {:.2g} of its "
+                    "norm, so this step "
+                    "says little of the layout: a lower [optimizer] lr, fewer steps or float32 say more",
+                    check.step, parts_->names()[static_cast<std::size_t>(most - rounding_.gradients.begin())], *most));
   }
 
   double beside_rounding(double tolerance, double rounding) const {
@@ -507,7 +365,7 @@ class Comparison {
   void check_initial_values() {
     observe(0);
     const at::NoGradGuard no_grad;
-    find_wrong(0, "initial value", compare(weight_of), 0, weight_of);
+    find_wrong(0, "initial value", parts_->compare(weight_of), 0, weight_of);
     if (reference_) keep(weights_before_, weight_of);
   }
 
@@ -525,10 +383,11 @@ class Comparison {
     {
       const at::NoGradGuard no_grad;
       const Explain by_rounding = rounding_of_products();
-      check.gradients = compare(gradient_of, [&](std::size_t i, const at::Tensor& f, const at::Tensor& e, double norm) {
-        bound_.add(names_[i], f, e);
-        return by_rounding(i, f, e, norm);
-      });
+      check.gradients =
+          parts_->compare(gradient_of, [&](std::size_t i, const at::Tensor& f, const at::Tensor& e, double norm) {
+            bound_.add(parts_->names()[i], f, e);
+            return by_rounding(i, f, e, norm);
+          });
       find_wrong_gradients(check, allowed.gradient);
       if (reference_ && !result_.finding) keep(gradients_before_, gradient_of);
     }
@@ -552,15 +411,15 @@ class Comparison {
     {
       const at::NoGradGuard no_grad;
       const double lr = laid_out_.update->lr_at(step - 1);
-      check.weights = compare(weight_of, [&](std::size_t i, const at::Tensor&, const at::Tensor&, double norm) {
-        return bound_.of(names_[i], lr) / norm;
+      check.weights = parts_->compare(weight_of, [&](std::size_t i, const at::Tensor&, const at::Tensor&, double norm) {
+        return bound_.of(parts_->names()[i], lr) / norm;
       });
       find_wrong_number(step, "gradient norm", check.expected_norm, check.norm,
                         allowed.gradient + beside_rounding(allowed.gradient, rounding_.norm),
                         "the gradients are right: the norm counts some of them twice, or not at all");
       find_wrong(step, "weight", check.weights, allowed.weight, weight_of);
       if (plain_) add_unlike_plain(unlike_plain(step, "weight", weight_of));
-      take_weights_of_layout();
+      parts_->take_weights_of_layout();
       weights_older_ = weights_before_;
       if (reference_) keep(weights_before_, weight_of);
     }
@@ -575,10 +434,7 @@ class Comparison {
   std::unique_ptr<LayoutSide> reference_;  // on rank 0
   std::unique_ptr<LayoutSide> plain_;      // the layout without recomputation, where it has some and bits are the same
   bool is_recomputed_ = false, scaled_ = false, rounds_products_ = false;
-  std::vector<std::string> names_;
-  std::vector<std::vector<std::int64_t>> shapes_;
-  std::map<std::string, NamedTensor> mine_;
-  std::set<std::string> own_;
+  std::unique_ptr<ParameterComparison> parts_;
   UpdateBound bound_;
   double max_norm_;
   LayoutSide::Rounding rounding_;  // of the step; nothing where the layout's products are one rank's

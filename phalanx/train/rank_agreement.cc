@@ -9,7 +9,6 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <span>
-#include <string_view>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/json_difference.h"
@@ -20,8 +19,6 @@ namespace phalanx::train {
 namespace {
 
 constexpr std::size_t kMostLines = 16, kMostTensors = 4;
-
-std::string hash_of_text(std::string_view text) { return format_hash(hash_block(std::as_bytes(std::span(text)))); }
 
 bool are_all_equal(const std::vector<std::string>& texts) {
   return std::ranges::all_of(texts, [&](const std::string& text) { return text == texts[0]; });

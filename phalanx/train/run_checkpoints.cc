@@ -10,7 +10,6 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <random>
-#include <span>
 #include <string_view>
 #include <system_error>
 #include <thread>
@@ -136,8 +135,7 @@ std::string hash_of_settings(TrainConfig config) {
     const auto canonical = std::filesystem::weakly_canonical(*path, error);
     if (!path->empty() && !error) *path = canonical.string();
   }
-  const std::string text = settings_that_count(config).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  return format_hash(hash_block(std::as_bytes(std::span(text))));
+  return hash_of_text(settings_that_count(config).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
 std::string list_of_steps(const std::vector<std::string>& names) { return fmt::format("{}", fmt::join(names, ", ")); }
@@ -193,15 +191,11 @@ std::vector<std::string> compare_initial_weights(const TrainConfig& config) {
 
 std::vector<std::string> compare_initial_tokenizer(const TrainConfig& config, const nlohmann::json& identity) {
   const std::filesystem::path path = initial_weights(config);
-  const auto fingerprint_at = [](const nlohmann::json& json, const char* pointer) {
-    const nlohmann::json::json_pointer at(pointer);
-    return json.contains(at) && json.at(at).is_string() ? json.at(at).get<std::string>() : std::string();
-  };
-  const std::string mine = fingerprint_at(identity, "/fingerprint");
+  const std::string mine = identity.value("fingerprint", "");
   std::string theirs, source;
   for (const WeightsDescription& told : describe_weights(path)) {
     if (!theirs.empty()) break;
-    theirs = fingerprint_at(nlohmann::json::parse(told.metadata), "/run/tokenizer/fingerprint");
+    theirs = tokenizer_in_metadata(told.metadata);
     source = told.source;
   }
   if (!data::are_other_tokenizers(theirs, mine)) {

@@ -49,6 +49,13 @@ std::filesystem::path earlier_folder(const std::filesystem::path& folder, int nu
   return folder / fmt::format("earlier-{}", number);
 }
 
+/// The first that is not there.
+int free_earlier_number(const std::filesystem::path& folder) {
+  int number = 1;
+  while (std::filesystem::exists(earlier_folder(folder, number))) ++number;
+  return number;
+}
+
 /// Moves the files of another run away, and those of this one back if they were moved so once. What is to be said.
 std::vector<std::string> make_room(const std::filesystem::path& folder, const RunFilesOptions& options) {
   const auto run_path = folder / "run.json";
@@ -58,8 +65,7 @@ std::vector<std::string> make_room(const std::filesystem::path& folder, const Ru
   }
   const std::string id = id_of(parsed_run(run_path));
   if (id.empty() ? options.resumed_step.has_value() : id == options.id) return {};
-  int number = 1;
-  while (std::filesystem::exists(earlier_folder(folder, number))) ++number;
+  const int number = free_earlier_number(folder);
   const auto into = earlier_folder(folder, number);
   posix_file_system().make_directory(into);
   move_run_files(folder, into);
@@ -102,17 +108,14 @@ std::vector<std::string> make_room_for_curve(const std::filesystem::path& folder
       if (std::filesystem::exists(path, error) && leads_to_step(path, options)) kept.push_back(path);
     }
   }
-  int number = 1;
-  while (std::filesystem::exists(earlier_folder(folder, number))) ++number;
-  const auto into = earlier_folder(folder, number);
+  const auto into = earlier_folder(folder, free_earlier_number(folder));
   FileSystem& fs = posix_file_system();
   fs.make_directory(into);
   fs.rename(metrics, into / "metrics.jsonl");
   fs.sync_directory(into);
   std::vector<std::string> notes = {
       fmt::format("{}: it does not lead to step {} with a loss of {}, which this run goes on from: it is of another "
-                  "branch, and kept "
-                  "in {}",
+                  "branch, and kept in {}",
                   metrics.string(), *options.resumed_step, *options.resumed_loss, into.string())};
   if (!kept.empty()) {
     const auto from = *std::ranges::max_element(kept);

@@ -20,6 +20,7 @@ struct TensorDifference {
   double found = 0, expected = 0;
   std::int64_t ulps = 0;            // float32 numbers between these two
   std::vector<std::int64_t> index;  // in the whole tensor; empty where nothing is compared
+  double unexplained() const { return relative - explained; }
 };
 
 /// Of one shape, on any device. `offset`: where the tensors begin in the whole; none: there.

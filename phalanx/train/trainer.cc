@@ -50,11 +50,11 @@ std::string number_text(double value) { return std::isnan(value) ? "nan" : fmt::
 
 /// Before anything that the ranks do together depends on it.
 TrainConfig same_on_all_ranks(TrainConfig config, Communicator& world) {
-  require_dump_folder(config);
   nlohmann::json mine = settings_of_all_ranks(config);
   mine["versions"] = {{"phalanx", version()}, {"libtorch", libtorch_version()}};
   require_same_on_ranks(world, "configuration", mine,
                         "start every rank with the same configuration and the same build of the program");
+  require_dump_folder(config);
   return config;
 }
 
