@@ -345,7 +345,7 @@ class Comparison {
     result_.notes.push_back(
         fmt::format("step {}: rounding to 16 bits alone changes the gradient of '{}' on one rank by {:.2g} of its "
                     "norm, so this step "
-                    "says little of the layout: a lower [optimizer] lr, fewer steps or float32 say more",
+                    "says little of it: a lower [optimizer] lr, fewer steps or float32 say more",
                     check.step, parts_->names()[static_cast<std::size_t>(most - rounding_.gradients.begin())], *most));
   }
 

@@ -167,6 +167,21 @@ TEST_F(LayoutCheckTest, NoLearningRateRaisesAnAlarm) {
   expect_none(sgd, "bfloat16", "1e-1");
 }
 
+// With that much rounding even a gradient of zeros would pass: it is not passed over in silence.
+TEST_F(LayoutCheckTest, AStepThatRoundingDecidesIsSaidToSayLittle) {
+  const auto notes_at = [&](const std::string& lr) {
+    const Layout tp{"tp", 2, tensor(2, {"--training.mixed_precision_param=bfloat16", "--optimizer.lr=" + lr})};
+    const LayoutCheck found = check(tp, 5);
+    EXPECT_FALSE(found.finding) << found.finding->text();
+    return found.notes;
+  };
+  EXPECT_THAT(notes_at("1e-3"), ::testing::IsEmpty());
+  EXPECT_THAT(notes_at("1"),
+              ::testing::Contains(::testing::ContainsRegex(
+                  "step [2-5]: rounding to 16 bits alone changes the gradient of '[a-z0-9_.]+' on one "
+                  "rank by [0-9.e-]+ of its norm, so this step says little of it: a lower .optimizer. lr")));
+}
+
 // A weight that one rank alone moves wrongly, after gradients that are right.
 TEST_F(LayoutCheckTest, AWrongUpdateIsFoundAtEveryLearningRate) {
   for (const Layout& layout :
