@@ -46,12 +46,6 @@ void check_keys_together(TrainConfig& config, const std::set<std::string>& wrong
   } else if (optimizer.name == "SGD") {
     below_one("momentum", optimizer.momentum);
   }
-  check({"checkpoint.load_step", "checkpoint.enable"}, [&] {
-    if (config.checkpoint.load_step < 0 || config.checkpoint.enable) return;
-    throw ConfigError(
-        fmt::format("[checkpoint] load_step is {}, but enable is false: nothing is loaded then; remove one of them",
-                    config.checkpoint.load_step));
-  });
   check({"checkpoint.stop_signals"}, [&] { stop_signals(config); });
   auto& training = config.training;
   const auto& parallelism = config.parallelism;

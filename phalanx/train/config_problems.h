@@ -31,6 +31,8 @@ class ConfigProblems {
       add(error);
     } catch (const FileError& error) {
       add(error);
+    } catch (const CheckpointError& error) {
+      add(error);
     }
     return true;
   }

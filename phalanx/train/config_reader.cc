@@ -91,10 +91,6 @@ void refuse_unsupported(const RefusedKey& refused, std::string_view name, const 
   const bool switches_off = refused.name == "*" && given.shown == "false";
   if (switches_off || accepted == kAnyValue) return;
   if (!accepted.empty() && (given.shown == accepted || given.shown == bare)) return;
-  if (const auto* list = std::get_if<std::vector<std::string>>(&given.value)) {
-    std::vector<std::string> value = *list;
-    if (!value.empty() && toml_value(&value) == accepted) return;
-  }
   throw ConfigError(fmt::format(
       "{}: {} = {} is not supported: {}{}", given.where, key_label(refused.section, name), given.shown, refused.reason,
       accepted.empty() || refused.name == "*" ? "; remove the key"
@@ -104,6 +100,9 @@ void refuse_unsupported(const RefusedKey& refused, std::string_view name, const 
 [[noreturn]] void refuse_value(const Key& key, Slot slot, const GivenValue& given, std::string hint = "") {
   if (!key.choices.empty()) {
     hint = did_you_mean(given.shown, std::vector<std::string>(key.choices.begin(), key.choices.end()));
+  }
+  if (key.section == "model" && (key.name == "name" || key.name == "flavor")) {
+    hint += "; for a model of another family or size: flavor = \"hf\", with hf_assets_path the folder of its config.json";
   }
   throw ConfigError(fmt::format("{}: {} is {}: expected {}{}", given.where, key_label(key.section, key.name),
                                 given.shown, expectation(key, slot), hint));
@@ -272,6 +271,9 @@ class Reader {
       if (is_on(section)) continue;
       for (const char* name : {"freq", "steps", "local_batch_size", "profiler_active"}) note_wrong(section, name);
     }
+    if (config_.checkpoint.load_step >= 0 && !config_.checkpoint.enable) {
+      not_read.push_back(key_label("checkpoint", "load_step"));
+    }
     if (!not_read.empty()) {
       notes.push_back(fmt::format("not read, as {} off: {}",
                                   not_read.size() == 1 ? "its section is switched" : "their sections are switched",
@@ -286,6 +288,9 @@ class Reader {
       });
     }
     notes.insert(notes.end(), twice_.begin(), twice_.end());
+    for (const auto& [section, line] : without_effect_) {
+      if (section != "checkpoint" || config_.checkpoint.enable) notes.push_back(line);
+    }
   }
 
   void take_preset(const Preset& preset) {
@@ -426,12 +431,13 @@ class Reader {
       given.value = v->get();
       given.shown = fmt::format("\"{}\"", v->get());
     } else if (const auto* v = node.as_array()) {
-      given.shown = v->empty() ? "[]" : "a list";
       std::vector<std::string> strings;
       for (const toml::node& one : *v) {
         if (const auto* text = one.as_string()) strings.push_back(text->get());
       }
-      if (strings.size() == v->size()) given.value = std::move(strings);
+      const bool is_of_strings = strings.size() == v->size();
+      given.shown = is_of_strings ? toml_value(&strings) : "a list";
+      if (is_of_strings) given.value = std::move(strings);
     } else {
       given.shown = node.is_table() ? "a table" : "a date or time";
     }
@@ -448,6 +454,10 @@ class Reader {
         return;
       }
       refuse_unsupported(*refused, name, given);
+      if (!refused->said.empty() && given.shown == refused->said) {
+        without_effect_.emplace(std::string(section), fmt::format("{} = {} has no effect: {}", key_label(section, name),
+                                                                  given.shown, refused->reason));
+      }
       return;
     }
     const auto [before, is_new] = given_.emplace(key, given.where);
@@ -467,6 +477,7 @@ class Reader {
   std::optional<SequenceLength> sequence_;
   std::map<const Key*, Flag> flags_;
   std::vector<std::string> twice_;
+  std::multimap<std::string, std::string> without_effect_;  // lines, by section
 };
 
 /// Takes `--like NAME` out of the flags.

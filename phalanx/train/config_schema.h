@@ -47,6 +47,7 @@ struct RefusedKey {
   std::string_view name;      // "*": every key of the section
   std::string_view accepted;  // the value, written as in TOML, that changes nothing; empty: none; or kAnyValue
   std::string_view reason;
+  std::string_view said = {};  // the value that is accepted with one line at the start, for it has no effect
 };
 const std::vector<RefusedKey>& refused_keys();
 

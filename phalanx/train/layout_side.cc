@@ -8,6 +8,7 @@
 #include <map>
 #include <utility>
 
+#include "phalanx/train/initial_weights.h"
 #include "phalanx/train/layout_check.h"
 #include "phalanx/train/model_config.h"
 #include "phalanx/train/precision.h"

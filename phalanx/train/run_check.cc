@@ -2,16 +2,22 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <initializer_list>
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <system_error>
 
 #include "phalanx/base/error.h"
+#include "phalanx/checkpoint/checkpoint_list.h"
 #include "phalanx/data/token_file.h"
 #include "phalanx/train/config_checks.h"
 #include "phalanx/train/config_problems.h"
 #include "phalanx/train/config_reader.h"
+#include "phalanx/train/initial_weights.h"
 #include "phalanx/train/run_plan.h"
-#include "phalanx/train/training_tokenizer.h"
+#include "phalanx/train/training_files.h"
 
 namespace phalanx::train {
 namespace {
@@ -23,14 +29,20 @@ bool is_there(const std::string& path) {
   return fs::exists(path, error);
 }
 
-/// Opens it where it is not there, for that error; what it holds is the ranks' to look at.
+/// Opens it where it is not there, for that error.
 void require_token_file(const std::string& path) {
   std::string prefix = path;
   if (path.ends_with(".bin") || path.ends_with(".idx")) prefix.resize(path.size() - 4);
   if (!is_there(path) && !is_there(prefix + ".idx")) const data::TokenFile file(path);
 }
 
-void check_files(const ConfigReading& reading, ConfigProblems& problems) {
+/// A run that goes on from a checkpoint does not read them.
+bool reads_initial_weights(const TrainConfig& config) {
+  const auto& checkpoint = config.checkpoint;
+  return !checkpoint.enable || list_checkpoints(in_dump_folder(config, checkpoint.folder)).complete.empty();
+}
+
+void check_files(const ConfigReading& reading, const std::optional<RunPlan>& plan, ConfigProblems& problems) {
   const TrainConfig& config = reading.config;
   const auto check = [&](const char* key, auto&& body) {
     if (!reading.wrong_keys.contains(key)) problems.collect(body);
@@ -50,6 +62,26 @@ void check_files(const ConfigReading& reading, ConfigProblems& problems) {
     if (!is_there(folder)) training_tokenizer(config, 0, {});
     if (!config.metrics.sample_prompt.empty()) require_sample_tokenizer(config);
   });
+  if (!plan) return;  // what the files hold is compared with what there is none of
+  nlohmann::json tokenizer = nlohmann::json::object();
+  const auto are_right = [&](std::initializer_list<const char*> keys) {
+    return std::ranges::none_of(keys, [&](const char* key) { return reading.wrong_keys.contains(key); });
+  };
+  const bool data_are_read =
+      !dataset.empty() && are_right({"training.dataset_path", "training.dataset_dtype", "validation.enable",
+                                     "validation.dataset_path", "validation.fraction", "validation.local_batch_size"});
+  if (data_are_read) problems.collect([&] { tokenizer = open_training_files(config, *plan).tokenizer.identity; });
+  const bool weights_are_read =
+      are_right({"checkpoint.enable", "checkpoint.folder", "checkpoint.initial_load_path",
+                 "checkpoint.initial_load_in_hf", "checkpoint.initial_random_weights", "model.hf_assets_path"}) &&
+      reads_initial_weights(config);
+  if (!weights_are_read) return;
+  problems.collect([&] {
+    require_word_on_initial_weights(config);
+    if (!has_initial_weights(config)) return;
+    compare_initial_weights(config);
+    compare_initial_tokenizer(config, tokenizer);
+  });
 }
 
 }  // namespace
@@ -59,12 +91,13 @@ TrainConfig read_run_config(const std::string& path, const std::vector<std::stri
   ConfigReading reading = take_config(config_text(path), path, overrides);
   ConfigProblems& problems = reading.problems;
   const TrainConfig& config = reading.config;
+  std::optional<RunPlan> plan;
   if (checks.look_at_files || config.model.flavor != kFlavorOfDirectory) {
-    collect_plan(config, checks.ranks, reading.wrong_keys, problems);
+    plan = collect_plan(config, checks.ranks, reading.wrong_keys, problems);
   }
   problems.collect([&] { require_dump_folder(config); });
   if (!reading.wrong_keys.contains("training.dataset_path")) problems.collect([&] { require_dataset(config); });
-  if (checks.look_at_files) check_files(reading, problems);
+  if (checks.look_at_files) check_files(reading, plan, problems);
   problems.throw_if_any(path);
   take_notes(reading.notes, notes);
   return config;

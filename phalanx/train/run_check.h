@@ -1,5 +1,5 @@
 // Everything that can be known to be wrong with a run before its ranks are started, in one report: what the file and
-// its flags say, what the model's numbers and the ranks make of it, and files that are not there.
+// its flags say, what the model's numbers and the ranks make of it, and files that are not there or do not fit.
 //
 //   const TrainConfig config = read_run_config("llama.toml", overrides, {.ranks = 8});
 #pragma once

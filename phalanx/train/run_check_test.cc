@@ -56,6 +56,26 @@ TEST_F(RunCheck, AllThatIsWrongIsOneReport) {
               AllOf(HasSubstr("n_heads = 3"), Not(HasSubstr("such.bin"))));
 }
 
+TEST_F(RunCheck, WhatTokenFilesAndInitialWeightsHoldIsInTheReport) {
+  const auto path = [&](const char* name) { return (folder_.path() / name).string(); };
+  write_file(path("ids.bin"), std::string(4096, '\1'));  // 0x0101 = 257
+  write_file(path("short.bin"), std::string(20, '\0'));
+  const std::string run = "[job]\ndump_folder = \"" + path("out") + "\"\n";
+  const std::string model = run + "[model]\nflavor = \"debug\"\nvocab_size = 256\n";
+  const std::string data = "[training]\ndataset_dtype = \"uint16\"\nseq_len = 16\ndataset_path = \"";
+  const std::string weights = "[checkpoint]\ninitial_load_path = \"" + path("none") + "\"\n";
+  EXPECT_THAT(refusal(model + data + path("ids.bin") + "\"\n" + weights),
+              AllOf(HasSubstr("2 problems"), HasSubstr("257"), HasSubstr("initial_load_path '" + path("none") + "'")));
+  EXPECT_THAT(refusal(run + data + path("short.bin") + "\"\n[validation]\nenable = true\ndataset_path = \"" +
+                      path("ids.bin") + "\"\n"),
+              HasSubstr("short.bin"));
+  EXPECT_EQ(kind_, "DataError");
+  EXPECT_EQ(refusal(run + data + path("ids.bin") + "\"\n"), "accepted");
+  // Without a model there is no vocabulary to compare the ids with.
+  EXPECT_THAT(refusal(model + "n_heads = 3\n" + data + path("ids.bin") + "\"\n"),
+              AllOf(HasSubstr("n_heads = 3"), Not(HasSubstr("257"))));
+}
+
 TEST_F(RunCheck, WhatIsRefusedByAnotherNameIsStillMissing) {
   EXPECT_THAT(
       refusal("[model]\nflavor = \"debug\"\n[training]\ndataset = \"c4\"\n"),

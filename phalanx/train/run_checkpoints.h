@@ -32,21 +32,9 @@ namespace phalanx::train {
 
 using Say = std::function<void(const std::string&)>;  // a line for the log
 
-/// Whether a new run starts from weights of [checkpoint] initial_load_path, or of [model] hf_assets_path.
-bool has_initial_weights(const TrainConfig& config);
-/// CheckpointError where they have fewer bytes than the model has parameters. For before anything of its size is made.
+/// CheckpointError where the initial weights (initial_weights.h) have fewer bytes than the model has parameters. For before anything of its size is made.
 void check_initial_weights(const TrainConfig& config);
-/// What comes with these weights says of which model they are. CheckpointError with the list of differences unless that
-/// is [model]'s, or [checkpoint] allow_model_mismatch; what there is to say otherwise, in lines.
-std::vector<std::string> compare_initial_weights(const TrainConfig& config);
-/// The same of their tokenizer: `identity` is that of the data, as training_tokenizer() says it; allowed is another one
-/// by [training] allow_tokenizer_mismatch.
-std::vector<std::string> compare_initial_tokenizer(const TrainConfig& config, const nlohmann::json& identity);
-/// A new run without a word on its weights starts from random ones. Refused where that cannot be meant: ConfigError.
-void require_word_on_initial_weights(const TrainConfig& config);
-/// Which they are, by their content (checkpoint/weights_identity.h): ranks that take parts of them must read the same.
-nlohmann::json initial_weights_identity(const TrainConfig& config);
-/// Fills the weights from there, each rank its part of the files.
+/// Fills the weights with them, each rank its part of the files.
 void load_initial_weights(const TrainConfig& config, const std::vector<NamedTensor>& weights, const Say& say);
 
 class RunCheckpoints {

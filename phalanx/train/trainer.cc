@@ -28,6 +28,7 @@
 #include "phalanx/train/first_rank.h"
 #include "phalanx/train/gradient_pass.h"
 #include "phalanx/train/hf_export.h"
+#include "phalanx/train/initial_weights.h"
 #include "phalanx/train/log_line.h"
 #include "phalanx/train/model_config.h"
 #include "phalanx/train/precision.h"
