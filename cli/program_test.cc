@@ -9,6 +9,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -18,6 +19,7 @@
 #include <vector>
 
 #include "cli/testing/program_fixture.h"
+#include "phalanx/base/version.h"
 
 namespace phalanx::cli {
 namespace {
@@ -250,6 +252,29 @@ TEST_F(ProgramTest, AnAsynchronousSaveTellsHowLongItHeldUpTheRun) {
     EXPECT_THAT(outcome.err, ::testing::ContainsRegex("saving step " + std::string(step) +
                                                       " while training goes on \\(copied in [0-9.]+ [mu]?s\\)"));
   }
+}
+
+// Rank 1 is a copy of the program whose worker says another version.
+TEST_F(ProgramTest, RanksOfAnotherVersionAreRefused) {
+  const std::filesystem::path own = std::filesystem::path(program()).parent_path(), other = path("other");
+  std::filesystem::create_directory(other);
+  std::filesystem::copy_file(own / "phalanx", other / "phalanx");
+  std::filesystem::copy_file(own / "phalanx-worker", other / "phalanx-worker");
+  std::string worker = contents(other / "phalanx-worker");
+  const std::string said(version(), std::strlen(version()) + 1);
+  int places = 0;
+  for (std::size_t at = worker.find(said); at != std::string::npos; at = worker.find(said, at + 1), ++places) {
+    worker[at] = '9';
+  }
+  ASSERT_GT(places, 0);
+  std::ofstream(other / "phalanx-worker", std::ios::binary) << worker;
+  write("rank.sh", "if [ $RANK = 1 ]; then exec " + (other / "phalanx").string() + " train " + config() +
+                       "; fi\nexec " + program() + " train " + config() + "\n");
+  const Outcome outcome = run({"launch", "-n", "2", "sh", path("rank.sh")});
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_THAT(outcome.err, HasSubstr("the ranks do not have the same version of Phalanx: "));
+  EXPECT_THAT(outcome.err, HasSubstr("9" + std::string(version()).substr(1) + " on rank 1"));
+  EXPECT_THAT(outcome.err, HasSubstr(std::string(version()) + " on rank 0"));
 }
 
 TEST_F(ProgramTest, APortInUseIsNamed) {

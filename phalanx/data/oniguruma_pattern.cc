@@ -140,6 +140,7 @@ class PatternTranslator {
     std::size_t options_outside;  // of the group around it
     bool ignored_case;            // so did what is around it
     bool is_plain;                // (?:...), which Oniguruma joins with what is around it
+    bool is_lookaround;
   };
   static constexpr const char* kOwnCase =
       "where case is ignored it finds other characters, or another number of them, in the `tokenizers` package; put "
@@ -203,6 +204,9 @@ class PatternTranslator {
     return c.length > 0 ? std::optional(c.code_point) : std::nullopt;
   }
 
+  static constexpr const char* kAfterAnchor =
+      "a quantifier after a lookaround or an anchor, as it is in the `tokenizers` package";
+
   bool at_end() const { return at_ >= in_.size(); }
   char peek(std::size_t ahead = 0) const { return at_ + ahead < in_.size() ? in_[at_ + ahead] : '\0'; }
   bool starts_with(std::string_view text) const { return std::string_view(in_).substr(at_).starts_with(text); }
@@ -211,6 +215,7 @@ class PatternTranslator {
     const char c = peek();
     if (c == '\\') {
       begin_atom();
+      is_anchor_ = std::string_view("AbBGzZ").find(peek(1)) != std::string_view::npos && peek(1) != '\0';
       escape(false);
     } else if (c == '[') {
       begin_atom();
@@ -238,6 +243,7 @@ class PatternTranslator {
         literal(*code_point);
       } else {
         end_literals();
+        is_anchor_ = c == '^' || c == '$';
       }
     }
   }
@@ -245,10 +251,12 @@ class PatternTranslator {
   void begin_atom() {
     atom_ = out_.size();
     is_quantified_ = false;
+    is_anchor_ = false;
   }
 
   /// Appends a quantifier; a second one is about all that the first has made.
   void quantify(const std::string& quantifier, bool may_be_lazy, bool may_be_possessive) {
+    if (is_anchor_) refuse(quantifier, kAfterAnchor);
     if (is_after_literal_ && quantifier != "{1}") literals_.pop_back();  // it is about that character alone
     if (quantifier != "{1}") end_literals();
     if (is_quantified_ && atom_ != kNone) {
@@ -320,11 +328,12 @@ class PatternTranslator {
     out_ += header;
     is_after_literal_ = false;
     if (header != "(?:") end_literals();
-    groups_.push_back({begin, open_options_, ignores_case_, header == "(?:"});
+    const bool is_lookaround = header.size() > 2 && (header.ends_with('=') || header.ends_with('!'));
+    groups_.push_back({begin, open_options_, ignores_case_, header == "(?:", is_lookaround});
     ignores_case_ = ignores_case;
     open_options_ = 0;
     atom_ = kNone;
-    is_quantified_ = false;
+    is_quantified_ = is_anchor_ = false;
   }
 
   /// "(?i:", or "(?i)", which holds to the end of the group around it.
@@ -348,7 +357,7 @@ class PatternTranslator {
     out_ += header;
     ++open_options_;
     atom_ = kNone;
-    is_quantified_ = false;
+    is_quantified_ = is_anchor_ = false;
   }
 
   void close_group() {
@@ -356,12 +365,13 @@ class PatternTranslator {
     out_.append(open_options_, ')');
     out_ += ')';
     open_options_ = 0;
-    is_quantified_ = false;
+    is_quantified_ = is_anchor_ = false;
     atom_ = kNone;
     is_after_literal_ = false;
     if (groups_.empty()) return;  // PCRE2 says that it was never opened
     if (!groups_.back().is_plain) end_literals();
     ignores_case_ = groups_.back().ignored_case;
+    is_anchor_ = groups_.back().is_lookaround;
     atom_ = groups_.back().begin;
     open_options_ = groups_.back().options_outside;
     groups_.pop_back();
@@ -548,6 +558,7 @@ class PatternTranslator {
   std::string out_;
   std::size_t atom_ = kNone;  // where in out_ begins what a quantifier would be about
   bool is_quantified_ = false;
+  bool is_anchor_ = false;  // what a quantifier would be about finds a place, no text
   std::vector<Group> groups_;
   std::size_t open_options_ = 0;  // groups that (?i) has opened in the group under way
   bool ignores_case_ = false;

@@ -138,7 +138,11 @@ TEST(OnigurumaPatternTest, WhatHasAnotherMeaningInPcreIsRefusedByName) {
       {"(?s).", "(?s"},          {"(*FAIL)", "(*"},
       {"(?|a|b)", "(?|"},        {R"([\W])", R"(\W)"},
       {"a{100000}", "{100000}"}, {R"(\u12)", R"(\u12)"},
-      {"(?(1)a|b)", "(?("},      {"(?P<x>a)", "(?P"}};
+      {"(?(1)a|b)", "(?("},      {"(?P<x>a)", "(?P"},
+      {"(?=a)*b", "*"},          {"(?!a)?", "?"},
+      {"(?<=a){2}b", "{2}"},     {"(?<!a)+?b", "+"},
+      {"^*a", "*"},              {"a$+", "+"},
+      {R"(\A?b)", "?"},          {"(?i)(?=a){,3}", "{0,3}"}};
   for (const auto& [pattern, part] : refused) {
     try {
       pcre_of_oniguruma(pattern);

@@ -18,7 +18,6 @@
 #include "phalanx/base/log.h"
 #include "phalanx/base/process_stats.h"
 #include "phalanx/base/progress.h"
-#include "phalanx/base/version.h"
 #include "phalanx/data/stream_description.h"
 #include "phalanx/launch/libtorch_version.h"
 #include "phalanx/nn/init.h"
@@ -51,10 +50,8 @@ std::string number_text(double value) { return std::isnan(value) ? "nan" : fmt::
 
 /// Before anything that the ranks do together depends on it.
 TrainConfig same_on_all_ranks(TrainConfig config, Communicator& world) {
-  nlohmann::json mine = settings_of_all_ranks(config);
-  mine["versions"] = {{"phalanx", version()}, {"libtorch", libtorch_version()}};
-  require_same_on_ranks(world, "configuration", mine,
-                        "start every rank with the same configuration and the same build of the program");
+  require_same_on_ranks(world, "configuration", settings_of_all_ranks(config),
+                        "start every rank with the same configuration");
   require_dump_folder(config);
   return config;
 }
