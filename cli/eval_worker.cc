@@ -128,7 +128,7 @@ void perplexity(const EvalArguments& arguments, const ModelRanks& ranks, models:
     content = file->content_hash();
   };
   const auto read_text = [&] {
-    const std::string contents = read_file(arguments.text);
+    const std::string contents = read_on_each_rank(arguments.text);
     data::require_plain_text(contents, arguments.text, "plain text");
     if (const auto looks = data::records_in(std::string_view(contents).substr(0, data::kRecordProbe))) {
       throw DataError(
@@ -248,7 +248,7 @@ std::size_t multiple_choice(const EvalArguments& arguments, const ModelRanks& ra
   std::vector<Choice> choices;
   std::vector<std::int64_t> all_ids;
   ranks.each([&] {
-    const std::string contents = read_file(arguments.choices);
+    const std::string contents = read_on_each_rank(arguments.choices);
     data::require_plain_text(contents, arguments.choices, "questions as JSON lines");
     questions = infer::parse_questions(contents, arguments.choices, arguments.strict ? nullptr : &skipped);
     const data::BpeTokenizer tokenizer =

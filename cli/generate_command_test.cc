@@ -2,6 +2,7 @@
 // that go on, and what is refused.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -269,6 +270,17 @@ TEST_F(GenerateCommandTest, RanksThatWereGivenOtherArgumentsAreAllTold) {
   EXPECT_EQ(call("launch -n 2 -- sh " + file("rank.sh")), 2);
   EXPECT_THAT(error_, AllOf(HasSubstr("the ranks do not have the same command"),
                             HasSubstr("argument 08: \"4\" on rank 0; \"5\" on rank 1")));
+}
+
+// Only the first to read a pipe finds anything in it.
+TEST_F(GenerateCommandTest, APipeOfPromptsOrTextIsForOneRank) {
+  ASSERT_EQ(::mkfifo(file("pipe").c_str(), 0600), 0);
+  const std::string model = " -n 2 --checkpoint " + file("run/hf") + " ";
+  for (const std::string& command :
+       {"generate --tp 2" + model + "--prompts-file ", "eval" + model + "--text ", "eval" + model + "--choices "}) {
+    EXPECT_EQ(call(command + file("pipe")), 1);
+    EXPECT_THAT(error_, HasSubstr(file("pipe") + " is a pipe, and each rank reads it for itself"));
+  }
 }
 
 // Each on its own machine, under the same names.

@@ -63,7 +63,7 @@ Inputs read_prompts(const GenerateArguments& arguments) {
     }
     return inputs;
   }
-  inputs.contents = read_file(arguments.prompts_file);
+  inputs.contents = read_on_each_rank(arguments.prompts_file);
   data::require_plain_text(inputs.contents, arguments.prompts_file, "prompts, one a line or as JSON lines");
   if (const auto looks = data::records_in(std::string_view(inputs.contents).substr(0, data::kRecordProbe));
       looks && !arguments.format.json_lines) {

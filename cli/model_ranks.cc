@@ -4,12 +4,15 @@
 #include <fmt/format.h>
 
 #include <chrono>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/base/file.h"
 #include "phalanx/checkpoint/weights_identity.h"
 #include "phalanx/comm/local_store.h"
 #include "phalanx/launch/worker_environment.h"
@@ -43,8 +46,7 @@ at::Device choose_device(const std::string& name) {
 void require_same_command(Communicator& world, const std::vector<std::string>& arguments) {
   nlohmann::json mine = nlohmann::json::object();
   for (std::size_t i = 0; i < arguments.size(); ++i) mine[fmt::format("argument {:02}", i + 1)] = arguments[i];
-  train::require_same_on_ranks(world, "command", mine,
-                               "start every rank with the same arguments");
+  train::require_same_on_ranks(world, "command", mine, "start every rank with the same arguments");
 }
 
 }  // namespace
@@ -74,6 +76,16 @@ void ModelRanks::run(const std::function<void()>& body) const {
     if (process.world) process.world->abort(error.what());
     throw;
   }
+}
+
+std::string read_on_each_rank(const std::string& path) {
+  std::error_code error;
+  if (read_worker_environment().world_size > 1 && std::filesystem::is_fifo(path, error)) {
+    throw DataError(fmt::format(
+        "{} is a pipe, and each rank reads it for itself, so only one would find anything: write it to a file first",
+        path));
+  }
+  return read_file(path);
 }
 
 ModelRanks start_model_ranks(const ModelRanksOptions& options) {

@@ -51,6 +51,10 @@ struct ModelRanks {
 /// this process is alone, and nothing is logged.
 ModelRanks start_model_ranks(const ModelRanksOptions& options);
 
+/// The contents of a file that each of the ranks reads for itself. DataError where that is a pipe and there are
+/// several.
+std::string read_on_each_rank(const std::string& path);
+
 /// Collective: all ranks must have found the same model, of the same step, by its content.
 std::shared_ptr<models::Llama> load_model(const infer::ModelFiles& files, const ModelRanks& ranks,
                                           const std::string& dtype);

@@ -259,6 +259,14 @@ void check_ranges(const std::string& file, std::vector<TensorInfo>& tensors, std
                                       file, position, data_size));
 }
 
+/// Of a header's length whose bytes are letters, as of a web page that was saved in the file's place.
+std::string text_hint(std::span<const std::byte> begin) {
+  const std::string_view text(reinterpret_cast<const char*>(begin.data()), begin.size());
+  if (!std::ranges::all_of(text, [](char c) { return (c >= ' ' && c <= '~') || c == '\n' || c == '\r'; })) return {};
+  return fmt::format(": the file begins with the text '{}', so it is none of weights: fetch it again",
+                     text.substr(0, text.find_first_of("\r\n")));
+}
+
 }  // namespace
 
 std::size_t element_size(Dtype dtype) { return kDtypes[static_cast<std::size_t>(dtype)].size; }
@@ -307,7 +315,8 @@ Header parse_header(const std::string& file, std::span<const std::byte> bytes, s
   std::uint64_t length = 0;
   std::memcpy(&length, bytes.data(), kLengthBytes);
   if (length > kMaxHeaderBytes)
-    fail(fmt::format("the header's length is given as {} bytes, more than the {} allowed", length, kMaxHeaderBytes));
+    fail(fmt::format("the header's length is given as {} bytes, more than the {} allowed{}", length, kMaxHeaderBytes,
+                     text_hint(bytes.first(kLengthBytes))));
   if (length > file_size - kLengthBytes || length > bytes.size() - kLengthBytes)
     fail(fmt::format("the header's length is given as {} bytes, but the file has {} in all", length, file_size));
 

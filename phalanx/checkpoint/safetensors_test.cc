@@ -42,6 +42,7 @@ std::vector<Malformed> malformed_files() {
       {"seven bytes", "1234567", "too few"},
       {"length past the end", with_length("{}", 0, 3), "given as 3 bytes, but the file has 10"},
       {"length over the limit", with_length("{}", 0, 100'000'001), "more than the 100000000"},
+      {"a web page", "<!DOCTYPE html>\n<html>not found</html>\n", "the file begins with the text '<!DOCTYP'"},
       {"length of all ones", with_length("{}", 0, ~std::uint64_t{0}), "more than the 100000000"},
       {"empty header", with_length("", 4, 0), "does not begin with '{'"},
       {"leading space", file_of(" {}", 0), "does not begin with '{'"},

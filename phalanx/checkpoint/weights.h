@@ -55,11 +55,6 @@ LoadedWeights load_weights(const std::filesystem::path& path, const std::vector<
 /// together.
 std::string brief_names(const std::vector<std::string>& names);
 
-/// For who makes a model from what a file tells of it: CheckpointError, before any memory is taken, where the weights
-/// at `path` have fewer bytes than the model has parameters. `told_by` is the file that tells of it.
-void refuse_more_parameters_than_bytes(const std::filesystem::path& path, std::int64_t parameters,
-                                       const std::string& told_by);
-
 struct ExportWeightsOptions {
   PlaceMap place_in_file;
   std::optional<at::ScalarType> dtype;          // of floating-point tensors; unset: as they are

@@ -127,22 +127,36 @@ TEST(OnigurumaPatternTest, FindsWhatThePackageFinds) {
 }
 
 TEST(OnigurumaPatternTest, WhatHasAnotherMeaningInPcreIsRefusedByName) {
-  const std::vector<std::pair<std::string, std::string>> refused = {
-      {"a{3,2}", "{3,2}"},       {"x[[:punct:]]", "[:punct:]"},
-      {"[a&&b]", "&& in a set"}, {"[a[bc]]", "[ in a set"},
-      {R"(\N)", R"(\N)"},        {R"(\O)", R"(\O)"},
-      {R"(\Qa\E)", R"(\Q)"},     {R"(\R)", R"(\R)"},
-      {R"(\h)", R"(\h)"},        {R"(\pL)", R"(\p)"},
-      {R"(\xe9)", R"(\xe9)"},    {R"(a\Kb)", R"(\K)"},
-      {R"(\bx)", R"(\b)"},       {"(?x)a b", "(?x"},
-      {"(?s).", "(?s"},          {"(*FAIL)", "(*"},
-      {"(?|a|b)", "(?|"},        {R"([\W])", R"(\W)"},
-      {"a{100000}", "{100000}"}, {R"(\u12)", R"(\u12)"},
-      {"(?(1)a|b)", "(?("},      {"(?P<x>a)", "(?P"},
-      {"(?=a)*b", "*"},          {"(?!a)?", "?"},
-      {"(?<=a){2}b", "{2}"},     {"(?<!a)+?b", "+"},
-      {"^*a", "*"},              {"a$+", "+"},
-      {R"(\A?b)", "?"},          {"(?i)(?=a){,3}", "{0,3}"}};
+  const std::vector<std::pair<std::string, std::string>> refused = {{"a{3,2}", "{3,2}"},
+                                                                    {"x[[:punct:]]", "[:punct:]"},
+                                                                    {"[a&&b]", "&& in a set"},
+                                                                    {"[a[bc]]", "[ in a set"},
+                                                                    {R"(\N)", R"(\N)"},
+                                                                    {R"(\O)", R"(\O)"},
+                                                                    {R"(\Qa\E)", R"(\Q)"},
+                                                                    {R"(\R)", R"(\R)"},
+                                                                    {R"(\h)", R"(\h)"},
+                                                                    {R"(\pL)", R"(\p)"},
+                                                                    {R"(\xe9)", R"(\xe9)"},
+                                                                    {R"(a\Kb)", R"(\K)"},
+                                                                    {R"(\bx)", R"(\b)"},
+                                                                    {"(?x)a b", "(?x"},
+                                                                    {"(?s).", "(?s"},
+                                                                    {"(*FAIL)", "(*"},
+                                                                    {"(?|a|b)", "(?|"},
+                                                                    {R"([\W])", R"(\W)"},
+                                                                    {"a{100000}", "{100000}"},
+                                                                    {R"(\u12)", R"(\u12)"},
+                                                                    {"(?(1)a|b)", "(?("},
+                                                                    {"(?P<x>a)", "(?P"},
+                                                                    {"(?=a)*b", "*"},
+                                                                    {"(?!a)?", "?"},
+                                                                    {"(?<=a){2}b", "{2}"},
+                                                                    {"(?<!a)+?b", "+"},
+                                                                    {"^*a", "*"},
+                                                                    {"a$+", "+"},
+                                                                    {R"(\A?b)", "?"},
+                                                                    {"(?i)(?=a){,3}", "{0,3}"}};
   for (const auto& [pattern, part] : refused) {
     try {
       pcre_of_oniguruma(pattern);

@@ -14,6 +14,7 @@
 #include "phalanx/checkpoint/hf_weights.h"
 #include "phalanx/checkpoint/manifest.h"
 #include "phalanx/checkpoint/rank_group.h"
+#include "phalanx/checkpoint/weight_files.h"
 #include "phalanx/checkpoint/weight_index.h"
 #include "phalanx/checkpoint/weights_description.h"
 #include "phalanx/data/tokenizer_fingerprint.h"

@@ -102,7 +102,8 @@ void refuse_unsupported(const RefusedKey& refused, std::string_view name, const 
     hint = did_you_mean(given.shown, std::vector<std::string>(key.choices.begin(), key.choices.end()));
   }
   if (key.section == "model" && (key.name == "name" || key.name == "flavor")) {
-    hint += "; for a model of another family or size: flavor = \"hf\", with hf_assets_path the folder of its config.json";
+    hint +=
+        "; for a model of another family or size: flavor = \"hf\", with hf_assets_path the folder of its config.json";
   }
   throw ConfigError(fmt::format("{}: {} is {}: expected {}{}", given.where, key_label(key.section, key.name),
                                 given.shown, expectation(key, slot), hint));

@@ -305,12 +305,13 @@ TEST(Config, AllProblemsOfAFileAndItsFlagsAreOneReport) {
       "[model]\nconverters = [\"float8\"]\n[training]\nsteps = 0\nseqlen = 5\nmax_norm = inf\n[trainin]\nx = 1\n"
       "[parallelism]\ndata_parallel_shard_degree = 0\n[profiling]\nprofiler_active = 11\n",
       {"--optimizer.lr=fast", "--comm.save_traces_file_prefix=a/b"});
-  for (const char* problem : {"run.toml: 9 problems\n", "run.toml:2: [model] converters = [\"float8\"] is not supported",
-                              "run.toml:4: [training] steps is 0: expected an integer, 1 or more",
-                              "run.toml:5: unknown key [training] seqlen",
-                              "run.toml:6: [training] max_norm is inf: expected a number, 0 or more, and not infinite",
-                              "unknown section [trainin]", "data_parallel_shard_degree is 0",
-                              "--optimizer.lr: [optimizer] lr is fast", "[comm] save_traces_file_prefix is \"a/b\""}) {
+  for (const char* problem :
+       {"run.toml: 9 problems\n", "run.toml:2: [model] converters = [\"float8\"] is not supported",
+        "run.toml:4: [training] steps is 0: expected an integer, 1 or more",
+        "run.toml:5: unknown key [training] seqlen",
+        "run.toml:6: [training] max_norm is inf: expected a number, 0 or more, and not infinite",
+        "unknown section [trainin]", "data_parallel_shard_degree is 0", "--optimizer.lr: [optimizer] lr is fast",
+        "[comm] save_traces_file_prefix is \"a/b\""}) {
     EXPECT_THAT(text, HasSubstr(problem));
   }
   EXPECT_THAT(text, HasSubstr("profiler_active is 11, but profile_freq is 10"));

@@ -7,6 +7,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/hub_name.h"
 #include "phalanx/checkpoint/checkpoint_list.h"
+#include "phalanx/checkpoint/weight_files.h"
 #include "phalanx/checkpoint/weights_description.h"
 #include "phalanx/checkpoint/weights_identity.h"
 #include "phalanx/data/tokenizer_fingerprint.h"
@@ -39,6 +40,13 @@ std::filesystem::path initial_weights_path(const TrainConfig& run) {
     if (entry.path().extension() == ".safetensors") return path;
   }
   return resolve_checkpoint(path);
+}
+
+void check_initial_weights(const TrainConfig& config) {
+  const bool from_directory = config.model.flavor == "hf";
+  refuse_more_parameters_than_bytes(
+      initial_weights_path(config), model_config(config).parameter_count(),
+      from_directory ? (std::filesystem::path(config.model.hf_assets_path) / "config.json").string() : "[model]");
 }
 
 std::vector<std::string> compare_initial_weights(const TrainConfig& config) {

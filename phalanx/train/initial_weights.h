@@ -18,6 +18,8 @@ bool has_initial_weights(const TrainConfig& config);
 /// Where they lie. A checkpoint folder stands for its newest complete step; files, step directories and folders of
 /// weights for themselves. CheckpointError where there is nothing, or nothing of that kind.
 std::filesystem::path initial_weights_path(const TrainConfig& config);
+/// CheckpointError where they have fewer bytes than the model has parameters. For before anything of its size is made.
+void check_initial_weights(const TrainConfig& config);
 /// What comes with these weights says of which model they are. CheckpointError with the list of differences unless that
 /// is [model]'s, or [checkpoint] allow_model_mismatch; what there is to say otherwise, in lines.
 std::vector<std::string> compare_initial_weights(const TrainConfig& config);

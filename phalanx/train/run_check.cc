@@ -79,6 +79,7 @@ void check_files(const ConfigReading& reading, const std::optional<RunPlan>& pla
   problems.collect([&] {
     require_word_on_initial_weights(config);
     if (!has_initial_weights(config)) return;
+    check_initial_weights(config);
     compare_initial_weights(config);
     compare_initial_tokenizer(config, tokenizer);
   });

@@ -114,13 +114,6 @@ std::string list_of_steps(const std::vector<std::string>& names) { return fmt::f
 
 }  // namespace
 
-void check_initial_weights(const TrainConfig& config) {
-  const bool from_directory = config.model.flavor == "hf";
-  refuse_more_parameters_than_bytes(
-      initial_weights_path(config), model_config(config).parameter_count(),
-      from_directory ? (std::filesystem::path(config.model.hf_assets_path) / "config.json").string() : "[model]");
-}
-
 void load_initial_weights(const TrainConfig& config, const std::vector<NamedTensor>& weights, const Say& say) {
   const std::filesystem::path path = initial_weights_path(config);
   const models::LlamaConfig model = model_config(config);

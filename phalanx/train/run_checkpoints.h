@@ -32,9 +32,7 @@ namespace phalanx::train {
 
 using Say = std::function<void(const std::string&)>;  // a line for the log
 
-/// CheckpointError where the initial weights (initial_weights.h) have fewer bytes than the model has parameters. For before anything of its size is made.
-void check_initial_weights(const TrainConfig& config);
-/// Fills the weights with them, each rank its part of the files.
+/// Fills the weights with the initial ones (initial_weights.h), each rank its part of the files.
 void load_initial_weights(const TrainConfig& config, const std::vector<NamedTensor>& weights, const Say& say);
 
 class RunCheckpoints {

@@ -16,13 +16,13 @@ TrainingData open_training_data(const TrainConfig& config, const RunPlan& plan, 
     auto& [batches, range, local_batch_size] = *files.validation;
     result.validation = data::describe_range(batches.tokens(), range);
     if (rank == 0) result.unigram_entropy = data::unigram_entropy(batches.tokens(), range);
-    result.validator = std::make_unique<Validator>(std::move(batches),
-                                                   ValidatorOptions{.local_batch_size = local_batch_size,
-                                                                    .steps = config.validation.steps,
-                                                                    .data_rank = plan.parallel.data_rank(rank),
-                                                                    .data_ranks = plan.parallel.data_ranks(),
-                                                                    .autocast = autocast_dtype(config, plan),
-                                                                    .device = device});
+    result.validator =
+        std::make_unique<Validator>(std::move(batches), ValidatorOptions{.local_batch_size = local_batch_size,
+                                                                         .steps = config.validation.steps,
+                                                                         .data_rank = plan.parallel.data_rank(rank),
+                                                                         .data_ranks = plan.parallel.data_ranks(),
+                                                                         .autocast = autocast_dtype(config, plan),
+                                                                         .device = device});
   }
   result.batches = std::make_unique<data::Batches>(std::move(files.train));
   result.identity = data::describe_stream(*result.batches);
