@@ -224,6 +224,20 @@ TEST_F(CheckpointCommandTest, AnotherTokenizerIsNotPutBesideTheWeights) {
   EXPECT_EQ(run({"consolidate", path("run"), path("x.safetensors"), "-q", "--allow-tokenizer-mismatch"}), 2);
 }
 
+// The folder that the run named may hold no tokenizer, or none any more.
+TEST_F(CheckpointCommandTest, ATokenizerBesideTheCheckpointIsFoundAndNoneIsSaid) {
+  std::filesystem::create_directories(path("named"));
+  auto metadata = nlohmann::json::parse(kLlamaMetadata);
+  metadata["hf_assets_path"] = path("named");
+  write_small_step(path("run"), 1, llama_state(), 1, metadata.dump());
+  EXPECT_EQ(run({"consolidate", path("run"), path("bare"), "--hf", "-q"}), 0);
+  EXPECT_THAT(error_, AllOf(HasSubstr("without a tokenizer"), HasSubstr("there is no tokenizer.json in " + path("named"))));
+  data::small_tokenizer("the cat sat on the mat. ").save(path("run/tokenizer.json"));
+  EXPECT_EQ(run({"consolidate", path("run"), path("whole"), "--hf", "-q"}), 0);
+  EXPECT_THAT(error_, Not(HasSubstr("without a tokenizer")));
+  EXPECT_TRUE(std::filesystem::exists(path("whole/tokenizer.json")));
+}
+
 TEST_F(CheckpointCommandTest, WhatIsNoLlamaIsNoHuggingFaceModel) {
   auto lacking = llama_state(), different = llama_state(), more = llama_state();
   std::erase_if(lacking, [](const auto& tensor) { return tensor.name == "model.norm.weight"; });

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <system_error>
@@ -11,8 +12,10 @@
 #include "phalanx/base/json_number.h"
 #include "phalanx/base/json_text.h"
 #include "phalanx/base/log.h"
+#include "phalanx/checkpoint/weights_description.h"
 #include "phalanx/data/bpe_model.h"
 #include "phalanx/data/bpe_tokenizer.h"
+#include "phalanx/data/token_file.h"
 #include "phalanx/models/hf_config.h"
 
 namespace phalanx {
@@ -117,6 +120,20 @@ std::map<std::string, std::string> hf_assets(const std::filesystem::path& assets
   return texts;
 }
 
+void compare_end_tokens(const std::map<std::string, std::string>& texts, const std::string& metadata) {
+  const auto trained = metadata.empty() ? std::nullopt : document_end_in_metadata(metadata);
+  const auto said = texts.find(kGeneration);
+  if (!trained || said == texts.end()) return;
+  const json ends = json::parse(said->second).value("eos_token_id", json());
+  const bool is_among =
+      ends == json(*trained) || (ends.is_array() && std::find(ends.begin(), ends.end(), json(*trained)) != ends.end());
+  if (is_among || ends.is_null()) return;
+  log::warn_once(fmt::format(
+      "the model is written with eos_token_id {}, but the documents that it was trained on end {}: it may never end a "
+      "text; set eos_token_id in generation_config.json, or train on documents that end so",
+      ends.dump(), *trained == data::kNoDocumentEnd ? "by no token" : fmt::format("by token {}", *trained)));
+}
+
 std::map<std::string, std::string> hf_files(const models::LlamaConfig& config, const std::string& dtype,
                                             const std::filesystem::path& assets) {
   const auto folder = folder_of_assets(assets);
@@ -127,6 +144,16 @@ std::map<std::string, std::string> hf_files(const models::LlamaConfig& config, c
   json generation = parsed(texts[kGeneration], folder / kGeneration);
   const auto tokenizer = assets.empty() ? std::nullopt : tokenizer_of(folder);
   const RoleTokens tokens(source, generation, tokenizer, config.vocab_size, folder);
+
+  if (tokens.of("eos").is_null()) {
+    const std::string why = assets.empty()                  ? std::string("no folder of a tokenizer is known")
+                            : texts.contains(kTokenizer) ? fmt::format("the tokenizer in {} has none", folder.string())
+                                                            : fmt::format("there is no tokenizer.json in {}", folder.string());
+    log::warn_once(fmt::format(
+        "the model is written {}without a token that ends a text (eos_token_id is null): {}; whoever continues texts "
+        "with it has to name one",
+        texts.contains(kTokenizer) || texts.contains("tokenizer.model") ? "" : "without a tokenizer, and ", why));
+  }
 
   json description = json::parse(models::llama_hf_config(config, dtype));
   for (const char* role : kRoles) {

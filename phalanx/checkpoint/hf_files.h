@@ -19,7 +19,11 @@ namespace phalanx {
 /// folder.
 std::map<std::string, std::string> hf_assets(const std::filesystem::path& folder);
 
-/// All texts, by name. `dtype` is torch's name of the weights' type; `assets` the source's folder, or that of the
+/// A warning where the texts of hf_files() say that a text ends by another token than the documents that the model was
+/// trained on. `metadata`: the checkpoint's; may be empty.
+void compare_end_tokens(const std::map<std::string, std::string>& texts, const std::string& metadata);
+
+/// All texts, by name, with a warning where there is no tokenizer or no token that ends a text. `dtype` is torch's name of the weights' type; `assets` the source's folder, or that of the
 /// tokenizer (empty: neither). CheckpointError or DataError where a file there is malformed; a tokenizer that is not
 /// supported is copied, with a warning.
 std::map<std::string, std::string> hf_files(const models::LlamaConfig& config, const std::string& dtype,

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "phalanx/base/error.h"
@@ -69,6 +70,28 @@ TEST_F(HfFilesTest, TheTokenizersTokensAreWrittenWhereTheSourceHasNone) {
   write("tokenizer_config.json", own);
   EXPECT_EQ(tokens(), json({0, 2, 3}));
   EXPECT_EQ(files().at("tokenizer_config.json"), own);
+}
+
+TEST_F(HfFilesTest, WithoutATokenizerOrAnEndThereIsAWarning) {
+  const auto said = [](const std::function<void()>& write) {
+    ::testing::internal::CaptureStderr();
+    write();
+    return ::testing::internal::GetCapturedStderr();
+  };
+  EXPECT_THAT(said([] { hf_files(kModelOfFiles, "float32", ""); }),
+              HasSubstr("without a tokenizer, and without a token that ends a text (eos_token_id is null)"));
+  EXPECT_THAT(said([&] { files(); }), HasSubstr("there is no tokenizer.json in " + folder_.path().string()));
+  write_tokenizer();
+  EXPECT_EQ(said([&] { files(); }), "");
+  const auto trained_on = [&](const json& end) {
+    return said([&] { compare_end_tokens(files(), json{{"run", {{"tokenizer", {{"document_end", end}}}}}}.dump()); });
+  };
+  EXPECT_EQ(trained_on(4), "");
+  EXPECT_EQ(said([&] { compare_end_tokens(files(), ""); }), "");
+  EXPECT_THAT(trained_on(2), HasSubstr("eos_token_id 4, but the documents that it was trained on end by token 2"));
+  EXPECT_THAT(trained_on("none"), HasSubstr("end by no token"));
+  write("generation_config.json", R"({"eos_token_id": [4, 2]})");
+  EXPECT_EQ(trained_on(2), "");
 }
 
 TEST_F(HfFilesTest, TheSourcesTokensComeFirst) {

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <system_error>
+#include <vector>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/log.h"
@@ -82,10 +83,14 @@ std::filesystem::path assets_of_run(const SavedState& saved) {
   const std::string told = entry != metadata.end() && entry->is_string() ? entry->get<std::string>() : std::string();
   const auto checkpoints = std::filesystem::absolute(saved.folder()).lexically_normal().parent_path();
   std::error_code error;
-  if (!told.empty() && std::filesystem::exists(told, error)) return told;
-  for (const auto& folder : {saved.folder(), checkpoints, checkpoints.parent_path()}) {
+  const std::filesystem::path named = told;
+  if (!told.empty() && std::filesystem::is_regular_file(named, error)) return named;  // the tokenizer.json itself
+  std::vector<std::filesystem::path> places{saved.folder(), checkpoints, checkpoints.parent_path()};
+  if (!told.empty()) places.insert(places.begin(), named);
+  for (const auto& folder : places) {
     if (std::filesystem::is_regular_file(folder / "tokenizer.json", error)) return folder;
   }
+  if (!told.empty() && std::filesystem::exists(named, error)) return named;  // hf_files() says what is not there
   if (!told.empty()) {
     log::warn(
         fmt::format("{}, where the run had its tokenizer (model.hf_assets_path), is not there: written without "
@@ -103,11 +108,7 @@ void require_own_tokenizer(const SavedState& saved, const std::filesystem::path&
   std::error_code error;
   if (assets.empty() || !std::filesystem::is_regular_file(path, error)) return;
   const std::string trained = tokenizer_in_metadata(saved.manifest().metadata);
-  std::string found;
-  try {
-    found = data::tokenizer_fingerprint(data::BpeTokenizer::load(path.string()));
-  } catch (const DataError&) {  // of a kind that is not read: hf_files() says so
-  }
+  const std::string found = data::fingerprint_of_file(path);  // "": hf_files() says why
   if (!data::are_other_tokenizers(trained, found)) {
     if (found != trained) {
       log::info(fmt::format("the tokenizer of {} ({}) could not be compared with that of the checkpoint ({})",
@@ -136,6 +137,7 @@ WrittenFiles consolidate_for_hf(SavedState& saved, const std::filesystem::path& 
   const std::filesystem::path source = assets.empty() ? assets_of_run(saved) : assets;
   require_own_tokenizer(saved, source, options.allow_tokenizer_mismatch);
   options.beside = hf_files(config, torch_name(dtype), source);
+  compare_end_tokens(options.beside, saved.manifest().metadata);
   return consolidate(saved, folder, options, fs);
 }
 

@@ -13,6 +13,7 @@
 #include "phalanx/checkpoint/manifest.h"
 #include "phalanx/checkpoint/safetensors.h"
 #include "phalanx/checkpoint/saved_state.h"
+#include "phalanx/data/token_sidecar.h"
 #include "phalanx/models/hf_config.h"
 #include "phalanx/models/llama_json.h"
 
@@ -74,6 +75,15 @@ std::string tokenizer_in_metadata(const std::string& metadata) {
   const auto json = nlohmann::json::parse(metadata);
   const nlohmann::json::json_pointer at("/run/tokenizer/fingerprint");
   return json.contains(at) && json.at(at).is_string() ? json.at(at).get<std::string>() : std::string();
+}
+
+std::optional<std::int64_t> document_end_in_metadata(const std::string& metadata) {
+  const auto json = nlohmann::json::parse(metadata);
+  const nlohmann::json::json_pointer at("/run/tokenizer/document_end");
+  if (!json.contains(at)) return std::nullopt;
+  const nlohmann::json& end = json.at(at);
+  if (end == data::document_end_json(data::kNoDocumentEnd)) return data::kNoDocumentEnd;
+  return end.is_number_unsigned() ? std::optional(end.get<std::int64_t>()) : std::nullopt;
 }
 
 std::string metadata_of_model(const models::LlamaConfig& model) {

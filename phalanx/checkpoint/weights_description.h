@@ -7,6 +7,7 @@
 // config.json in the same directory. Knows no torch tensor.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -34,6 +35,8 @@ std::optional<models::LlamaConfig> model_in_metadata(const std::string& metadata
 /// The fingerprint of the tokenizer that the weights were trained with (data/tokenizer_fingerprint.h), of a
 /// checkpoint's metadata or of metadata_for_weights(); "" where they do not say it.
 std::string tokenizer_in_metadata(const std::string& metadata);
+/// The id that ended the documents that they were trained on (data/token_file.h), likewise.
+std::optional<std::int64_t> document_end_in_metadata(const std::string& metadata);
 /// The text of metadata that says the model alone.
 std::string metadata_of_model(const models::LlamaConfig& model);
 /// Of a checkpoint's metadata what may go out with its weights: the model and the tokenizer's fingerprint, no paths and

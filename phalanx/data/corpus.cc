@@ -342,7 +342,9 @@ EncodingSummary encode_corpus(const std::vector<Document>& documents, const BpeT
   }
   const fs::path directory = fs::path(prefix).parent_path();
   if (!directory.empty()) posix_file_system().make_directory(directory);
-  TokenFileWriter writer(prefix, {.vocab_size = tokenizer.vocab_size(), .tokenizer = tokenizer_fingerprint(tokenizer)});
+  TokenFileWriter writer(prefix, {.vocab_size = tokenizer.vocab_size(),
+                                  .tokenizer = tokenizer_fingerprint(tokenizer),
+                                  .document_end = options.end_of_text ? *end : kNoDocumentEnd});
   EncodingSummary summary{.path = writer.bin_path()};
   std::vector<std::int64_t> counts(static_cast<std::size_t>(tokenizer.vocab_size()), 0);
   std::vector<TokenId> ids;

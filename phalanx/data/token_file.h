@@ -47,6 +47,9 @@ struct TokenFileOptions {
   std::optional<TokenType> type;  // where empty, found from the file; one that its index or header denies is refused
 };
 
+/// Of documents that follow each other with nothing between them.
+inline constexpr std::int64_t kNoDocumentEnd = -1;
+
 /// What PREFIX.json says of PREFIX.bin. Everything may be missing.
 struct TokenSidecar {
   std::optional<TokenType> type;
@@ -54,6 +57,7 @@ struct TokenSidecar {
   std::optional<std::int64_t> documents;
   std::int64_t vocab_size = 0;  // of the tokenizer
   std::string tokenizer;        // its fingerprint (tokenizer_fingerprint.h)
+  std::optional<std::int64_t> document_end;  // the id that ends each document, or kNoDocumentEnd
   std::string content;          // content_hash() of the file
 };
 

@@ -35,6 +35,7 @@ TokenFileWriter::TokenFileWriter(const std::string& prefix, TokenFileWriterOptio
     : prefix_(prefix),
       tokenizer_(std::move(options.tokenizer)),
       vocab_size_(options.vocab_size),
+      document_end_(options.document_end),
       file_system_(options.file_system ? *options.file_system : posix_file_system()) {
   if (vocab_size_ < 1 || vocab_size_ > std::numeric_limits<std::int32_t>::max()) {
     throw ConfigError(fmt::format("{}: vocab_size is {}: expected 1 to 2147483647", prefix, vocab_size_));
@@ -143,6 +144,7 @@ void TokenFileWriter::finish() {
                                        .documents = std::max<std::int64_t>(document_count(), 1),
                                        .vocab_size = vocab_size_,
                                        .tokenizer = tokenizer_,
+                                       .document_end = document_end_,
                                        .content = hash_of_ids(type_, MappedFile(bin_path() + ".tmp").bytes())}));
   file_system_.rename(bin_path() + ".tmp", bin_path());
   file_system_.rename(idx_path() + ".tmp", idx_path());

@@ -16,6 +16,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -29,6 +30,7 @@ struct TokenFileWriterOptions {
   std::int64_t vocab_size = 0;        // required
   std::string tokenizer;              // fingerprint of the one that made the ids; empty: not known
   FileSystem* file_system = nullptr;  // the real one where null
+  std::optional<std::int64_t> document_end = {};  // the id that ends each document, or kNoDocumentEnd; empty: not known
 };
 
 class TokenFileWriter {
@@ -62,6 +64,7 @@ class TokenFileWriter {
   std::string prefix_;
   std::string tokenizer_;
   std::int64_t vocab_size_;
+  std::optional<std::int64_t> document_end_;
   TokenType type_;
   FileSystem& file_system_;
   std::unique_ptr<WritableFile> bin_;

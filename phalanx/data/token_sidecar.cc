@@ -18,6 +18,7 @@ namespace {
 constexpr const char* kSidecarFormat = "phalanx.tokens";
 constexpr std::int64_t kSidecarVersion = 1;
 constexpr std::uintmax_t kMaxSidecarBytes = 1 << 20;
+constexpr const char* kNone = "none";
 
 }  // namespace
 
@@ -61,6 +62,10 @@ std::optional<TokenSidecar> read_sidecar(const std::string& bin_path) {
                        .vocab_size = number("vocab_size").value_or(0),
                        .tokenizer = text_of("tokenizer"),
                        .content = text_of("content")};
+  if (const auto end = json.find("document_end"); end != json.end() && !end->is_null()) {
+    if (*end != kNone && !end->is_number_unsigned()) fail("document_end", "an id, or \"none\"", *end);
+    sidecar.document_end = *end == kNone ? kNoDocumentEnd : number("document_end");
+  }
   if (const std::string type = text_of("type"); !type.empty()) {
     sidecar.type = token_type_named(type);
     if (!sidecar.type) fail("type", "uint8, int8, uint16, int16, uint32, int32 or int64", json["type"]);
@@ -77,6 +82,10 @@ std::string hash_of_ids(TokenType type, std::span<const std::byte> ids) {
   const std::size_t last = ids.size() - kBlockBytes, stride = last / (kBlocks - 1);
   for (std::size_t i = 0; i + 1 < kBlocks; ++i) hash.add_bytes(ids.subspan(i * stride, kBlockBytes));
   return hash.add_bytes(ids.subspan(last)).hex();
+}
+
+nlohmann::json document_end_json(std::int64_t id) {
+  return id == kNoDocumentEnd ? nlohmann::json(kNone) : nlohmann::json(id);
 }
 
 bool is_foreign_sidecar(const std::string& bin_path) {
@@ -96,6 +105,7 @@ std::string sidecar_text(const TokenSidecar& sidecar) {
   if (sidecar.documents) json["documents"] = *sidecar.documents;
   if (sidecar.vocab_size > 0) json["vocab_size"] = sidecar.vocab_size;
   if (!sidecar.tokenizer.empty()) json["tokenizer"] = sidecar.tokenizer;
+  if (sidecar.document_end) json["document_end"] = document_end_json(*sidecar.document_end);
   if (!sidecar.content.empty()) json["content"] = sidecar.content;
   return json.dump(2) + "\n";
 }

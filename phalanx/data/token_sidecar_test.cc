@@ -154,9 +154,20 @@ TEST_F(RawIdsTest, ASidecarThatDescribesAnotherFileIsRefused) {
   EXPECT_THAT(with("version", 2), HasSubstr("later version"));
   EXPECT_THAT(with("vocab_size", 101),
               AllOf(HasSubstr("a tokenizer of 101 ids"), HasSubstr("more than the model's vocab_size of 100")));
+  EXPECT_THAT(with("document_end", "end"), HasSubstr("\"document_end\": expected an id, or \"none\", found \"end\""));
+  EXPECT_THAT(with("document_end", -1), HasSubstr("\"document_end\": expected an id"));
   EXPECT_THAT(with("vocab_size", 6), HasSubstr("accepted"));  // ids up to 5
   EXPECT_THAT(with("vocab_size", 5),
               AllOf(HasSubstr("token 5 at position 4, but "), HasSubstr("m.json says that its vocabulary has 5 ids")));
+}
+
+TEST_F(RawIdsTest, TheSidecarSaysWhatEndsDocuments) {
+  for (const std::optional<std::int64_t> end : {std::optional<std::int64_t>(), {0}, {7}, {kNoDocumentEnd}}) {
+    TokenFileWriter writer(path("m"), {.vocab_size = 100, .document_end = end});
+    writer.add_document(std::vector<std::int32_t>{1, 2, 3});
+    writer.finish();
+    EXPECT_EQ(TokenFile(path("m")).sidecar()->document_end, end);
+  }
 }
 
 TEST_F(RawIdsTest, SomebodyElsesJsonIsLeftAlone) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "phalanx/base/content_hash.h"
+#include "phalanx/base/error.h"
 #include "phalanx/data/bpe_model.h"
 
 namespace phalanx::data {
@@ -91,6 +92,14 @@ std::string tokenizer_fingerprint(const BpeTokenizer& tokenizer) {
     for (const TokenId id : *side) hash.add(std::int64_t{id});
   }
   return std::string(kFingerprintVersion) + hash.hex();
+}
+
+std::string fingerprint_of_file(const std::filesystem::path& file) {
+  try {
+    return tokenizer_fingerprint(BpeTokenizer::load(file.string()));
+  } catch (const DataError&) {
+    return {};
+  }
 }
 
 bool are_other_tokenizers(const std::string& a, const std::string& b) {

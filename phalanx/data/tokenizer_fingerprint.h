@@ -10,6 +10,7 @@
 //   const std::string id = tokenizer_fingerprint(tokenizer);  // "tok1:" and 32 hexadecimal digits
 #pragma once
 
+#include <filesystem>
 #include <string>
 
 #include "phalanx/data/bpe_tokenizer.h"
@@ -18,6 +19,9 @@ namespace phalanx::data {
 
 /// "tok1" is the version: hashes of another one cannot be compared.
 std::string tokenizer_fingerprint(const BpeTokenizer& tokenizer);
+
+/// Of a tokenizer.json; "" where it is of a kind that is not read.
+std::string fingerprint_of_file(const std::filesystem::path& file);
 
 /// Whether both are known, of the same version, and differ.
 bool are_other_tokenizers(const std::string& a, const std::string& b);

@@ -1,7 +1,9 @@
 #include "phalanx/infer/model_files.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <system_error>
 
@@ -72,6 +74,7 @@ ModelFiles find_hugging_face_model(const std::filesystem::path& path) {
     if (files.tokenizer_fingerprint.empty()) {
       files.tokenizer_fingerprint = tokenizer_in_metadata(told.metadata);
     }
+    if (!files.document_end) files.document_end = document_end_in_metadata(told.metadata);
   }
   return files;
 }
@@ -101,6 +104,7 @@ ModelFiles find_model(const std::filesystem::path& path) {
   look_for_tokenizer(files, folders);
   if (files.tokenizer) take_end_tokens(files, std::filesystem::path(*files.tokenizer).parent_path());
   files.tokenizer_fingerprint = tokenizer_in_metadata(reader.manifest().metadata);
+  files.document_end = document_end_in_metadata(reader.manifest().metadata);
   return files;
 }
 
@@ -132,11 +136,7 @@ std::string fingerprint_of_model(const ModelFiles& files, const std::string& pat
   }
   std::error_code error;
   if (!path.empty() && std::filesystem::equivalent(path, *files.tokenizer, error)) return "";
-  try {
-    return data::tokenizer_fingerprint(data::BpeTokenizer::load(*files.tokenizer));
-  } catch (const DataError&) {  // of a kind that is not read: then the one that is given has to do
-    return "";
-  }
+  return data::fingerprint_of_file(*files.tokenizer);  // "": then the one that is given has to do
 }
 
 }  // namespace
@@ -167,9 +167,18 @@ data::BpeTokenizer load_tokenizer(const ModelFiles& files, const std::string& pa
 }
 
 std::vector<std::int64_t> end_tokens(const ModelFiles& files, const std::optional<data::BpeTokenizer>& tokenizer) {
-  if (!files.end_tokens.empty()) return files.end_tokens;
-  if (const auto end = tokenizer ? tokenizer->end_of_text() : std::nullopt) return {*end};
-  return {};
+  std::vector<std::int64_t> ends = files.end_tokens;
+  if (const auto own = tokenizer ? tokenizer->end_of_text() : std::nullopt; own && ends.empty()) ends = {*own};
+  if (const auto& trained = files.document_end;
+      trained && !ends.empty() && std::ranges::find(ends, *trained) == ends.end()) {
+    log::warn_once(fmt::format(
+        "the documents that the model in {} was trained on end {}, but its texts by token {}, as the files beside its "
+        "tokenizer say: it may never end one; write the right eos_token_id into generation_config.json",
+        files.weights.string(),
+        *trained == data::kNoDocumentEnd ? "by no token" : fmt::format("by token {}", *trained),
+        fmt::join(ends, ", ")));
+  }
+  return ends;
 }
 
 namespace {

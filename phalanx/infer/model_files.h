@@ -39,6 +39,7 @@ struct ModelFiles {
   std::optional<std::string> tokenizer;       // a tokenizer.json that exists
   std::string not_honoured;                   // what config.json says and is not done, in one line; logged on loading
   std::string tokenizer_fingerprint;          // of the one that its run was trained with; empty: not known
+  std::optional<std::int64_t> document_end;   // the token that ended the documents of its run (data/token_file.h)
   std::vector<std::string> tokenizer_places;  // where one was looked for, for messages
   std::vector<std::int64_t> end_tokens;       // those that end a text, as generation_config.json or config.json says
   // Set by who asks for it: load config.json's model although Phalanx wrote these weights and says in their header that

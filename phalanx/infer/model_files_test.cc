@@ -382,6 +382,20 @@ TEST(ModelFiles, TheEndOfATextIsWhatTheDirectorySays) {
   EXPECT_THAT(error_of(scratch.path()), HasSubstr("generation_config.json: not valid JSON at column"));
 }
 
+TEST(ModelFiles, AnEndThatTheDocumentsDidNotHaveIsSaid) {
+  ModelFiles files{.weights = "run/step-1", .end_tokens = {3}};
+  const auto said = [&](std::optional<std::int64_t> trained) {
+    files.document_end = trained;
+    testing::internal::CaptureStderr();
+    EXPECT_THAT(end_tokens(files, std::nullopt), ElementsAre(3));
+    return testing::internal::GetCapturedStderr();
+  };
+  EXPECT_EQ(said(std::nullopt), "");
+  EXPECT_EQ(said(3), "");
+  EXPECT_THAT(said(5), AllOf(HasSubstr("run/step-1 was trained on end by token 5, but its texts by token 3")));
+  EXPECT_THAT(said(data::kNoDocumentEnd), HasSubstr("end by no token"));
+}
+
 TEST(ModelFiles, AModelLargerThanItsFilesIsRefusedBeforeItTakesMemory) {
   const TempDirectory scratch("model");
   auto config = models::tiny_hf_config();

@@ -21,6 +21,7 @@ std::vector<std::filesystem::path> export_in_hf(const std::filesystem::path& fol
                                                 const HfExportOptions& options) {
   // Read first: the folder may be the one that they are in.
   const auto texts = hf_files(model, options.dtype, options.assets);
+  compare_end_tokens(texts, options.metadata);
   const std::string told = options.metadata.empty() ? metadata_of_model(model) : metadata_for_weights(options.metadata);
   const auto paths =
       export_weights_to_folder(folder, weights,

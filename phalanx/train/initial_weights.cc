@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
+#include <system_error>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/hub_name.h"
@@ -94,14 +95,18 @@ std::vector<std::string> compare_initial_tokenizer(const TrainConfig& config, co
     theirs = tokenizer_in_metadata(told.metadata);
     source = told.source;
   }
+  const std::filesystem::path beside = path / "tokenizer.json";
+  if (std::error_code error; theirs.empty() && std::filesystem::is_regular_file(beside, error)) {
+    theirs = data::fingerprint_of_file(beside);
+    source = beside.string();
+  }
   if (!data::are_other_tokenizers(theirs, mine)) {
     if (!theirs.empty() && theirs == mine) return {};
     return {fmt::format("initial weights: the tokenizer of {} ({}) could not be compared with that of the data ({})",
                         path.string(), theirs.empty() ? "not said" : theirs, mine.empty() ? "not said" : mine)};
   }
   const std::string found = fmt::format(
-      "the weights at {} were trained with the tokenizer {} (so says {}), but that "
-      "of this run's data is {}",
+      "the weights at {} were trained with the tokenizer {} (so says {}), but that of this run's data is {}",
       path.string(), theirs, source, mine);
   if (!config.training.allow_tokenizer_mismatch) {
     throw CheckpointError(found +

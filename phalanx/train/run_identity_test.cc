@@ -242,6 +242,18 @@ TEST(RunIdentity, AFingerprintOfAnotherVersionIsNamedAndNoDifference) {
   EXPECT_THAT(change_lines(comparison.refused), ElementsAre(HasSubstr("tokenizer fingerprint: saved \"tok1:2\"")));
 }
 
+TEST(RunIdentity, AnotherTokenThatEndsDocumentsIsRefused) {
+  json saved = identity_of(config_with({})), found = saved;
+  saved["tokenizer"] = {{"fingerprint", "tok1:1"}, {"vocab_size", 500}, {"document_end", 0}};
+  found["tokenizer"] = {{"fingerprint", "tok1:1"}, {"vocab_size", 500}, {"document_end", "none"}};
+  EXPECT_THAT(change_lines(compare_identities(saved, found, config_with({})).refused),
+              ElementsAre(HasSubstr("tokenizer document_end: saved 0, now \"none\"")));
+  saved["tokenizer"].erase("document_end");
+  const IdentityComparison older = compare_identities(saved, found, config_with({}));
+  EXPECT_THAT(older.refused, IsEmpty());
+  EXPECT_THAT(older.not_compared, Contains("the token that ends documents"));
+}
+
 TEST(RunIdentity, TheIdIsThatOfAllThatARunBeginsWith) {
   const auto id = [](const std::vector<std::string>& flags) {
     const TrainConfig config = config_with(flags);

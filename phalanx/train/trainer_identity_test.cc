@@ -14,7 +14,9 @@
 #include "phalanx/checkpoint/saved_state.h"
 #include "phalanx/checkpoint/weights.h"
 #include "phalanx/checkpoint/weights_description.h"
+#include "phalanx/data/testing/small_data.h"
 #include "phalanx/data/token_file_writer.h"
+#include "phalanx/data/tokenizer_fingerprint.h"
 #include "phalanx/models/hf_config.h"
 #include "phalanx/models/llama_config.h"
 #include "phalanx/train/trainer_test_support.h"
@@ -404,6 +406,28 @@ TEST_F(TrainerIdentityTest, WeightsOfAnotherTokenizerThanTheDatasAreRefused) {
     EXPECT_THAT(log_of(with("tokens.bin")),
                 HasSubstr("(tok1:a) could not be compared with that of the data (not said)"));
   }
+}
+
+// Of a Hugging Face directory that somebody else made.
+TEST_F(TrainerIdentityTest, TheTokenizerBesideWeightsIsTheirs) {
+  const data::BpeTokenizer theirs = data::small_tokenizer("the cat sat on the mat. "),
+                           other = data::small_tokenizer("abcdefg");
+  for (const auto& [name, tokenizer] : {std::pair("theirs", &theirs), {"other", &other}}) {
+    data::TokenFileWriter writer(path(name),
+                                 {.vocab_size = 512, .tokenizer = data::tokenizer_fingerprint(*tokenizer)});
+    writer.add_document(std::vector<std::int32_t>(tokens_.begin(), tokens_.end()));
+    writer.finish();
+  }
+  train(small("first", {"--training.steps=1", "--checkpoint.last_save_in_hf"}), 1);
+  theirs.save(path("first/hf/tokenizer.json"));
+  const auto with = [&](const std::string& data) {
+    return small("second", {"--checkpoint.initial_load_path=" + path("first/hf"), "--checkpoint.initial_load_in_hf",
+                            "--checkpoint.no-enable", "--training.dataset_path=" + path(data), "--training.steps=1"});
+  };
+  EXPECT_THAT(log_of(with("theirs")), Not(HasSubstr("could not be compared with that of the data")));
+  EXPECT_THAT(refusal<CheckpointError>(with("other")),
+              AllOf(HasSubstr(data::tokenizer_fingerprint(theirs)), HasSubstr("(so says " + path("first/hf") +
+                                                                             "/tokenizer.json)")));
 }
 
 TEST_F(TrainerIdentityTest, WeightsThatSayNothingLoadAndOneLineSaysSo) {

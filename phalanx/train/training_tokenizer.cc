@@ -21,7 +21,33 @@ struct KnownTokenizer {
   std::string fingerprint;
   std::int64_t vocab_size = 0;
   std::string place;
+  std::optional<std::int64_t> end_of_text = {};
 };
+
+std::string end_text(std::int64_t id) {
+  return id == data::kNoDocumentEnd ? std::string("with nothing between them") : fmt::format("with token {}", id);
+}
+
+/// The token that ends the documents of all files: of the first that says it. ConfigError where another says another.
+std::optional<std::int64_t> document_end_of(const TrainConfig& config, const std::vector<const data::TokenFile*>& files,
+                                            std::vector<std::string>& lines) {
+  const data::TokenFile* first = nullptr;
+  for (const data::TokenFile* file : files) {
+    if (!file->sidecar() || !file->sidecar()->document_end) continue;
+    if (first == nullptr) first = file;
+    const std::int64_t known = *first->sidecar()->document_end, found = *file->sidecar()->document_end;
+    if (found == known) continue;
+    const std::string text = fmt::format("the documents in {} end {}, but those in {} {}", first->path(),
+                                         end_text(known), file->path(), end_text(found));
+    if (!config.training.allow_tokenizer_mismatch) {
+      throw ConfigError(text +
+                        ": expected the same; make one again by `phalanx tokenize`, or train all the same by "
+                        "[training] allow_tokenizer_mismatch = true");
+    }
+    lines.push_back(text + ": trained all the same, as [training] allow_tokenizer_mismatch says");
+  }
+  return first != nullptr ? first->sidecar()->document_end : std::nullopt;
+}
 
 std::optional<KnownTokenizer> tokenizer_of_model(const TrainConfig& config, bool data_say_theirs,
                                                  std::vector<std::string>& lines) {
@@ -45,7 +71,8 @@ std::optional<KnownTokenizer> tokenizer_of_model(const TrainConfig& config, bool
   }
   try {
     const auto tokenizer = data::BpeTokenizer::load(path.string());
-    return KnownTokenizer{data::tokenizer_fingerprint(tokenizer), tokenizer.vocab_size(), path.string()};
+    return KnownTokenizer{data::tokenizer_fingerprint(tokenizer), tokenizer.vocab_size(), path.string(),
+                          tokenizer.end_of_text()};
   } catch (const DataError& reason) {
     lines.push_back(fmt::format("the tokenizer in [model] hf_assets_path could not be compared with the data's: {}",
                                 reason.what()));
@@ -103,6 +130,14 @@ TrainingTokenizer training_tokenizer(const TrainConfig& config, std::int64_t voc
     }
   }
   if (known) result.identity = {{"fingerprint", known->fingerprint}, {"vocab_size", known->vocab_size}};
+  if (const auto end = document_end_of(config, files, result.lines)) {
+    result.identity["document_end"] = data::document_end_json(*end);
+    if (known && known->end_of_text && *known->end_of_text != *end) {
+      result.lines.push_back(
+          fmt::format("the documents end {}, but {} and the files beside it name token {} as the one that ends a text",
+                      end_text(*end), known->place, *known->end_of_text));
+    }
+  }
   return result;
 }
 

@@ -16,7 +16,7 @@
 namespace phalanx::train {
 
 struct TrainingTokenizer {
-  nlohmann::json identity = nlohmann::json::object();  // {"fingerprint": ..., "vocab_size": ...}; empty: not known
+  nlohmann::json identity = nlohmann::json::object();  // {"fingerprint", "vocab_size", "document_end"}: what is known
   std::vector<std::string> lines;                      // what could not be compared, or differs on request
 };
 

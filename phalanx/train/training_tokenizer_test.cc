@@ -31,8 +31,10 @@ class TrainingTokenizerTest : public ::testing::Test {
     trainer.add(text);
     return trainer.train();
   }
-  data::TokenFile file(const std::string& name, const std::string& fingerprint) const {
-    data::TokenFileWriter writer(path(name), {.vocab_size = 260, .tokenizer = fingerprint});
+  data::TokenFile file(const std::string& name, const std::string& fingerprint,
+                       std::optional<std::int64_t> document_end = {}) const {
+    data::TokenFileWriter writer(path(name),
+                                 {.vocab_size = 260, .tokenizer = fingerprint, .document_end = document_end});
     writer.add_document(std::vector<std::int32_t>{1, 2, 3});
     writer.finish();
     return data::TokenFile(path(name));
@@ -64,6 +66,31 @@ TEST_F(TrainingTokenizerTest, TheModelsAndTheDatasMustBeTheSame) {
 
   config_.training.allow_tokenizer_mismatch = true;
   EXPECT_THAT(training_tokenizer(config_, 260, {&wrong}).lines, ElementsAre(HasSubstr("trained all the same")));
+}
+
+TEST_F(TrainingTokenizerTest, DocumentsOfARunEndByOneToken) {
+  const auto mine = tokenizer("the cat sat on the mat, the cat sat");
+  const std::string id = data::tokenizer_fingerprint(mine);
+  const std::int64_t own = mine.end_of_text().value();
+  const data::TokenFile ended = file("ended", id, own), other = file("other", id, 7),
+                        bare = file("bare", id, data::kNoDocumentEnd), silent = file("silent", id);
+  const TrainingTokenizer both = training_tokenizer(config_, 260, {&silent, &ended});
+  EXPECT_EQ(both.identity["document_end"], own);
+  EXPECT_THAT(both.lines, IsEmpty());
+  EXPECT_EQ(training_tokenizer(config_, 260, {&bare}).identity["document_end"], "none");
+  EXPECT_FALSE(training_tokenizer(config_, 260, {&silent}).identity.contains("document_end"));
+  EXPECT_THAT(refused(260, {&ended, &other}),
+              AllOf(HasSubstr("ended.bin end with token "), HasSubstr("other.bin with token 7: expected the same")));
+  EXPECT_THAT(refused(260, {&other, &bare}), HasSubstr("bare.bin with nothing between them"));
+
+  config_.model.hf_assets_path = folder_.path().string();
+  mine.save(path("tokenizer.json"));
+  EXPECT_THAT(training_tokenizer(config_, 260, {&ended}).lines, IsEmpty());
+  EXPECT_THAT(training_tokenizer(config_, 260, {&other}).lines,
+              ElementsAre(AllOf(HasSubstr("the documents end with token 7, but"), HasSubstr("tokenizer.json"))));
+  config_.training.allow_tokenizer_mismatch = true;
+  EXPECT_THAT(training_tokenizer(config_, 260, {&ended, &other}).lines,
+              ElementsAre(HasSubstr("trained all the same")));
 }
 
 TEST_F(TrainingTokenizerTest, OneTokenizerHasOneSize) {
