@@ -176,6 +176,15 @@ std::vector<std::string> output_prefixes(const TokenizeArguments& arguments) {
   return prefixes;
 }
 
+/// What is held out of the text that is to be replaced, by a command with another split: it would be trained on.
+std::optional<std::string> validation_of_before(const TokenizeArguments& arguments) {
+  if (arguments.output.empty() || arguments.validation_fraction > 0) return std::nullopt;
+  const std::string prefix = arguments.output + "-validation";
+  std::error_code error;
+  const bool is_there = std::filesystem::exists(prefix + ".bin", error) && data::read_sidecar(prefix + ".bin");
+  return is_there ? std::optional(prefix) : std::nullopt;
+}
+
 /// Before any work: hours of encoding must not end in, or destroy, what is there.
 void check_outputs(const TokenizeArguments& arguments) {
   std::vector<std::string> there;
@@ -215,6 +224,7 @@ void check_outputs(const TokenizeArguments& arguments) {
                       beside));
     }
   }
+  if (const auto before = validation_of_before(arguments)) look(*before + ".bin");
   if (there.empty() || arguments.force) return;
   throw DataError(fmt::format("{} exist{} already: give --force to replace {}, or choose another name",
                               fmt::join(there, ", "), there.size() == 1 ? "s" : "", there.size() == 1 ? "it" : "them"));
@@ -385,6 +395,12 @@ int tokenize_command(const Arguments& arguments) {
   if (!split.validation.empty()) encode_and_tell(parsed, *tokenizer, parsed.output + "-validation", split.validation);
   // A file of records is read for both, so they are the same.
   const std::int64_t empty = encode_and_tell(parsed, *tokenizer, parsed.output, split.train);
+  if (const auto before = validation_of_before(parsed)) {
+    for (const char* end : {".bin", ".idx", ".json"}) std::filesystem::remove(*before + end);
+    log::warn(fmt::format("{0}.bin, .idx and .json are removed: they held what was set aside of {1}.bin before, and is "
+                          "a part of it now (--validation-fraction sets text aside)",
+                          *before, parsed.output));
+  }
   if (empty > 0) {
     log::warn(fmt::format("{} {} no text (null or empty) and {} left out", with_commas(empty),
                           empty == 1 ? "record has" : "records have", empty == 1 ? "was" : "were"));

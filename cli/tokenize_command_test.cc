@@ -153,6 +153,21 @@ TEST_F(TokenizeCommandTest, WhatIsThereIsReplacedByForceOnly) {
   EXPECT_THAT(error_, HasSubstr("t.json is the tokenizer too"));
 }
 
+TEST_F(TokenizeCommandTest, WhatWasSetAsideBeforeIsNotKeptBesideItsText) {
+  const Arguments whole = {path("*.txt"), "--vocab-size", "270", "--tokenizer", path("t.json"), "-o", path("ids"), "-q"};
+  Arguments split = whole, again = whole;
+  split.insert(split.end(), {"--validation-fraction", "0.3"});
+  ASSERT_EQ(run(split), 0) << error_;
+  for (const char* file : {"ids.bin", "ids.idx", "ids.json", "t.json"}) std::filesystem::remove(path(file));
+  EXPECT_EQ(run(whole), 1);
+  EXPECT_THAT(error_, HasSubstr("ids-validation.bin exists already: give --force"));
+  again.push_back("--force");
+  EXPECT_EQ(run(again), 0) << error_;
+  EXPECT_THAT(error_, HasSubstr("ids-validation.bin, .idx and .json are removed"));
+  for (const char* file : {"ids-validation.bin", "ids-validation.idx", "ids-validation.json"})
+    EXPECT_FALSE(std::filesystem::exists(path(file))) << file;
+}
+
 TEST_F(TokenizeCommandTest, TooLittleTextIsSaid) {
   EXPECT_EQ(run({path("corpus1.txt"), "--vocab-size", "5000", "--tokenizer", path("t.json"), "-q"}), 0);
   EXPECT_THAT(error_, AllOf(HasSubstr("5000 were asked for"), HasSubstr("--vocab-size")));

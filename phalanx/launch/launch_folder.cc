@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <ctime>
 #include <string>
 #include <system_error>
 
@@ -19,11 +20,22 @@ namespace phalanx {
 namespace {
 
 constexpr const char* kOwnerFile = "owner";
+constexpr const char* kUnfinishedFile = "owner.new";
+constexpr time_t kUnfinishedSeconds = 60;  // far more than a launcher takes from the folder to the lock
+
+// Whether it is a folder of this user's whose launcher was killed before it had locked it.
+bool was_never_owned(const std::filesystem::path& folder, const struct stat& status) {
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    if (entry.path().filename() != kUnfinishedFile) return false;
+  }
+  if (error || time(nullptr) - status.st_mtime < kUnfinishedSeconds) return false;
+  const UniqueFd file(open((folder / kUnfinishedFile).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+  return file ? flock(file.get(), LOCK_EX | LOCK_NB) == 0 : errno == ENOENT;
+}
 
 // Whether it is a folder of this user's on this machine whose owners have gone. The lock is the caller's then.
 UniqueFd lock_of_dead(const std::filesystem::path& folder) {
-  struct stat status {};
-  if (lstat(folder.c_str(), &status) != 0 || !S_ISDIR(status.st_mode) || status.st_uid != geteuid()) return {};
   UniqueFd owner(open((folder / kOwnerFile).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
   if (!owner) return {};
   char text[256];
@@ -38,7 +50,7 @@ UniqueFd lock_of_dead(const std::filesystem::path& folder) {
 
 LaunchFolder::LaunchFolder() : folder_((remove_abandoned(), "launch")) {
   // Under another name until it is locked: nobody is to find the file and nobody's lock on it.
-  const auto unfinished = path() / "owner.new";
+  const auto unfinished = path() / kUnfinishedFile;
   lock_.reset(open(unfinished.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   const std::string machine = machine_identity();
   if (!lock_ || write(lock_.get(), machine.data(), machine.size()) != static_cast<ssize_t>(machine.size()))
@@ -54,7 +66,10 @@ void LaunchFolder::remove_abandoned() noexcept {
     std::error_code error;
     for (const auto& entry : std::filesystem::directory_iterator(parent, error)) {
       if (!entry.path().filename().string().starts_with("phalanx-launch-")) continue;
-      if (const UniqueFd lock = lock_of_dead(entry.path())) std::filesystem::remove_all(entry.path(), error);
+      struct stat status {};
+      if (lstat(entry.path().c_str(), &status) != 0 || !S_ISDIR(status.st_mode) || status.st_uid != geteuid()) continue;
+      const UniqueFd lock = lock_of_dead(entry.path());
+      if (lock || was_never_owned(entry.path(), status)) std::filesystem::remove_all(entry.path(), error);
     }
   } catch (const std::exception&) {
     // What was left behind does no harm.

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -454,6 +455,24 @@ TEST(SupervisorTest, ARankThatIsStoppedWhileItEndsIsNotWaitedForForEver) {
   RunningLauncher launcher(2, {"--stopped-ms=300", test_program(), "stopped-at-end", "."});
   EXPECT_EQ(launcher.wait(), 128 + SIGKILL);
   EXPECT_THAT(launcher.err(), HasSubstr("rank 1 is stopped (SIGSTOP): process "));
+}
+
+// There is no rank left that could tell of it.
+TEST(SupervisorTest, AJobWhoseRanksAreAllStoppedIsSaidAndGoesOn) {
+  for (const int ranks : {1, 2}) {
+    TempDirectory notes("notes");
+    RunningLauncher launcher(ranks, {"--stopped-ms=300", test_program(), "hold", notes.path().string()});
+    std::vector<pid_t> processes;
+    for (int rank = 0; rank < ranks; ++rank)
+      processes.push_back(noted_pid(notes, fmt::format("hold.{}.of.{}", rank, ranks)));
+    for (const pid_t process : processes) kill(process, SIGSTOP);
+    const std::string who = ranks == 1 ? "rank 0 has been stopped" : "all 2 ranks here have been stopped";
+    EXPECT_TRUE(comes_true([&] { return launcher.err().find(who) != std::string::npos; })) << launcher.err();
+    EXPECT_THAT(launcher.err(), HasSubstr(fmt::format("`kill -CONT {}` lets it go on", fmt::join(processes, " "))));
+    for (const pid_t process : processes) kill(process, SIGCONT);
+    write_note(notes, "go");
+    EXPECT_EQ(launcher.wait(), 0);
+  }
 }
 
 // It has asked for an hour, or said nothing, and cannot hear that it is to stop.

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -179,7 +180,7 @@ void WorkerGroup::pump(const std::vector<pollfd>& fds) {
 
 WorkerGroup::Clock::time_point WorkerGroup::wake_at() const {
   auto result = failure_certain_at_;
-  if ((any_ended() || stopping_) && any_alive()) result = std::min(result, stops_looked_for_ + kHearEvery);
+  if (any_alive()) result = std::min(result, stops_looked_for_ + kHearEvery);
   if (stopping_ && any_alive()) result = std::min(result, announcements_heard_ + kHearEvery);
   for (const Rank& rank : ranks_)
     if (rank.alive) result = std::min(result, rank.kill_at);
@@ -190,7 +191,7 @@ void WorkerGroup::step(Clock::time_point now) {
   for (Rank& rank : ranks_)
     if (rank.alive) reap(rank);
   hear_announcements(now);
-  end_who_stands_still(now);
+  look_for_who_stands_still(now);
   for (Rank& rank : ranks_) {
     if (!rank.alive || now < rank.kill_at) continue;
     rank.told_to_end = true;
@@ -272,11 +273,36 @@ bool WorkerGroup::any_ended() const {
 
 // Ranks watch over each other as long as they wait for each other. A rank that is stopped while it ends is waited for
 // by the launcher alone: of programs that announce how they stop, which are ours. One that is to stop cannot hear it.
-void WorkerGroup::end_who_stands_still(Clock::time_point now) {
-  if ((!any_ended() && !stopping_) || now < stops_looked_for_ + kHearEvery) return;
+void WorkerGroup::look_for_who_stands_still(Clock::time_point now) {
+  if (now < stops_looked_for_ + kHearEvery) return;
   // Of time in which the launcher itself stood still nothing is known: the whole job may have been suspended.
   const bool has_slept = now - stops_looked_for_ > 4 * kHearEvery;
   stops_looked_for_ = now;
+  any_ended() || stopping_ ? end_who_stands_still(now, has_slept) : say_that_all_stand_still(now, has_slept);
+}
+
+// Nobody is left to tell of it, and somebody may want it so.
+void WorkerGroup::say_that_all_stand_still(Clock::time_point now, bool has_slept) {
+  const bool all = any_alive() && std::ranges::all_of(ranks_, [](const Rank& rank) { return is_stopped(rank.pid); });
+  if (!all || has_slept) {
+    all_stopped_since_.reset();
+    all_stopped_said_ = false;
+  }
+  if (!all) return;
+  if (!all_stopped_since_) all_stopped_since_ = now;
+  if (all_stopped_said_ || now - *all_stopped_since_ < around_.options->stopped_grace) return;
+  all_stopped_said_ = true;
+  std::vector<pid_t> processes;
+  for (const Rank& rank : ranks_) processes.push_back(rank.pid);
+  log::warn(fmt::format(
+      "{} stopped (SIGSTOP) for {:.1f} s: the job stands still; `kill -CONT {}` lets it go on, SIGTERM to this launcher "
+      "ends it",
+      ranks_.size() == 1 ? fmt::format("rank {} has been", ranks_.front().rank)
+                         : fmt::format("all {} ranks here have been", ranks_.size()),
+      std::chrono::duration<double>(now - *all_stopped_since_).count(), fmt::join(processes, " ")));
+}
+
+void WorkerGroup::end_who_stands_still(Clock::time_point now, bool has_slept) {
   for (Rank& rank : ranks_) {
     if (!rank.alive || !is_stopped(rank.pid) || !(stopping_ || read_graceful_stop(rank.report_directory))) {
       rank.stopped_since.reset();

@@ -81,7 +81,9 @@ class WorkerGroup {
   void reap(Rank& rank);
   void hear_announcements(Clock::time_point now);
   bool any_ended() const;
-  void end_who_stands_still(Clock::time_point now);
+  void look_for_who_stands_still(Clock::time_point now);
+  void say_that_all_stand_still(Clock::time_point now, bool has_slept);
+  void end_who_stands_still(Clock::time_point now, bool has_slept);
   void kill_all();
 
   Surroundings around_;
@@ -95,6 +97,8 @@ class WorkerGroup {
   bool stopping_ = false;                        // by a signal
   std::unique_ptr<StoppedRanks> stopped_ranks_;  // in a job of several nodes
   Clock::time_point announcements_heard_{}, stops_looked_for_{};
+  std::optional<Clock::time_point> all_stopped_since_;
+  bool all_stopped_said_ = false;
 };
 
 }  // namespace phalanx
