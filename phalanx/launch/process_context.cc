@@ -210,9 +210,10 @@ ProcessContext init_from_environment(InitOptions options) {
   }
 
   if (options.shared_heap ? *options.shared_heap : env_bool("PHALANX_SHARED_HEAP").value_or(false)) start_shared_heap();
-  const auto timeout = options.communicator.first_timeout;
   log::info(fmt::format("rank {} of {}, from {}", context.rank, context.world_size, environment.launcher));
-  const Meeting meeting = meet_ranks(environment, timeout, heartbeat_limit(options.communicator.heartbeat));
+  const Meeting meeting = meet_ranks(environment, {.timeout = options.communicator.first_timeout,
+                                                     .heartbeat = heartbeat_limit(options.communicator.heartbeat),
+                                                     .backend = asked});
   context.host = meeting.host;
   context.store = meeting.store;
   std::string host_backend;

@@ -120,7 +120,7 @@ TEST(ProcessContextTest, ARankLeavesItsMeetingThoughTheStoreIsSilent) {
   WorkerEnvironment environment;
   environment.rendezvous = WorkerEnvironment::Rendezvous::launcher;
   environment.store = link.address();
-  Meeting meeting = meet_ranks(environment, std::chrono::seconds(20));
+  Meeting meeting = meet_ranks(environment, {.timeout = std::chrono::seconds(20)});
   TcpStore other(server.address());
   EXPECT_EQ(other.try_get("init/gone/0"), std::nullopt);
   link.stall();
@@ -286,6 +286,22 @@ TEST_F(RollCall, OtherVersionsAreNamedToAll) {
                                     "rank 2 (store at {}",
                                     libtorch_version(), server_.address().text())),
               HasSubstr("start every rank with the same build of the program")));
+  }
+}
+
+// It decides what they would compare everything else by.
+TEST_F(RollCall, OtherBackendsAreNamedToAll) {
+  auto first = start(1, 4);
+  wait_for_rank(1);
+  TcpStore store(server_.address(), {.secret = kSecret});
+  EXPECT_EQ(store.get("init/backend", std::chrono::seconds(20)), "1 auto");
+  store.set("init/backend", "1 gloo");
+  auto other = start(2, 4);
+  for (auto* rank : {&first, &other}) {
+    EXPECT_EQ((*rank)->wait(), 1);
+    EXPECT_THAT((*rank)->output(),
+                AllOf(HasSubstr("the ranks do not have the same backend: gloo on rank 1; auto on rank 2 (store at "),
+                      HasSubstr("[comm] backend, --backend")));
   }
 }
 

@@ -287,31 +287,38 @@ void await_all(Store& store, StartWatch& watch, const WorkerEnvironment& environ
   }
 }
 
-// Each rank with the first that came: other versions round otherwise, and may read each other's bytes otherwise.
-void compare_versions(Store& store, const WorkerEnvironment& environment) {
-  for (const auto& [what, mine] : {std::pair("Phalanx", std::string(version())), {"libtorch", libtorch_version()}}) {
-    const std::string value = fmt::format("{} {}", environment.rank, mine);
-    const std::string first =
-        store.compare_and_set(fmt::format("version/{}", what), std::nullopt, value).value_or(value);
-    const std::size_t space = std::min(first.find(' '), first.size());
-    const std::string theirs = first.substr(std::min(space + 1, first.size()));
-    if (theirs == mine) continue;
-    call_off(store,
-             fmt::format("the ranks do not have the same version of {}: {} on rank {}; {} on rank {} ({}): start "
-                         "every rank with the same build of the program and the same libtorch",
-                         what, theirs, first.substr(0, space), mine, environment.rank, store.describe()));
-  }
+/// Each rank with the first that came.
+void require_same(Store& store, const WorkerEnvironment& environment, const std::string& key, const std::string& mine,
+                  const std::string& what, const std::string& advice) {
+  const std::string value = fmt::format("{} {}", environment.rank, mine);
+  const std::string first = store.compare_and_set(key, std::nullopt, value).value_or(value);
+  const std::size_t space = std::min(first.find(' '), first.size());
+  const std::string theirs = first.substr(std::min(space + 1, first.size()));
+  if (theirs == mine) return;
+  call_off(store, fmt::format("the ranks do not have the same {}: {} on rank {}; {} on rank {} ({}): {}", what, theirs,
+                              first.substr(0, space), mine, environment.rank, store.describe(), advice));
+}
+
+/// What the ranks cannot even compare with each other later on: other versions round otherwise, and may read each
+/// other's bytes otherwise; on another backend each would wait for the others for ever.
+void compare_builds_and_backends(Store& store, const WorkerEnvironment& environment, const std::string& backend) {
+  const std::string build = "start every rank with the same build of the program and the same libtorch";
+  require_same(store, environment, "version/Phalanx", version(), "version of Phalanx", build);
+  require_same(store, environment, "version/libtorch", libtorch_version(), "version of libtorch", build);
+  require_same(store, environment, "backend", backend, "backend",
+               "give every rank the same ([comm] backend, --backend, InitOptions::backend)");
 }
 
 // Every rank says who and where it is; all learn where all are. Ranks that come twice or not at all are named.
 std::vector<std::string> roll_call(Store& store, StartWatch& watch, const WorkerEnvironment& environment,
-                                   milliseconds timeout) {
+                                   const MeetingOptions& options) {
+  const milliseconds timeout = options.timeout;
   const std::string size = std::to_string(environment.world_size);
   const auto agreed = store.compare_and_set("world_size", std::nullopt, size);
   if (agreed != size)
     call_off(store, fmt::format("rank {} was started with a world size of {} and another rank with {} ({})",
                                 environment.rank, size, agreed.value_or("none"), store.describe()));
-  compare_versions(store, environment);
+  compare_builds_and_backends(store, environment, options.backend);
   const std::string place = machine_hint();
   // The same place twice would look like success, so the process is part of the claim.
   const std::string claim = fmt::format("{} process {}", place, getpid());
@@ -342,8 +349,8 @@ std::vector<std::string> roll_call(Store& store, StartWatch& watch, const Worker
 
 }  // namespace
 
-Meeting meet_ranks(const WorkerEnvironment& environment, milliseconds timeout, milliseconds heartbeat) {
-  ReachedStore reached = reach_store(environment, timeout);
+Meeting meet_ranks(const WorkerEnvironment& environment, const MeetingOptions& options) {
+  ReachedStore reached = reach_store(environment, options.timeout);
   Meeting result;
   result.store = reached.store;
   result.server = environment.rendezvous == Rendezvous::static_master ? environment.master : reached.store->server();
@@ -361,8 +368,8 @@ Meeting meet_ranks(const WorkerEnvironment& environment, milliseconds timeout, m
                                 .world_size = environment.world_size,
                                 .store_rank = environment.rendezvous == Rendezvous::launcher ? -1 : 0,
                                 .place = machine_hint(),
-                                .heartbeat = heartbeat});
-  result.places = roll_call(*keys, *result.watch, environment, timeout);
+                                .heartbeat = options.heartbeat});
+  result.places = roll_call(*keys, *result.watch, environment, options);
   std::vector<std::string> identities;
   for (auto& place : result.places) {
     const std::size_t at = place.rfind(kProcessAfter);

@@ -33,9 +33,13 @@ struct Meeting {
   std::shared_ptr<StartWatch> watch;  // until the world is made
 };
 
-/// For environments whose rendezvous is not `none`. Throws CommError and ConfigError. heartbeat: how long a rank may be
-/// stopped (peer_processes.h).
-Meeting meet_ranks(const WorkerEnvironment& environment, std::chrono::milliseconds timeout,
-                   std::chrono::milliseconds heartbeat = kDefaultHeartbeat);
+struct MeetingOptions {
+  std::chrono::milliseconds timeout{};
+  std::chrono::milliseconds heartbeat = kDefaultHeartbeat;  // how long a rank may be stopped (peer_processes.h)
+  std::string backend = "auto";                             // the same on all ranks, or an error on all
+};
+
+/// For environments whose rendezvous is not `none`. Throws CommError and ConfigError.
+Meeting meet_ranks(const WorkerEnvironment& environment, const MeetingOptions& options);
 
 }  // namespace phalanx

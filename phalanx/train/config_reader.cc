@@ -8,6 +8,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <optional>
 #include <utility>
@@ -144,6 +145,9 @@ void give_type(GivenValue& given, std::string_view type) {
 
 void check_range(const Key& key, Slot slot, double value, const GivenValue& given) {
   if (std::isinf(value)) refuse_value(key, slot, given, ", and not infinite");
+  if (std::abs(value) > std::numeric_limits<float>::max() && type_name(slot) == "number") {
+    refuse_value(key, slot, given, ", and not above 3.4e38, where float32 ends");
+  }
   if (!(value >= key.least && value <= key.most)) refuse_value(key, slot, given);  // NaN is refused too
 }
 

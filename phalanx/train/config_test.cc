@@ -320,6 +320,13 @@ TEST(Config, AllProblemsOfAFileAndItsFlagsAreOneReport) {
               ::testing::Not(HasSubstr("but profile_freq is 10")));
 }
 
+TEST(Config, NumbersThatFloat32DoesNotHoldAreRefused) {
+  for (const char* flag : {"--optimizer.lr=1e39", "--training.max_norm=1e39", "--optimizer.weight_decay=3.5e38"}) {
+    EXPECT_THAT(refusal("", {flag}), HasSubstr("and not above 3.4e38, where float32 ends")) << flag;
+  }
+  EXPECT_NO_THROW(parse("[optimizer]\nlr = 3e38\n"));
+}
+
 TEST(Config, InfiniteNumbersAreRefusedInEveryKey) {
   for (const Key& key : known_keys()) {
     TrainConfig config;

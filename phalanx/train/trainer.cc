@@ -24,6 +24,7 @@
 #include "phalanx/parallel/replica_check.h"
 #include "phalanx/train/config_checks.h"
 #include "phalanx/train/data_resume.h"
+#include "phalanx/train/finite_weights.h"
 #include "phalanx/train/first_rank.h"
 #include "phalanx/train/gradient_pass.h"
 #include "phalanx/train/hf_export.h"
@@ -306,20 +307,25 @@ void Trainer::check_replicas_before(std::int64_t step) {
   state.tensors.insert(state.tensors.end(), weights.begin(), weights.end());
   const std::size_t compared =
       check_replicas(state.tensors, *context_.world, fmt::format("before the update of step {}", step + 1));
-  if (compared == 0) {
+  if (compared == 0 && !said_no_replicas_) {
     log::warn_once(
         "[debug] replica_check_freq: in this layout no two ranks hold the same part of anything, so the check "
         "compares nothing");
+    said_no_replicas_ = true;
   }
 }
 
 void Trainer::fail_not_finite(std::int64_t step, const std::string& what, double value, double loss) const {
-  throw Error(fmt::format(
-      "step {}: the {} is {} (loss {}, learning rate {:.3g}): the weights were not changed by it; try a lower "
-      "[optimizer] lr, a longer warm-up or a smaller max_norm{}",
-      step + 1, what, number_text(value), number_text(loss), update_->lr_at(step),
+  throw Error(fmt::format("step {}: the {} is {} (loss {}, learning rate {:.3g}): the weights were not changed by it; {}",
+                          step + 1, what, number_text(value), number_text(loss), update_->lr_at(step),
+                          advice_on_divergence()));
+}
+
+std::string Trainer::advice_on_divergence() const {
+  return fmt::format(
+      "try a lower [optimizer] lr, a longer warm-up or a smaller max_norm{}",
       checkpoints_.saved_step() >= 0 ? fmt::format("; the last checkpoint is of step {}", checkpoints_.saved_step())
-                                     : ""));
+                                     : "");
 }
 
 void Trainer::log_step(const StepOutcome& outcome, double lr) {
@@ -415,6 +421,9 @@ bool Trainer::validate(bool is_asked_to_stop) {
 void Trainer::save_checkpoint() {
   if (!checkpoints_.enabled() || checkpoints_.saved_step() == step_) return;
   const TraceSpan span(trace_.recorder(), "checkpoint save", "checkpoint");
+  require_finite_weights(*context_.world, model_->weights(),
+                         fmt::format("step {}, learning rate {:.3g}", step_, update_->lr_at(step_ - 1)),
+                         advice_on_divergence());
   checkpoints_.save(collect_state(), step_, saved_metadata());
 }
 

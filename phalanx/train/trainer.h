@@ -104,6 +104,7 @@ class Trainer {
   void say_changes();
   StepOutcome train_step(std::int64_t step);
   void check_replicas_before(std::int64_t step);
+  std::string advice_on_divergence() const;
   [[noreturn]] void fail_not_finite(std::int64_t step, const std::string& what, double value, double loss) const;
   void log_step(const StepOutcome& outcome, double lr);
   bool validate(bool is_asked_to_stop);  // false: cut short, all are to stop
@@ -141,6 +142,7 @@ class Trainer {
   double interval_wall_ = 0, interval_comm_ = 0, interval_exposed_ = 0;  // seconds of these, means over the ranks
   std::int64_t interval_tokens_ = 0;
   double last_cpu_seconds_ = 0;
+  bool said_no_replicas_ = false;
   TrainResult result_;
 };
 
