@@ -231,7 +231,8 @@ TEST_F(CheckpointCommandTest, ATokenizerBesideTheCheckpointIsFoundAndNoneIsSaid)
   metadata["hf_assets_path"] = path("named");
   write_small_step(path("run"), 1, llama_state(), 1, metadata.dump());
   EXPECT_EQ(run({"consolidate", path("run"), path("bare"), "--hf", "-q"}), 0);
-  EXPECT_THAT(error_, AllOf(HasSubstr("without a tokenizer"), HasSubstr("there is no tokenizer.json in " + path("named"))));
+  EXPECT_THAT(error_,
+              AllOf(HasSubstr("without a tokenizer"), HasSubstr("there is no tokenizer.json in " + path("named"))));
   data::small_tokenizer("the cat sat on the mat. ").save(path("run/tokenizer.json"));
   EXPECT_EQ(run({"consolidate", path("run"), path("whole"), "--hf", "-q"}), 0);
   EXPECT_THAT(error_, Not(HasSubstr("without a tokenizer")));

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <utility>
 #include <vector>
 
@@ -152,7 +153,9 @@ GenerateArguments parse_generate_arguments(const Arguments& arguments) {
     }
   }
   if (parsed.prompts_file == "-") throw UsageError("--prompts-file is '-': expected a file, such as /dev/stdin");
-  parsed.format.json_lines = parsed.prompts_file.ends_with(".jsonl") || parsed.prompts_file.ends_with(".ndjson");
+  std::string name = parsed.prompts_file;
+  std::ranges::transform(name, name.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  parsed.format.json_lines = name.ends_with(".jsonl") || name.ends_with(".ndjson");
   if (parsed.output.empty() && (parsed.strict || parsed.allow_skipped)) {
     throw UsageError(fmt::format("{} is a part of --output DIR", parsed.strict ? "--strict" : "--allow-skipped"));
   }

@@ -121,13 +121,17 @@ struct Task {
 void generate_one(infer::Generator& generator, const Task& task, bool prints) {
   const bool flush = ::isatty(STDOUT_FILENO) == 1;
   infer::StopText text(*task.tokenizer, task.arguments.stops);
-  generator.generate({task.request(0)}, [&](std::size_t, std::int64_t token) {
+  const auto completions = generator.generate({task.request(0)}, [&](std::size_t, std::int64_t token) {
     const std::string certain = text.add(static_cast<data::TokenId>(token));
     if (!prints) return;
     write_out(certain);
     if (flush) std::fflush(stdout);
   });
   if (prints) write_out(text.finish() + "\n");
+  if (prints && completions.front().reason == infer::FinishReason::max_seq_len) {
+    fmt::print(stderr, "ended after {} tokens: with the prompt they are as many as the model can read\n",
+               completions.front().tokens.size());
+  }
 }
 
 void generate_many(infer::Generator& generator, const Task& task, bool prints) {
@@ -390,6 +394,10 @@ int generate_worker(const Arguments& arguments) {
   if (tokenizer && needs_tokenizer && !tokenizer->model().suffix.empty()) {
     log::warn_once(
         "the tokenizer's template puts a token behind each prompt, as transformers does: the model goes on after it");
+  }
+  if (const auto& repeated = inputs.prompts.repeated; !repeated.empty()) {
+    log::warn_once(fmt::format("{} of the results have an id that another has, too: {}{}", repeated.size(),
+                               repeated.front(), repeated.size() == 1 ? "" : ", and more"));
   }
   const auto end_tokens = infer::end_tokens(files, tokenizer);
   const Task task{parsed, inputs.prompts, tokenizer, end_tokens};

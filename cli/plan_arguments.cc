@@ -10,6 +10,7 @@
 #include "phalanx/base/hub_name.h"
 #include "phalanx/models/llama_config.h"
 #include "phalanx/schedule/generators.h"
+#include "phalanx/train/config_schema.h"
 #include "phalanx/train/layouts.h"
 #include "phalanx/train/training_shape.h"
 
@@ -47,7 +48,7 @@ void take_model(const std::string& model, std::vector<std::string>& overrides) {
         fmt::format("--model '{}' is no directory{}; or name a model such as llama3_8b", model,
                     hub_hint(model).empty() ? ": expected a Hugging Face model's, with config.json" : hub_hint(model)));
   }
-  models::llama_flavor(model);  // names the nearest
+  models::llama_flavor(train::meant_value("model", "flavor", model));  // names the nearest
   overrides.push_back("--model.flavor=" + model);
 }
 

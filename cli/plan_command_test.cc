@@ -86,6 +86,9 @@ TEST_F(PlanCommandTest, TrainTakesWhatIsRecommended) {
   EXPECT_EQ(phalanx("train " + path("layout.toml") + " --print-config"), 0) << read_file(path("err"));
   EXPECT_THAT(read_file(path("out")), HasSubstr("flavor = \"llama3_8b\""));
 
+  ASSERT_EQ(run({"--model", "8B", "--devices", "8xH100", "--batch", "64", "--toml", path("alias.toml")}), 0) << error_;
+  EXPECT_EQ(train::read_config(path("alias.toml"), {}).model.flavor, "llama3_8b");
+
   const auto json = nlohmann::json::parse(read_file(path("plan.json")));
   EXPECT_EQ(json["scenario"], 2);
   EXPECT_GT(json["largest_layer"]["activations"], 0);

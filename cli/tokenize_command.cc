@@ -397,9 +397,10 @@ int tokenize_command(const Arguments& arguments) {
   const std::int64_t empty = encode_and_tell(parsed, *tokenizer, parsed.output, split.train);
   if (const auto before = validation_of_before(parsed)) {
     for (const char* end : {".bin", ".idx", ".json"}) std::filesystem::remove(*before + end);
-    log::warn(fmt::format("{0}.bin, .idx and .json are removed: they held what was set aside of {1}.bin before, and is "
-                          "a part of it now (--validation-fraction sets text aside)",
-                          *before, parsed.output));
+    log::warn(
+        fmt::format("{0}.bin, .idx and .json are removed: they held what was set aside of {1}.bin before, and is "
+                    "a part of it now (--validation-fraction sets text aside)",
+                    *before, parsed.output));
   }
   if (empty > 0) {
     log::warn(fmt::format("{} {} no text (null or empty) and {} left out", with_commas(empty),

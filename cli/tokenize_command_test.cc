@@ -154,7 +154,8 @@ TEST_F(TokenizeCommandTest, WhatIsThereIsReplacedByForceOnly) {
 }
 
 TEST_F(TokenizeCommandTest, WhatWasSetAsideBeforeIsNotKeptBesideItsText) {
-  const Arguments whole = {path("*.txt"), "--vocab-size", "270", "--tokenizer", path("t.json"), "-o", path("ids"), "-q"};
+  const Arguments whole = {path("*.txt"),  "--vocab-size", "270",       "--tokenizer",
+                           path("t.json"), "-o",           path("ids"), "-q"};
   Arguments split = whole, again = whole;
   split.insert(split.end(), {"--validation-fraction", "0.3"});
   ASSERT_EQ(run(split), 0) << error_;

@@ -156,6 +156,8 @@ TEST_F(WrongInputTest, OtherKindsOfFilesAreNotTakenForText) {
   expect_refused(generate("p.jsonl", "{\"prompt\": \"a\", \"prompt\": \"b\"}\n"), 1,
                  "its key \"prompt\" is there twice");
   EXPECT_EQ(run(generate("p.ndjson", "{\"prompt\": \"answer\"}\n")).status, 0);
+  const Outcome cut = run({"generate", "--checkpoint", path("run"), "--prompt", "a", "--ignore-end"});
+  EXPECT_THAT(cut.err, HasSubstr("tokens: with the prompt they are as many as the model can read"));
 
   std::filesystem::create_directories(path("broken/checkpoint"));
   std::filesystem::copy(path("run/checkpoint/step-1"), path("broken/checkpoint/step-1"),

@@ -71,7 +71,14 @@ SetAside move_aside(const std::filesystem::path& folder, Branch branch, FileSyst
 std::optional<Branch> read_branch(const std::filesystem::path& folder) {
   const auto path = folder / kBranchName;
   if (!branch_entry_exists(path)) return std::nullopt;
-  const auto json = parse_json_object<CheckpointError>(read_file(path), path.string());
+  constexpr const char* kAdvice = "Remove the file to go on with the newest step beside it";
+  const auto json = [&] {
+    try {
+      return parse_json_object<CheckpointError>(read_file(path), path.string());
+    } catch (const CheckpointError& error) {
+      throw CheckpointError(fmt::format("{}. {}", error.what(), kAdvice));
+    }
+  }();
   Branch branch;
   const auto text = [&](const char* key) { return json.contains(key) && json[key].is_string(); };
   const auto text_or_none = [&](const char* key) { return !json.contains(key) || json[key].is_string(); };
@@ -102,8 +109,8 @@ std::optional<Branch> read_branch(const std::filesystem::path& folder) {
   if (!names) {
     throw CheckpointError(
         fmt::format("{}: expected what a rollback to [checkpoint] load_step writes, format {}; found something else. "
-                    "Remove the file to go on with the newest step beside it",
-                    path.string(), kBranchFormat));
+                    "{}",
+                    path.string(), kBranchFormat, kAdvice));
   }
   return branch;
 }

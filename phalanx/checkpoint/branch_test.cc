@@ -146,6 +146,12 @@ TEST(Branch, AMalformedRecordIsNamed) {
                       HasSubstr("Remove the file")))
         << text;
   }
+  for (const char* text : {"", "junk", "[]", "{\"format\""}) {
+    write_file(scratch.path() / kBranchName, text);
+    EXPECT_THAT(message_of<CheckpointError>([&] { list_checkpoints(scratch.path()); }),
+                AllOf(HasSubstr("branch.json"), HasSubstr("Remove the file")))
+        << text;
+  }
 }
 
 }  // namespace

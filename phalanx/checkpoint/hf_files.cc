@@ -146,9 +146,10 @@ std::map<std::string, std::string> hf_files(const models::LlamaConfig& config, c
   const RoleTokens tokens(source, generation, tokenizer, config.vocab_size, folder);
 
   if (tokens.of("eos").is_null()) {
-    const std::string why = assets.empty()                  ? std::string("no folder of a tokenizer is known")
-                            : texts.contains(kTokenizer) ? fmt::format("the tokenizer in {} has none", folder.string())
-                                                            : fmt::format("there is no tokenizer.json in {}", folder.string());
+    const std::string why = assets.empty() ? std::string("no folder of a tokenizer is known")
+                            : texts.contains(kTokenizer)
+                                ? fmt::format("the tokenizer in {} has none", folder.string())
+                                : fmt::format("there is no tokenizer.json in {}", folder.string());
     log::warn_once(fmt::format(
         "the model is written {}without a token that ends a text (eos_token_id is null): {}; whoever continues texts "
         "with it has to name one",

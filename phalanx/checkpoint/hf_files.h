@@ -23,9 +23,9 @@ std::map<std::string, std::string> hf_assets(const std::filesystem::path& folder
 /// trained on. `metadata`: the checkpoint's; may be empty.
 void compare_end_tokens(const std::map<std::string, std::string>& texts, const std::string& metadata);
 
-/// All texts, by name, with a warning where there is no tokenizer or no token that ends a text. `dtype` is torch's name of the weights' type; `assets` the source's folder, or that of the
-/// tokenizer (empty: neither). CheckpointError or DataError where a file there is malformed; a tokenizer that is not
-/// supported is copied, with a warning.
+/// All texts, by name, with a warning where there is no tokenizer or no token that ends a text. `dtype` is torch's name
+/// of the weights' type; `assets` the source's folder, or that of the tokenizer (empty: neither). CheckpointError or
+/// DataError where a file there is malformed; a tokenizer that is not supported is copied, with a warning.
 std::map<std::string, std::string> hf_files(const models::LlamaConfig& config, const std::string& dtype,
                                             const std::filesystem::path& assets);
 

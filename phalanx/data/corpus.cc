@@ -6,6 +6,8 @@
 #include <glob.h>
 
 #include <algorithm>
+#include <array>
+#include <cctype>
 #include <filesystem>
 #include <optional>
 #include <string_view>
@@ -195,6 +197,7 @@ class CorpusLister {
   TextFormat format_of(const fs::path& path, std::string_view head, Compression compression) const {
     if (options_.format) return *options_.format;
     std::string name = path.filename().string();
+    std::ranges::transform(name, name.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
     for (const char* packed : {".gz", ".zst", ".zstd"}) {
       if (name.ends_with(packed)) name.resize(name.size() - std::string_view(packed).size());
     }
@@ -205,6 +208,12 @@ class CorpusLister {
       if (name.ends_with(table)) refuse_table("is a table", path, separator, name);
     }
     const auto looks = data_in(start_of_records(path, head, compression));
+    if (const std::string_view mark = chat_mark(head); !mark.empty()) {
+      throw DataError(fmt::format(
+          "{} looks like chats in a template ('{}'), whose marks would be encoded as text, not as the tokens that they "
+          "name: expected plain text; read it as text all the same by --format text, or leave it out by --exclude",
+          shown(path), mark));
+    }
     if (!looks) return TextFormat::text;
     if (path == options_.standard_input && looks->is_json_lines) return TextFormat::json_lines;
     if (looks->separator != '\0') {
@@ -225,6 +234,17 @@ class CorpusLister {
         fmt::format("{} looks like {}: expected text, or records under a name that ends in .jsonl; {}{}as text by "
                     "--format text, or leave it out by --exclude",
                     shown(path), looks->what, as_records, as_records.empty() ? "read it " : ", "));
+  }
+
+  /// By which a text of chats begins that has been put into a model's template; else "".
+  static std::string_view chat_mark(std::string_view head) {
+    constexpr std::array<std::string_view, 7> kMarks = {
+        "<|im_start|>", "<|start_header_id|>", "<|begin_of_text|>",   "<start_of_turn>",
+        "[INST]",       "<s>[INST]",           "<bos><start_of_turn>"};
+    std::string_view text = without_utf8_mark(head);
+    text.remove_prefix(std::min(text.find_first_not_of(" \t\r\n"), text.size()));
+    const auto mark = std::ranges::find_if(kMarks, [&](std::string_view one) { return text.starts_with(one); });
+    return mark == kMarks.end() ? std::string_view() : *mark;
   }
 
   /// What is looked at for records: more than of other kinds, where it may begin with one.

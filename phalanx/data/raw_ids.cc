@@ -141,13 +141,15 @@ void refuse_other_kinds(std::span<const std::byte> file, const std::string& path
       path, what_to_do(kind, head, path)));
 }
 
+bool was_never_written(std::span<const std::byte> file) {
+  const auto samples = samples_of(file);
+  return file.size() >= 8 * kFewestGroups && std::ranges::all_of(samples, [](std::span<const std::byte> sample) {
+           return std::ranges::all_of(sample, [](std::byte byte) { return byte == std::byte{0}; });
+         });
+}
+
 std::optional<std::string> doubt_about_type(std::span<const std::byte> file, TokenType type) {
   const auto width = static_cast<std::size_t>(bytes_of(type));
-  const auto samples = samples_of(file);
-  const bool is_zero = std::ranges::all_of(samples, [](std::span<const std::byte> sample) {
-    return std::ranges::all_of(sample, [](std::byte byte) { return byte == std::byte{0}; });
-  });
-  if (is_zero && file.size() / width >= kFewestGroups) return "every byte is 0, as in a file that was never written";
   for (const std::size_t group : {std::size_t{4}, std::size_t{2}}) {
     if (width * group > 8 || file.size() / (width * group) < kFewestGroups) continue;
     const Columns columns = columns_of(file, width, group);

@@ -1,6 +1,6 @@
 // Files of raw ids say nothing of themselves: what can be seen of whether they are ids, and of what type.
 //
-// Both functions look at the file's content alone and only at a part of a large one. They find the mistakes that are
+// They look at the file's content alone and only at a part of a large one. They find the mistakes that are
 // made: a file of another kind, ids of another width, another byte order, floating-point numbers.
 #pragma once
 
@@ -17,6 +17,9 @@ namespace phalanx::data {
 /// DataError where the content is that of another kind of file: text, compressed data, an array, a table, a model. Says
 /// what it is and which command turns it into token ids.
 void refuse_other_kinds(std::span<const std::byte> file, const std::string& path);
+
+/// Whether all that is looked at is 0, as in a file that was given its size and nothing more.
+bool was_never_written(std::span<const std::byte> file);
 
 /// Why ids of this type cannot be what the file holds: "every second token is 0, as in ids stored as uint32". Nothing
 /// where there is no doubt.

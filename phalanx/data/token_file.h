@@ -55,10 +55,10 @@ struct TokenSidecar {
   std::optional<TokenType> type;
   std::optional<std::int64_t> tokens;
   std::optional<std::int64_t> documents;
-  std::int64_t vocab_size = 0;  // of the tokenizer
-  std::string tokenizer;        // its fingerprint (tokenizer_fingerprint.h)
+  std::int64_t vocab_size = 0;               // of the tokenizer
+  std::string tokenizer;                     // its fingerprint (tokenizer_fingerprint.h)
   std::optional<std::int64_t> document_end;  // the id that ends each document, or kNoDocumentEnd
-  std::string content;          // content_hash() of the file
+  std::string content;                       // content_hash() of the file
 };
 
 /// A half-open range of positions in a token file.

@@ -249,6 +249,7 @@ TEST_F(TokenFileTest, IdsOutsideTheVocabularyAreFoundOnOpeningAndOnReading) {
   // Too large to be checked whole on opening: the blocks looked at find a bad file, read() finds a bad id anywhere.
   const std::int64_t count = (std::int64_t{1} << 24) + 4096;
   std::string bytes(static_cast<std::size_t>(count) * 2, '\0');
+  for (std::size_t i = 0; i < bytes.size(); i += 2) bytes[i] = '\1';
   poke<std::uint16_t>(bytes, 5000 * 2, 77);
   spit(path("large.bin"), bytes);
   const TokenFile large(path("large.bin"), {.vocab_size = 50});

@@ -27,9 +27,9 @@
 namespace phalanx::data {
 
 struct TokenFileWriterOptions {
-  std::int64_t vocab_size = 0;        // required
-  std::string tokenizer;              // fingerprint of the one that made the ids; empty: not known
-  FileSystem* file_system = nullptr;  // the real one where null
+  std::int64_t vocab_size = 0;                    // required
+  std::string tokenizer;                          // fingerprint of the one that made the ids; empty: not known
+  FileSystem* file_system = nullptr;              // the real one where null
   std::optional<std::int64_t> document_end = {};  // the id that ends each document, or kNoDocumentEnd; empty: not known
 };
 

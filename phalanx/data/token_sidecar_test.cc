@@ -86,7 +86,7 @@ TEST_F(RawIdsTest, IdsOfAnotherTypeAreSeen) {
   EXPECT_THAT(said_of("a.bin", bytes_of_ids<float>(random_ids(50, 500)), {.vocab_size = 65536}),
               HasSubstr("floating-point"));
   const std::string zeros(8000, '\0');
-  EXPECT_THAT(said_of("a.bin", zeros), HasSubstr("every byte is 0, as in a file that was never written"));
+  EXPECT_THAT(said_of("a.bin", zeros), HasSubstr("every byte is 0, as in a file that was made and never written"));
   EXPECT_THAT(said_of("a.bin", zeros, {.type = TokenType::u16}), HasSubstr("uint16, 4,000 tokens"));
 }
 

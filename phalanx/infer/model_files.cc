@@ -174,8 +174,7 @@ std::vector<std::int64_t> end_tokens(const ModelFiles& files, const std::optiona
     log::warn_once(fmt::format(
         "the documents that the model in {} was trained on end {}, but its texts by token {}, as the files beside its "
         "tokenizer say: it may never end one; write the right eos_token_id into generation_config.json",
-        files.weights.string(),
-        *trained == data::kNoDocumentEnd ? "by no token" : fmt::format("by token {}", *trained),
+        files.weights.string(), *trained == data::kNoDocumentEnd ? "by no token" : fmt::format("by token {}", *trained),
         fmt::join(ends, ", ")));
   }
   return ends;

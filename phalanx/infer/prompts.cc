@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
+#include <unordered_map>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/json_number.h"
@@ -50,6 +51,7 @@ Prompt read_line(std::string_view line, const std::string& where, const PromptFo
 
 Prompts parse_prompts(std::string_view contents, const std::string& name, const PromptFormat& format) {
   Prompts read;
+  std::unordered_map<std::string, std::size_t> places;  // of ids
   std::size_t lines = 0;
   each_line(contents, name, [&](std::string_view line, const std::string& where) {
     const std::size_t number = lines++;
@@ -66,6 +68,10 @@ Prompts parse_prompts(std::string_view contents, const std::string& name, const 
     prompt.where = where;
     prompt.number = number;
     if (prompt.id.empty()) prompt.id = std::to_string(number);
+    if (const auto [first, is_new] = places.emplace(prompt.id, read.all.size()); !is_new) {
+      read.repeated.push_back(
+          fmt::format("{}: the id {} is also that of {}", where, prompt.id, read.all[first->second].where));
+    }
     read.all.push_back(std::move(prompt));
   });
   if (read.all.empty()) throw DataError(no_line_left(name, "prompts", read.skipped));

@@ -35,6 +35,8 @@ struct Prompt {
 struct Prompts {
   std::vector<Prompt> all;
   std::vector<std::string> skipped;  // "prompts.jsonl, line 3: "prompt" must be a string"
+  /// Prompts whose id an earlier one has: "prompts.jsonl, line 7: the id 4 is also that of prompts.jsonl, line 2".
+  std::vector<std::string> repeated;
 };
 
 /// `name` stands for the file in messages. Empty and blank lines are passed over. DataError names the line and what is

@@ -29,6 +29,14 @@ TEST(Prompts, LinesOfTextAreNumbered) {
   EXPECT_EQ(read.all[2].text, "{\"prompt\": 3}");
 }
 
+TEST(Prompts, AnIdThatIsThereTwiceIsTold) {
+  using ::testing::ElementsAre;
+  const std::string lines = "{\"prompt\": \"a\", \"id\": 1}\n{\"prompt\": \"b\"}\n{\"prompt\": \"c\", \"id\": \"1\"}\n";
+  EXPECT_THAT(parse_prompts(lines, "p.jsonl").repeated,
+              ElementsAre("p.jsonl, line 2: the id 1 is also that of p.jsonl, line 1"));
+  EXPECT_TRUE(parse_prompts("{\"prompt\": \"a\"}\n{\"prompt\": \"b\"}\n", "p.jsonl").repeated.empty());
+}
+
 TEST(Prompts, AMarkOfUtf8IsPassedOverAndUtf16IsRefused) {
   EXPECT_EQ(parse_prompts("\xEF\xBB\xBFone\n", "p.txt", {.json_lines = false}).all[0].text, "one");
   EXPECT_EQ(parse_prompts("\xEF\xBB\xBF{\"prompt\": \"x\"}\n", "p.jsonl").all[0].text, "x");

@@ -212,8 +212,8 @@ ProcessContext init_from_environment(InitOptions options) {
   if (options.shared_heap ? *options.shared_heap : env_bool("PHALANX_SHARED_HEAP").value_or(false)) start_shared_heap();
   log::info(fmt::format("rank {} of {}, from {}", context.rank, context.world_size, environment.launcher));
   const Meeting meeting = meet_ranks(environment, {.timeout = options.communicator.first_timeout,
-                                                     .heartbeat = heartbeat_limit(options.communicator.heartbeat),
-                                                     .backend = asked});
+                                                   .heartbeat = heartbeat_limit(options.communicator.heartbeat),
+                                                   .backend = asked});
   context.host = meeting.host;
   context.store = meeting.store;
   std::string host_backend;

@@ -157,11 +157,7 @@ std::string known_value(const Key& key, const std::string& text) {
     return std::find(key.choices.begin(), key.choices.end(), value) != key.choices.end();
   };
   if (is_choice(text)) return text;
-  for (const ValueAlias& alias : value_aliases()) {
-    if (alias.section == key.section && alias.name == key.name && alias.written == text) {
-      return std::string(alias.meant);
-    }
-  }
+  if (std::string meant = meant_value(key.section, key.name, text); is_choice(meant)) return meant;
   const std::string dtype = canonical_dtype(text);
   return is_choice(dtype) ? dtype : text;
 }

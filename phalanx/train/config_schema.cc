@@ -531,6 +531,13 @@ const std::vector<ValueAlias>& value_aliases() {
   return aliases;
 }
 
+std::string meant_value(std::string_view section, std::string_view name, std::string_view written) {
+  for (const ValueAlias& alias : value_aliases()) {
+    if (alias.section == section && alias.name == name && alias.written == written) return std::string(alias.meant);
+  }
+  return std::string(written);
+}
+
 const std::vector<Preset>& presets() {
   static const std::vector<Preset> all = {
       {"torchtitan",

@@ -64,6 +64,8 @@ struct ValueAlias {
   std::string_view written, meant;
 };
 const std::vector<ValueAlias>& value_aliases();
+/// What such a value is called here; `written` itself where it has no other name.
+std::string meant_value(std::string_view section, std::string_view name, std::string_view written);
 
 /// Defaults of another program, taken before the file is read: `--like NAME`.
 struct PresetValue {

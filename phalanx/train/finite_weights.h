@@ -11,8 +11,8 @@
 
 namespace phalanx::train {
 
-/// Error, on all ranks, that names the first such tensor of the first rank that has one; `when` begins it, `advice` ends
-/// it. Collective. Reads each rank's parts once and waits for its device.
+/// Error, on all ranks, that names the first such tensor of the first rank that has one; `when` begins it, `advice`
+/// ends it. Collective. Reads each rank's parts once and waits for its device.
 void require_finite_weights(Communicator& world, const std::vector<NamedTensor>& weights, const std::string& when,
                             const std::string& advice);
 

@@ -46,7 +46,7 @@ TEST_F(RunCheck, AllThatIsWrongIsOneReport) {
        {"run.toml: 10 problems", "dump_folder is empty", "n_heads = 3", "hf_assets_path '/no/such' does not exist",
         "/no/such.bin", "global_batch_size 3 is not a multiple of local_batch_size 2", "unknown key [training] step ",
         "[optimizer] beta1 is 1: expected 0 <= beta1 < 1", "/no/held.bin", "tensor_parallel_degree 7 does not divide",
-        "1f2b"}) {
+        "[parallelism] pipeline_parallel_schedule: unknown pipeline schedule '1f2b'"}) {
     EXPECT_THAT(text, HasSubstr(problem));
   }
   EXPECT_EQ(kind_, "ConfigError");

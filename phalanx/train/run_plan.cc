@@ -120,7 +120,13 @@ std::optional<RunPlan> collect_plan(const TrainConfig& config, std::int64_t worl
   const bool degrees_are_right =
       holds(tp_divides && pp_divides && dp_is_read, [&] { parallel = degrees_of(config, world_size); });
   // It must be one, also where there is no pipeline.
-  const bool has_schedule = holds(true, [&] { schedule::schedule_name(given.pipeline_parallel_schedule); });
+  const bool has_schedule = holds(true, [&] {
+    try {
+      schedule::schedule_name(given.pipeline_parallel_schedule);
+    } catch (const ConfigError& error) {
+      throw ConfigError(fmt::format("[parallelism] pipeline_parallel_schedule: {}", error.what()));
+    }
+  });
   const bool fits = holds(model_is_right && degrees_are_right, [&] {
     check(parallel, models::model_numbers(model, parallel.tp, config.training.seq_len), world_size,
           {.tp = "[parallelism] tensor_parallel_degree",

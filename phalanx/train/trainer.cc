@@ -316,16 +316,16 @@ void Trainer::check_replicas_before(std::int64_t step) {
 }
 
 void Trainer::fail_not_finite(std::int64_t step, const std::string& what, double value, double loss) const {
-  throw Error(fmt::format("step {}: the {} is {} (loss {}, learning rate {:.3g}): the weights were not changed by it; {}",
-                          step + 1, what, number_text(value), number_text(loss), update_->lr_at(step),
-                          advice_on_divergence()));
+  throw Error(
+      fmt::format("step {}: the {} is {} (loss {}, learning rate {:.3g}): the weights were not changed by it; {}",
+                  step + 1, what, number_text(value), number_text(loss), update_->lr_at(step), advice_on_divergence()));
 }
 
 std::string Trainer::advice_on_divergence() const {
-  return fmt::format(
-      "try a lower [optimizer] lr, a longer warm-up or a smaller max_norm{}",
-      checkpoints_.saved_step() >= 0 ? fmt::format("; the last checkpoint is of step {}", checkpoints_.saved_step())
-                                     : "");
+  return fmt::format("try a lower [optimizer] lr, a longer warm-up or a smaller max_norm{}",
+                     checkpoints_.saved_step() >= 0
+                         ? fmt::format("; the last checkpoint is of step {}", checkpoints_.saved_step())
+                         : "");
 }
 
 void Trainer::log_step(const StepOutcome& outcome, double lr) {

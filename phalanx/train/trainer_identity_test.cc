@@ -413,8 +413,7 @@ TEST_F(TrainerIdentityTest, TheTokenizerBesideWeightsIsTheirs) {
   const data::BpeTokenizer theirs = data::small_tokenizer("the cat sat on the mat. "),
                            other = data::small_tokenizer("abcdefg");
   for (const auto& [name, tokenizer] : {std::pair("theirs", &theirs), {"other", &other}}) {
-    data::TokenFileWriter writer(path(name),
-                                 {.vocab_size = 512, .tokenizer = data::tokenizer_fingerprint(*tokenizer)});
+    data::TokenFileWriter writer(path(name), {.vocab_size = 512, .tokenizer = data::tokenizer_fingerprint(*tokenizer)});
     writer.add_document(std::vector<std::int32_t>(tokens_.begin(), tokens_.end()));
     writer.finish();
   }
@@ -426,8 +425,8 @@ TEST_F(TrainerIdentityTest, TheTokenizerBesideWeightsIsTheirs) {
   };
   EXPECT_THAT(log_of(with("theirs")), Not(HasSubstr("could not be compared with that of the data")));
   EXPECT_THAT(refusal<CheckpointError>(with("other")),
-              AllOf(HasSubstr(data::tokenizer_fingerprint(theirs)), HasSubstr("(so says " + path("first/hf") +
-                                                                             "/tokenizer.json)")));
+              AllOf(HasSubstr(data::tokenizer_fingerprint(theirs)),
+                    HasSubstr("(so says " + path("first/hf") + "/tokenizer.json)")));
 }
 
 TEST_F(TrainerIdentityTest, WeightsThatSayNothingLoadAndOneLineSaysSo) {

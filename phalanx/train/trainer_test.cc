@@ -324,10 +324,10 @@ TEST_F(TrainerTest, ATraceThatIsCutShortIsWrittenAllTheSame) {
 TEST_F(TrainerTest, WeightsThatAreNotFiniteAreNotSaved) {
   for (const int ranks : {1, 2}) {
     const std::string folder = fmt::format("of{}", ranks);
-    const std::string text = refusal<Error>(
-        config(folder, {"--training.steps=1", "--lr_scheduler.warmup_steps=0", "--optimizer.lr=3e38",
-                        "--optimizer.weight_decay=100", "--parallelism.data_parallel_shard_degree=-1"}),
-        ranks);
+    const std::string text =
+        refusal<Error>(config(folder, {"--training.steps=1", "--lr_scheduler.warmup_steps=0", "--optimizer.lr=3e38",
+                                       "--optimizer.weight_decay=100", "--parallelism.data_parallel_shard_degree=-1"}),
+                       ranks);
     EXPECT_THAT(text, HasSubstr("step 1, learning rate 3e+38: the weight "));
     EXPECT_THAT(text, HasSubstr(" is not finite on rank 0: nothing is saved; try a lower [optimizer] lr"));
     EXPECT_FALSE(std::filesystem::exists(path(folder + "/checkpoint/step-1")));

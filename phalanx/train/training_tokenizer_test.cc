@@ -89,8 +89,7 @@ TEST_F(TrainingTokenizerTest, DocumentsOfARunEndByOneToken) {
   EXPECT_THAT(training_tokenizer(config_, 260, {&other}).lines,
               ElementsAre(AllOf(HasSubstr("the documents end with token 7, but"), HasSubstr("tokenizer.json"))));
   config_.training.allow_tokenizer_mismatch = true;
-  EXPECT_THAT(training_tokenizer(config_, 260, {&ended, &other}).lines,
-              ElementsAre(HasSubstr("trained all the same")));
+  EXPECT_THAT(training_tokenizer(config_, 260, {&ended, &other}).lines, ElementsAre(HasSubstr("trained all the same")));
 }
 
 TEST_F(TrainingTokenizerTest, OneTokenizerHasOneSize) {
