@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
 #include <utility>
 #include <vector>
 
@@ -153,8 +152,7 @@ GenerateArguments parse_generate_arguments(const Arguments& arguments) {
     }
   }
   if (parsed.prompts_file == "-") throw UsageError("--prompts-file is '-': expected a file, such as /dev/stdin");
-  std::string name = parsed.prompts_file;
-  std::ranges::transform(name, name.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  const std::string name = lower_case(parsed.prompts_file);
   parsed.format.json_lines = name.ends_with(".jsonl") || name.ends_with(".ndjson");
   if (parsed.output.empty() && (parsed.strict || parsed.allow_skipped)) {
     throw UsageError(fmt::format("{} is a part of --output DIR", parsed.strict ? "--strict" : "--allow-skipped"));

@@ -176,13 +176,18 @@ std::vector<std::string> output_prefixes(const TokenizeArguments& arguments) {
   return prefixes;
 }
 
-/// What is held out of the text that is to be replaced, by a command with another split: it would be trained on.
-std::optional<std::string> validation_of_before(const TokenizeArguments& arguments) {
+/// What an earlier command has set aside of the text that is to be replaced, and this one does not: it would be trained
+/// on. Nothing where that is not sure.
+std::optional<std::string> set_aside_before(const TokenizeArguments& arguments) {
   if (arguments.output.empty() || arguments.validation_fraction > 0) return std::nullopt;
   const std::string prefix = arguments.output + "-validation";
-  std::error_code error;
-  const bool is_there = std::filesystem::exists(prefix + ".bin", error) && data::read_sidecar(prefix + ".bin");
-  return is_there ? std::optional(prefix) : std::nullopt;
+  try {
+    const auto text = data::read_sidecar(arguments.output + ".bin"), aside = data::read_sidecar(prefix + ".bin");
+    const bool is_its_own = text && aside && !text->set_aside.empty() && text->set_aside == aside->content;
+    return is_its_own ? std::optional(prefix) : std::nullopt;
+  } catch (const Error&) {
+    return std::nullopt;
+  }
 }
 
 /// Before any work: hours of encoding must not end in, or destroy, what is there.
@@ -224,7 +229,7 @@ void check_outputs(const TokenizeArguments& arguments) {
                       beside));
     }
   }
-  if (const auto before = validation_of_before(arguments)) look(*before + ".bin");
+  if (const auto before = set_aside_before(arguments)) look(*before + ".bin");
   if (there.empty() || arguments.force) return;
   throw DataError(fmt::format("{} exist{} already: give --force to replace {}, or choose another name",
                               fmt::join(there, ", "), there.size() == 1 ? "s" : "", there.size() == 1 ? "it" : "them"));
@@ -234,6 +239,7 @@ void check_outputs(const TokenizeArguments& arguments) {
 OwnerLocks locks_of_outputs(const TokenizeArguments& arguments) {
   std::vector<std::filesystem::path> paths;
   for (const std::string& prefix : output_prefixes(arguments)) paths.emplace_back(prefix);
+  if (const auto before = set_aside_before(arguments)) paths.emplace_back(*before);
   if (arguments.vocab_size) paths.emplace_back(arguments.tokenizer);
   OwnerLocks locks(paths, {.advice = "choose another output"});
   for (const std::string& line : locks.warnings()) log::warn(line);
@@ -318,19 +324,28 @@ data::BpeTokenizer train_and_save(const TokenizeArguments& arguments, const std:
 
 /// Returns the number of records without text, whether they would have been set aside or not.
 std::int64_t encode_and_tell(const TokenizeArguments& arguments, const data::BpeTokenizer& tokenizer,
-                             const std::string& prefix, const std::vector<data::Document>& documents) {
+                             const std::string& prefix, const std::vector<data::Document>& documents,
+                             const std::string& set_aside = {}) {
   const Stopwatch watch;
   ProgressBar bar("tokenizing", static_cast<std::uint64_t>(data::total_bytes(documents)),
                   progress_options(ProgressUnit::bytes, arguments.quiet));
-  const data::EncodingSummary summary = data::encode_corpus(
-      documents, tokenizer, prefix,
-      {.end_of_text = !arguments.no_end_of_text, .bytes_done = [&](std::uint64_t n) { bar.advance(n); }});
+  const data::EncodingSummary summary = data::encode_corpus(documents, tokenizer, prefix,
+                                                            {.end_of_text = !arguments.no_end_of_text,
+                                                             .bytes_done = [&](std::uint64_t n) { bar.advance(n); },
+                                                             .set_aside = set_aside});
   bar.finish();
   if (summary.not_utf8 > 0) {
     log::warn(fmt::format(
         "{}: {} of {} texts are not UTF-8 throughout, such as {}: their bytes are taken as they are; "
         "text of another encoding is converted by iconv, such as `iconv -f LATIN1 -t UTF-8`",
         summary.path, with_commas(summary.not_utf8), with_commas(summary.documents), summary.first_not_utf8));
+  }
+  if (summary.with_special > 0) {
+    log::warn(fmt::format(
+        "{}: in {} of {} texts stand special tokens of the tokenizer, such as {}: they are encoded as ordinary text, "
+        "not "
+        "as these tokens",
+        summary.path, with_commas(summary.with_special), with_commas(summary.documents), summary.first_special));
   }
   const double seconds = watch.seconds();
   fmt::print("{}: {} tokens, {} documents, {:.2f} bytes/token, unigram entropy {:.4f} nats/token, {}\n", summary.path,
@@ -391,17 +406,22 @@ int tokenize_command(const Arguments& arguments) {
   const data::CorpusSplit split = data::split_corpus(listing.documents, parsed.validation_fraction);
   if (!tokenizer) tokenizer = train_and_save(parsed, split.train);
   if (parsed.output.empty()) return 0;
-  // The smaller one first: where it turns out to have no text, nothing has been written.
-  if (!split.validation.empty()) encode_and_tell(parsed, *tokenizer, parsed.output + "-validation", split.validation);
-  // A file of records is read for both, so they are the same.
-  const std::int64_t empty = encode_and_tell(parsed, *tokenizer, parsed.output, split.train);
-  if (const auto before = validation_of_before(parsed)) {
-    for (const char* end : {".bin", ".idx", ".json"}) std::filesystem::remove(*before + end);
+  if (const auto before = set_aside_before(parsed)) {
+    for (const char* end : {".json", ".idx", ".bin"}) std::filesystem::remove(*before + end);
     log::warn(
-        fmt::format("{0}.bin, .idx and .json are removed: they held what was set aside of {1}.bin before, and is "
-                    "a part of it now (--validation-fraction sets text aside)",
+        fmt::format("{0}.bin, .idx and .json are removed: they were set aside of {1}.bin, of which they become a "
+                    "part now (--validation-fraction sets text aside)",
                     *before, parsed.output));
   }
+  // The smaller one first: where it turns out to have no text, nothing has been written.
+  std::string set_aside;
+  if (!split.validation.empty()) {
+    const std::string prefix = parsed.output + "-validation";
+    encode_and_tell(parsed, *tokenizer, prefix, split.validation);
+    set_aside = data::read_sidecar(prefix + ".bin").value().content;
+  }
+  // A file of records is read for both, so they are the same.
+  const std::int64_t empty = encode_and_tell(parsed, *tokenizer, parsed.output, split.train, set_aside);
   if (empty > 0) {
     log::warn(fmt::format("{} {} no text (null or empty) and {} left out", with_commas(empty),
                           empty == 1 ? "record has" : "records have", empty == 1 ? "was" : "were"));

@@ -159,14 +159,29 @@ TEST_F(TokenizeCommandTest, WhatWasSetAsideBeforeIsNotKeptBesideItsText) {
   Arguments split = whole, again = whole;
   split.insert(split.end(), {"--validation-fraction", "0.3"});
   ASSERT_EQ(run(split), 0) << error_;
-  for (const char* file : {"ids.bin", "ids.idx", "ids.json", "t.json"}) std::filesystem::remove(path(file));
   EXPECT_EQ(run(whole), 1);
-  EXPECT_THAT(error_, HasSubstr("ids-validation.bin exists already: give --force"));
+  EXPECT_THAT(error_, HasSubstr("ids-validation.bin exist already: give --force"));
   again.push_back("--force");
   EXPECT_EQ(run(again), 0) << error_;
   EXPECT_THAT(error_, HasSubstr("ids-validation.bin, .idx and .json are removed"));
   for (const char* file : {"ids-validation.bin", "ids-validation.idx", "ids-validation.json"})
     EXPECT_FALSE(std::filesystem::exists(path(file))) << file;
+
+  // One that was made by itself is somebody's own.
+  const Arguments own = {path("corpus1.txt"), "--tokenizer", path("t.json"), "-o", path("ids-validation"), "-q"};
+  ASSERT_EQ(run(own), 0) << error_;
+  EXPECT_EQ(run(again), 0) << error_;
+  EXPECT_THAT(error_, ::testing::Not(HasSubstr("removed")));
+  EXPECT_TRUE(std::filesystem::exists(path("ids-validation.bin")));
+}
+
+TEST_F(TokenizeCommandTest, SpecialTokensInTextsAreSaid) {
+  std::ofstream(path("chat.jsonl")) << "{\"text\": \"a <|endoftext|> b\"}\n{\"text\": \"plain\"}\n";
+  EXPECT_EQ(run({path("chat.jsonl"), "--vocab-size", "270", "--tokenizer", path("t.json"), "-o", path("ids"), "-q"}),
+            0);
+  EXPECT_THAT(error_,
+              AllOf(HasSubstr("in 1 of 2 texts stand special tokens of the tokenizer, such as '<|endoftext|>' in"),
+                    HasSubstr("chat.jsonl"), HasSubstr("as ordinary text")));
 }
 
 TEST_F(TokenizeCommandTest, TooLittleTextIsSaid) {

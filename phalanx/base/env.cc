@@ -4,12 +4,12 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cctype>
 #include <charconv>
 #include <cstdlib>
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/nearest.h"
+#include "phalanx/base/parse_text.h"
 
 namespace phalanx {
 namespace {
@@ -64,8 +64,7 @@ std::optional<double> env_double(const std::string& name) {
 std::optional<bool> env_bool(const std::string& name) {
   const std::optional<std::string> text = env_string(name);
   if (!text) return std::nullopt;
-  std::string lower = *text;
-  std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
+  const std::string lower = lower_case(*text);
   if (lower == "1" || lower == "true" || lower == "yes" || lower == "on") return true;
   if (lower == "0" || lower == "false" || lower == "no" || lower == "off") return false;
   bad_env_value(name, *text, "one of 1, 0, true, false, yes, no, on, off");

@@ -1,19 +1,11 @@
 #include "phalanx/base/nearest.h"
 
 #include <algorithm>
-#include <cctype>
 #include <limits>
 
+#include "phalanx/base/parse_text.h"
+
 namespace phalanx {
-namespace {
-
-std::string lower_case(std::string_view text) {
-  std::string result(text);
-  std::transform(result.begin(), result.end(), result.begin(), [](unsigned char c) { return std::tolower(c); });
-  return result;
-}
-
-}  // namespace
 
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   const std::string left = lower_case(a);

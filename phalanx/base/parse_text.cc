@@ -9,6 +9,14 @@
 
 namespace phalanx {
 
+std::string lower_case(std::string_view text) {
+  std::string result(text);
+  for (char& c : result) {
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  }
+  return result;
+}
+
 std::int64_t parse_size(const std::string& flag, const std::string& text) {
   std::int64_t value = 0;
   const char* const end = text.data() + text.size();

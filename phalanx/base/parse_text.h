@@ -2,6 +2,7 @@
 //
 //   parse_whole<std::int64_t>("12");         // 12; nothing for "12 " or "twelve"
 //   parse_size("--max-file-size", "4GiB");   // 4294967296
+//   lower_case("A.JSONL");                   // "a.jsonl"
 //   split_list("4K,64K,1M");                 // {"4K", "64K", "1M"}
 #pragma once
 
@@ -24,6 +25,9 @@ std::optional<T> parse_whole(std::string_view text) {
   if (error != std::errc{} || rest != end) return std::nullopt;
   return value;
 }
+
+/// ASCII's capitals as small letters; all else as it is.
+std::string lower_case(std::string_view text);
 
 /// Bytes: 4096, 4K, 4KiB, 1M, 2G, 1T; binary units, up to 1 TiB. A UsageError that begins with `flag` for anything
 /// else.

@@ -71,12 +71,12 @@ SetAside move_aside(const std::filesystem::path& folder, Branch branch, FileSyst
 std::optional<Branch> read_branch(const std::filesystem::path& folder) {
   const auto path = folder / kBranchName;
   if (!branch_entry_exists(path)) return std::nullopt;
-  constexpr const char* kAdvice = "Remove the file to go on with the newest step beside it";
+  constexpr const char* kAdvice = "remove the file to go on with the newest step beside it";
   const auto json = [&] {
     try {
       return parse_json_object<CheckpointError>(read_file(path), path.string());
     } catch (const CheckpointError& error) {
-      throw CheckpointError(fmt::format("{}. {}", error.what(), kAdvice));
+      throw CheckpointError(fmt::format("{}: {}", error.what(), kAdvice));
     }
   }();
   Branch branch;
@@ -108,7 +108,7 @@ std::optional<Branch> read_branch(const std::filesystem::path& folder) {
   }
   if (!names) {
     throw CheckpointError(
-        fmt::format("{}: expected what a rollback to [checkpoint] load_step writes, format {}; found something else. "
+        fmt::format("{}: expected what a rollback to [checkpoint] load_step writes, format {}; found something else; "
                     "{}",
                     path.string(), kBranchFormat, kAdvice));
   }

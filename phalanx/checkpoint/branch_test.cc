@@ -143,13 +143,13 @@ TEST(Branch, AMalformedRecordIsNamed) {
     write_file(scratch.path() / kBranchName, text);
     EXPECT_THAT(message_of<CheckpointError>([&] { list_checkpoints(scratch.path()); }),
                 AllOf(HasSubstr("branch.json: expected what a rollback to [checkpoint] load_step writes"),
-                      HasSubstr("Remove the file")))
+                      HasSubstr("remove the file")))
         << text;
   }
   for (const char* text : {"", "junk", "[]", "{\"format\""}) {
     write_file(scratch.path() / kBranchName, text);
     EXPECT_THAT(message_of<CheckpointError>([&] { list_checkpoints(scratch.path()); }),
-                AllOf(HasSubstr("branch.json"), HasSubstr("Remove the file")))
+                AllOf(HasSubstr("branch.json"), HasSubstr("remove the file")))
         << text;
   }
 }

@@ -15,7 +15,7 @@
 #include "phalanx/checkpoint/weights_description.h"
 #include "phalanx/data/bpe_model.h"
 #include "phalanx/data/bpe_tokenizer.h"
-#include "phalanx/data/token_file.h"
+#include "phalanx/data/token_sidecar.h"
 #include "phalanx/models/hf_config.h"
 
 namespace phalanx {
@@ -131,7 +131,7 @@ void compare_end_tokens(const std::map<std::string, std::string>& texts, const s
   log::warn_once(fmt::format(
       "the model is written with eos_token_id {}, but the documents that it was trained on end {}: it may never end a "
       "text; set eos_token_id in generation_config.json, or train on documents that end so",
-      ends.dump(), *trained == data::kNoDocumentEnd ? "by no token" : fmt::format("by token {}", *trained)));
+      ends.dump(), data::document_end_text(*trained)));
 }
 
 std::map<std::string, std::string> hf_files(const models::LlamaConfig& config, const std::string& dtype,

@@ -262,8 +262,10 @@ void check_ranges(const std::string& file, std::vector<TensorInfo>& tensors, std
 /// Of a header's length whose bytes are letters, as of a web page that was saved in the file's place.
 std::string text_hint(std::span<const std::byte> begin) {
   const std::string_view text(reinterpret_cast<const char*>(begin.data()), begin.size());
-  if (!std::ranges::all_of(text, [](char c) { return (c >= ' ' && c <= '~') || c == '\n' || c == '\r'; })) return {};
-  return fmt::format(": the file begins with the text '{}', so it is none of weights: fetch it again",
+  if (!std::ranges::all_of(text, [](char c) { return (c >= ' ' && c <= '~') || c == '\n' || c == '\r'; }) ||
+      text.find_first_of("\r\n") == 0)
+    return {};
+  return fmt::format(": the file begins with the text '{}', so it does not hold weights: fetch it again",
                      text.substr(0, text.find_first_of("\r\n")));
 }
 

@@ -6,8 +6,6 @@
 #include <glob.h>
 
 #include <algorithm>
-#include <array>
-#include <cctype>
 #include <filesystem>
 #include <optional>
 #include <string_view>
@@ -19,7 +17,10 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/hub_name.h"
 #include "phalanx/base/mapped_file.h"
+#include "phalanx/base/parse_text.h"
 #include "phalanx/base/utf8.h"
+#include "phalanx/data/added_tokens.h"
+#include "phalanx/data/bpe_model.h"
 #include "phalanx/data/file_kind.h"
 #include "phalanx/data/record_signs.h"
 #include "phalanx/data/token_file_writer.h"
@@ -97,8 +98,9 @@ class CorpusLister {
 
   bool wanted(const fs::path& path) const {
     if (options_.extensions.empty()) return true;
-    const std::string extension = path.extension().string();
-    return std::find(options_.extensions.begin(), options_.extensions.end(), extension) != options_.extensions.end();
+    const std::string extension = lower_case(path.extension().string());
+    return std::ranges::any_of(options_.extensions,
+                               [&](const std::string& wanted) { return lower_case(wanted) == extension; });
   }
 
   /// A folder that the datasets package saved: its Arrow files are no text, and nothing else in it is.
@@ -196,8 +198,7 @@ class CorpusLister {
   /// Of a text: its own, or records by the file's name. What looks like records under another name is not guessed at.
   TextFormat format_of(const fs::path& path, std::string_view head, Compression compression) const {
     if (options_.format) return *options_.format;
-    std::string name = path.filename().string();
-    std::ranges::transform(name, name.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    std::string name = lower_case(path.filename().string());
     for (const char* packed : {".gz", ".zst", ".zstd"}) {
       if (name.ends_with(packed)) name.resize(name.size() - std::string_view(packed).size());
     }
@@ -208,12 +209,6 @@ class CorpusLister {
       if (name.ends_with(table)) refuse_table("is a table", path, separator, name);
     }
     const auto looks = data_in(start_of_records(path, head, compression));
-    if (const std::string_view mark = chat_mark(head); !mark.empty()) {
-      throw DataError(fmt::format(
-          "{} looks like chats in a template ('{}'), whose marks would be encoded as text, not as the tokens that they "
-          "name: expected plain text; read it as text all the same by --format text, or leave it out by --exclude",
-          shown(path), mark));
-    }
     if (!looks) return TextFormat::text;
     if (path == options_.standard_input && looks->is_json_lines) return TextFormat::json_lines;
     if (looks->separator != '\0') {
@@ -234,17 +229,6 @@ class CorpusLister {
         fmt::format("{} looks like {}: expected text, or records under a name that ends in .jsonl; {}{}as text by "
                     "--format text, or leave it out by --exclude",
                     shown(path), looks->what, as_records, as_records.empty() ? "read it " : ", "));
-  }
-
-  /// By which a text of chats begins that has been put into a model's template; else "".
-  static std::string_view chat_mark(std::string_view head) {
-    constexpr std::array<std::string_view, 7> kMarks = {
-        "<|im_start|>", "<|start_header_id|>", "<|begin_of_text|>",   "<start_of_turn>",
-        "[INST]",       "<s>[INST]",           "<bos><start_of_turn>"};
-    std::string_view text = without_utf8_mark(head);
-    text.remove_prefix(std::min(text.find_first_not_of(" \t\r\n"), text.size()));
-    const auto mark = std::ranges::find_if(kMarks, [&](std::string_view one) { return text.starts_with(one); });
-    return mark == kMarks.end() ? std::string_view() : *mark;
   }
 
   /// What is looked at for records: more than of other kinds, where it may begin with one.
@@ -364,8 +348,13 @@ EncodingSummary encode_corpus(const std::vector<Document>& documents, const BpeT
   if (!directory.empty()) posix_file_system().make_directory(directory);
   TokenFileWriter writer(prefix, {.vocab_size = tokenizer.vocab_size(),
                                   .tokenizer = tokenizer_fingerprint(tokenizer),
-                                  .document_end = options.end_of_text ? *end : kNoDocumentEnd});
+                                  .document_end = options.end_of_text ? *end : kNoDocumentEnd,
+                                  .set_aside = options.set_aside});
   EncodingSummary summary{.path = writer.bin_path()};
+  AddedTokenFinder specials;
+  for (const AddedToken& token : tokenizer.model().added_tokens) {
+    if (token.special) specials.add(token.content, token);
+  }
   std::vector<std::int64_t> counts(static_cast<std::size_t>(tokenizer.vocab_size()), 0);
   std::vector<TokenId> ids;
   const auto write_ids = [&] {
@@ -377,6 +366,9 @@ EncodingSummary encode_corpus(const std::vector<Document>& documents, const BpeT
     summary.bytes += static_cast<std::int64_t>(text.size());
     if (document.format == TextFormat::text && !is_utf8(text) && ++summary.not_utf8 == 1) {
       summary.first_not_utf8 = document.shown();
+    }
+    if (const auto special = specials.next(text, 0); special.length > 0 && ++summary.with_special == 1) {
+      summary.first_special = fmt::format("'{}' in {}", text.substr(special.begin, special.length), document.shown());
     }
     while (!text.empty()) {
       std::size_t cut = text.size() > kChunkBytes ? tokenizer.safe_cut(text, kChunkBytes) : text.size();

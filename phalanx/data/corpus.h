@@ -56,6 +56,7 @@ BpeTokenizer train_tokenizer(const std::vector<Document>& documents, BpeTrainerO
 struct EncodingOptions {
   bool end_of_text = true;  // end every document with the tokenizer's end-of-text token
   Advance bytes_done;
+  std::string set_aside = {};  // the content_hash() of what has been set aside of this text, if anything
 };
 
 struct EncodingSummary {
@@ -64,6 +65,8 @@ struct EncodingSummary {
   std::int64_t empty = 0;           // records without text
   std::int64_t not_utf8 = 0;        // texts with bytes that are no UTF-8, which are taken as they are,
   std::string first_not_utf8 = {};  // and the first of their files
+  std::int64_t with_special = 0;    // texts in which special tokens of the tokenizer stand, taken as ordinary text,
+  std::string first_special = {};   // and the first: "'<|im_start|>' in chats.txt"
   std::int64_t bytes = 0;
   std::int64_t tokens = 0;
   double unigram_entropy = 0.0;  // nats a token

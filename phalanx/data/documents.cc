@@ -58,7 +58,7 @@ std::optional<std::string> text_in(json record, const std::string& field, const 
       throw DataError(fmt::format(
           "{}: chat data (\"{}\") and no field \"{}\": expected plain text; write each conversation as text by its "
           "model's chat template first (transformers: tokenizer.apply_chat_template(..., tokenize=False)), as lines of "
-          "{{\"text\": ...}}",
+          "{{\"text\": ...}}; the template's marks are then ordinary text, not the tokens that they name",
           where, key, field));
     }
     throw DataError(fmt::format("{}: no field \"{}\" that would hold the text; it has {}: name one by --field", where,

@@ -126,11 +126,6 @@ TEST_F(DocumentsTest, RecordsChatsAndDataSetsAreNeverTakenForText) {
   EXPECT_THAT(refused({write("a.txt", records)}),
               AllOf(HasSubstr("a.txt looks like JSON lines"), HasSubstr(".jsonl"), HasSubstr("--format text")));
   EXPECT_THAT(refused({write_gzip("a.txt.gz", records)}), HasSubstr("looks like JSON lines"));
-  const std::string chat = "<|im_start|>user\nWho is it?<|im_end|>\n";
-  EXPECT_THAT(refused({write("chat.txt", chat)}),
-              AllOf(HasSubstr("chat.txt looks like chats in a template ('<|im_start|>')"), HasSubstr("--format text")));
-  EXPECT_THAT(texts_of({write("of_chats.txt", "A turn begins with <|im_start|>.")}),
-              ElementsAre("A turn begins with <|im_start|>."));
   EXPECT_THAT(texts_of({write("CAPITALS.JSONL", records)}), ElementsAre("a record of text", "another"));
   EXPECT_THAT(refused({write("walked/b.md", records)}), HasSubstr("looks like JSON lines"));
   EXPECT_THAT(refused({path("walked")}), HasSubstr("b.md looks like JSON lines"));

@@ -366,10 +366,11 @@ void TokenFile::open_raw() {
   size_ = bytes / data::bytes_of(type_);
   if (stated_) return;
   if (was_never_written(mapping_->ids.bytes())) {
-    throw DataError(fmt::format(
-        "{}: every byte is 0, as in a file that was made and never written: make it again (if these are token ids all "
-        "the same: state their type by [training] dataset_dtype)",
-        path_));
+    throw DataError(
+        fmt::format("{}: every byte that was looked at is 0, as in a file that was made and never written: make it "
+                    "again (if these are token ids all "
+                    "the same: state their type by [training] dataset_dtype)",
+                    path_));
   }
   if (const auto doubt = doubt_about_type(mapping_->ids.bytes(), type_)) {
     std::string what_to_do = "expected ids of an integer type, the lowest byte first: write them so";

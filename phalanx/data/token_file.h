@@ -59,6 +59,7 @@ struct TokenSidecar {
   std::string tokenizer;                     // its fingerprint (tokenizer_fingerprint.h)
   std::optional<std::int64_t> document_end;  // the id that ends each document, or kNoDocumentEnd
   std::string content;                       // content_hash() of the file
+  std::string set_aside;  // content_hash() of the file of what `phalanx tokenize` has set aside of this text
 };
 
 /// A half-open range of positions in a token file.

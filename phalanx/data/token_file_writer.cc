@@ -36,6 +36,7 @@ TokenFileWriter::TokenFileWriter(const std::string& prefix, TokenFileWriterOptio
       tokenizer_(std::move(options.tokenizer)),
       vocab_size_(options.vocab_size),
       document_end_(options.document_end),
+      set_aside_(std::move(options.set_aside)),
       file_system_(options.file_system ? *options.file_system : posix_file_system()) {
   if (vocab_size_ < 1 || vocab_size_ > std::numeric_limits<std::int32_t>::max()) {
     throw ConfigError(fmt::format("{}: vocab_size is {}: expected 1 to 2147483647", prefix, vocab_size_));
@@ -145,7 +146,8 @@ void TokenFileWriter::finish() {
                                        .vocab_size = vocab_size_,
                                        .tokenizer = tokenizer_,
                                        .document_end = document_end_,
-                                       .content = hash_of_ids(type_, MappedFile(bin_path() + ".tmp").bytes())}));
+                                       .content = hash_of_ids(type_, MappedFile(bin_path() + ".tmp").bytes()),
+                                       .set_aside = set_aside_}));
   file_system_.rename(bin_path() + ".tmp", bin_path());
   file_system_.rename(idx_path() + ".tmp", idx_path());
   file_system_.rename(beside + ".tmp", beside);

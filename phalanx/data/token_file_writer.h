@@ -31,6 +31,7 @@ struct TokenFileWriterOptions {
   std::string tokenizer;                          // fingerprint of the one that made the ids; empty: not known
   FileSystem* file_system = nullptr;              // the real one where null
   std::optional<std::int64_t> document_end = {};  // the id that ends each document, or kNoDocumentEnd; empty: not known
+  std::string set_aside = {};                     // TokenSidecar::set_aside
 };
 
 class TokenFileWriter {
@@ -65,6 +66,7 @@ class TokenFileWriter {
   std::string tokenizer_;
   std::int64_t vocab_size_;
   std::optional<std::int64_t> document_end_;
+  std::string set_aside_;
   TokenType type_;
   FileSystem& file_system_;
   std::unique_ptr<WritableFile> bin_;

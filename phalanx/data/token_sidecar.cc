@@ -61,10 +61,14 @@ std::optional<TokenSidecar> read_sidecar(const std::string& bin_path) {
                        .documents = number("documents"),
                        .vocab_size = number("vocab_size").value_or(0),
                        .tokenizer = text_of("tokenizer"),
-                       .content = text_of("content")};
+                       .content = text_of("content"),
+                       .set_aside = text_of("set_aside")};
   if (const auto end = json.find("document_end"); end != json.end() && !end->is_null()) {
     if (*end != kNone && !end->is_number_unsigned()) fail("document_end", "an id, or \"none\"", *end);
     sidecar.document_end = *end == kNone ? kNoDocumentEnd : number("document_end");
+    if (sidecar.vocab_size > 0 && *sidecar.document_end >= sidecar.vocab_size) {
+      fail("document_end", fmt::format("an id below \"vocab_size\", {}, or \"none\"", sidecar.vocab_size), *end);
+    }
   }
   if (const std::string type = text_of("type"); !type.empty()) {
     sidecar.type = token_type_named(type);
@@ -82,6 +86,10 @@ std::string hash_of_ids(TokenType type, std::span<const std::byte> ids) {
   const std::size_t last = ids.size() - kBlockBytes, stride = last / (kBlocks - 1);
   for (std::size_t i = 0; i + 1 < kBlocks; ++i) hash.add_bytes(ids.subspan(i * stride, kBlockBytes));
   return hash.add_bytes(ids.subspan(last)).hex();
+}
+
+std::string document_end_text(std::int64_t id) {
+  return id == kNoDocumentEnd ? std::string("by no token") : fmt::format("by token {}", id);
 }
 
 nlohmann::json document_end_json(std::int64_t id) {
@@ -107,6 +115,7 @@ std::string sidecar_text(const TokenSidecar& sidecar) {
   if (!sidecar.tokenizer.empty()) json["tokenizer"] = sidecar.tokenizer;
   if (sidecar.document_end) json["document_end"] = document_end_json(*sidecar.document_end);
   if (!sidecar.content.empty()) json["content"] = sidecar.content;
+  if (!sidecar.set_aside.empty()) json["set_aside"] = sidecar.set_aside;
   return json.dump(2) + "\n";
 }
 

@@ -2,7 +2,8 @@
 // writes them, to the byte; tools that know nothing of this one read the pair as ever.
 //
 //   {"format": "phalanx.tokens", "version": 1, "type": "uint16", "tokens": 123, "documents": 4, "vocab_size": 4096,
-//    "tokenizer": "tok1:...", "document_end": 0, "content": "..."}
+//    "tokenizer": "tok1:...", "document_end": 0, "content": "...",
+//    "set_aside": "..."}
 //
 // It may be written by hand for a file of raw ids (train.bin: train.json); then "format", and "type" or "vocab_size",
 // are enough. A .json there without that "format" is somebody else's and not looked at.
@@ -34,6 +35,8 @@ bool is_foreign_sidecar(const std::string& bin_path);
 
 /// How the id that ends documents is written, here and in a run's metadata: a number, or "none".
 nlohmann::json document_end_json(std::int64_t id);
+/// For messages: "by token 0", or "by no token".
+std::string document_end_text(std::int64_t id);
 
 std::string sidecar_text(const TokenSidecar& sidecar);
 

@@ -86,7 +86,8 @@ TEST_F(RawIdsTest, IdsOfAnotherTypeAreSeen) {
   EXPECT_THAT(said_of("a.bin", bytes_of_ids<float>(random_ids(50, 500)), {.vocab_size = 65536}),
               HasSubstr("floating-point"));
   const std::string zeros(8000, '\0');
-  EXPECT_THAT(said_of("a.bin", zeros), HasSubstr("every byte is 0, as in a file that was made and never written"));
+  EXPECT_THAT(said_of("a.bin", zeros),
+              HasSubstr("every byte that was looked at is 0, as in a file that was made and never written"));
   EXPECT_THAT(said_of("a.bin", zeros, {.type = TokenType::u16}), HasSubstr("uint16, 4,000 tokens"));
 }
 
@@ -158,6 +159,7 @@ TEST_F(RawIdsTest, ASidecarThatDescribesAnotherFileIsRefused) {
   EXPECT_THAT(with("vocab_size", 101),
               AllOf(HasSubstr("a tokenizer of 101 ids"), HasSubstr("more than the model's vocab_size of 100")));
   EXPECT_THAT(with("document_end", "end"), HasSubstr("\"document_end\": expected an id, or \"none\", found \"end\""));
+  EXPECT_THAT(with("document_end", 100), HasSubstr("expected an id below \"vocab_size\", 100, or \"none\", found 100"));
   EXPECT_THAT(with("document_end", -1), HasSubstr("\"document_end\": expected an id"));
   EXPECT_THAT(with("vocab_size", 6), HasSubstr("accepted"));  // ids up to 5
   EXPECT_THAT(with("vocab_size", 5),

@@ -19,6 +19,7 @@
 #include "phalanx/checkpoint/weight_files.h"
 #include "phalanx/checkpoint/weight_index.h"
 #include "phalanx/checkpoint/weights_description.h"
+#include "phalanx/data/token_sidecar.h"
 #include "phalanx/data/tokenizer_fingerprint.h"
 #include "phalanx/models/hf_config.h"
 #include "phalanx/models/hf_not_honoured.h"
@@ -174,8 +175,7 @@ std::vector<std::int64_t> end_tokens(const ModelFiles& files, const std::optiona
     log::warn_once(fmt::format(
         "the documents that the model in {} was trained on end {}, but its texts by token {}, as the files beside its "
         "tokenizer say: it may never end one; write the right eos_token_id into generation_config.json",
-        files.weights.string(), *trained == data::kNoDocumentEnd ? "by no token" : fmt::format("by token {}", *trained),
-        fmt::join(ends, ", ")));
+        files.weights.string(), data::document_end_text(*trained), fmt::join(ends, ", ")));
   }
   return ends;
 }

@@ -23,27 +23,37 @@ constexpr const char* kOwnerFile = "owner";
 constexpr const char* kUnfinishedFile = "owner.new";
 constexpr time_t kUnfinishedSeconds = 60;  // far more than a launcher takes from the folder to the lock
 
-// Whether it is a folder of this user's whose launcher was killed before it had locked it.
-bool was_never_owned(const std::filesystem::path& folder, const struct stat& status) {
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-    if (entry.path().filename() != kUnfinishedFile) return false;
-  }
-  if (error || time(nullptr) - status.st_mtime < kUnfinishedSeconds) return false;
-  const UniqueFd file(open((folder / kUnfinishedFile).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
-  return file ? flock(file.get(), LOCK_EX | LOCK_NB) == 0 : errno == ENOENT;
+/// Whether the file at the beginning of `owner` names this machine's kernel.
+bool names_this_machine(int owner) {
+  char text[256];
+  const ssize_t got = read(owner, text, sizeof text);
+  const std::string machine = machine_identity();
+  return got >= 0 && !machine.empty() && std::string(text, static_cast<std::size_t>(got)) == machine;
 }
 
-// Whether it is a folder of this user's on this machine whose owners have gone. The lock is the caller's then.
+/// Of a folder on this machine whose owners have gone: its lock, which is the caller's then.
 UniqueFd lock_of_dead(const std::filesystem::path& folder) {
   UniqueFd owner(open((folder / kOwnerFile).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
-  if (!owner) return {};
-  char text[256];
-  const ssize_t got = read(owner.get(), text, sizeof text);
-  const std::string machine = machine_identity();
-  if (got < 0 || machine.empty() || std::string(text, static_cast<std::size_t>(got)) != machine) return {};
-  if (flock(owner.get(), LOCK_EX | LOCK_NB) != 0) return {};
+  if (!owner || !names_this_machine(owner.get()) || flock(owner.get(), LOCK_EX | LOCK_NB) != 0) return {};
   return owner;
+}
+
+/// Removes a folder whose launcher was killed before it had locked it: empty, or with the unfinished file alone.
+void remove_unfinished(const std::filesystem::path& folder, const struct stat& status) {
+  if (time(nullptr) - status.st_mtime < kUnfinishedSeconds) return;
+  const auto path = folder / kUnfinishedFile;
+  const UniqueFd file(open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+  if (file) {  // locked as long as it is looked at and removed
+    struct stat found {};
+    const bool is_empty = fstat(file.get(), &found) == 0 && found.st_size == 0;
+    if (!is_empty && !names_this_machine(file.get())) return;
+    if (flock(file.get(), LOCK_EX | LOCK_NB) != 0) return;
+    for (std::error_code error; const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+      if (entry.path().filename() != kUnfinishedFile) return;
+    }
+    unlink(path.c_str());
+  }
+  rmdir(folder.c_str());  // fails where anything is in it
 }
 
 }  // namespace
@@ -68,8 +78,11 @@ void LaunchFolder::remove_abandoned() noexcept {
       if (!entry.path().filename().string().starts_with("phalanx-launch-")) continue;
       struct stat status {};
       if (lstat(entry.path().c_str(), &status) != 0 || !S_ISDIR(status.st_mode) || status.st_uid != geteuid()) continue;
-      const UniqueFd lock = lock_of_dead(entry.path());
-      if (lock || was_never_owned(entry.path(), status)) std::filesystem::remove_all(entry.path(), error);
+      if (const UniqueFd lock = lock_of_dead(entry.path())) {
+        std::filesystem::remove_all(entry.path(), error);
+      } else {
+        remove_unfinished(entry.path(), status);
+      }
     }
   } catch (const std::exception&) {
     // What was left behind does no harm.

@@ -3,8 +3,8 @@
 //
 // The proof is a lock on the file `owner` in it, which launcher and guard hold as long as either lives. The file names
 // the kernel that they run under: folders of another machine, in a temporary folder that machines share, are left
-// alone, as are those of other users. One that holds nothing else a minute after it was made, whose launcher has died
-// before it had locked the file, is removed, too.
+// alone, as are those of other users. Until it is locked the file is called `owner.new`: a folder that is a minute old
+// and holds at most that, unlocked, is of a launcher that has died at once, and removed, too.
 #pragma once
 
 #include <filesystem>

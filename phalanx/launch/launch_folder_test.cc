@@ -45,11 +45,15 @@ TEST_F(LaunchFolderTest, OneWhoseLauncherDiedBeforeItHadLockedItIsRemoved) {
                  used = folder("used", "rank_0.log", seconds(100));
   const UniqueFd lock(::open((locked / "owner.new").c_str(), O_RDWR | O_CLOEXEC));
   ASSERT_EQ(::flock(lock.get(), LOCK_EX | LOCK_NB), 0);
+  const fs::path elsewhere = folder("elsewhere", "", seconds(0));
+  write_file(elsewhere / "owner.new", "another machine's kernel");
+  fs::last_write_time(elsewhere, fs::file_time_type::clock::now() - seconds(100));
   const LaunchFolder own;
   EXPECT_FALSE(fs::exists(empty));
   EXPECT_FALSE(fs::exists(unlocked));
   EXPECT_TRUE(fs::exists(young)) << "its launcher may be at work";
   EXPECT_TRUE(fs::exists(locked));
+  EXPECT_TRUE(fs::exists(elsewhere));
   EXPECT_TRUE(fs::exists(used));
   EXPECT_TRUE(fs::exists(own.path() / "owner"));
 }

@@ -294,13 +294,12 @@ void WorkerGroup::say_that_all_stand_still(Clock::time_point now, bool has_slept
   all_stopped_said_ = true;
   std::vector<pid_t> processes;
   for (const Rank& rank : ranks_) processes.push_back(rank.pid);
-  log::warn(
-      fmt::format("{} stopped (SIGSTOP) for {:.1f} s: the job stands still; `kill -CONT {}` lets it go on, SIGTERM to "
-                  "this launcher "
-                  "ends it",
-                  ranks_.size() == 1 ? fmt::format("rank {} has been", ranks_.front().rank)
-                                     : fmt::format("all {} ranks here have been", ranks_.size()),
-                  std::chrono::duration<double>(now - *all_stopped_since_).count(), fmt::join(processes, " ")));
+  log::warn(fmt::format(
+      "{} stopped (SIGSTOP) for {:.1f} s: the job stands still; `kill -CONT {}` lets it go on, and SIGTERM to this "
+      "launcher ends it",
+      ranks_.size() == 1 ? fmt::format("rank {} has been", ranks_.front().rank)
+                         : fmt::format("all {} ranks here have been", ranks_.size()),
+      std::chrono::duration<double>(now - *all_stopped_since_).count(), fmt::join(processes, " ")));
 }
 
 void WorkerGroup::end_who_stands_still(Clock::time_point now, bool has_slept) {

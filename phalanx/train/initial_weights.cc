@@ -11,6 +11,7 @@
 #include "phalanx/checkpoint/weight_files.h"
 #include "phalanx/checkpoint/weights_description.h"
 #include "phalanx/checkpoint/weights_identity.h"
+#include "phalanx/data/token_sidecar.h"
 #include "phalanx/data/tokenizer_fingerprint.h"
 #include "phalanx/models/model_identity.h"
 #include "phalanx/train/model_config.h"
@@ -90,20 +91,33 @@ std::vector<std::string> compare_initial_tokenizer(const TrainConfig& config, co
   const std::filesystem::path path = initial_weights_path(config);
   const std::string mine = identity.value("fingerprint", "");
   std::string theirs, source;
+  std::vector<std::string> lines;
   for (const WeightsDescription& told : describe_weights(path)) {
     if (!theirs.empty()) break;
     theirs = tokenizer_in_metadata(told.metadata);
     source = told.source;
+    const auto before = document_end_in_metadata(told.metadata);
+    const auto now = identity.find("document_end");
+    if (before && now != identity.end() && *now != data::document_end_json(*before)) {
+      lines.push_back(
+          fmt::format("initial weights: the documents that they were trained on end {}; in this run's data "
+                      "\"document_end\" is {}",
+                      data::document_end_text(*before), now->dump()));
+    }
   }
-  const std::filesystem::path beside = path / "tokenizer.json";
+  std::error_code no_folder;
+  const auto folder = std::filesystem::is_directory(path, no_folder) ? path : path.parent_path();
+  const std::filesystem::path beside = folder / "tokenizer.json";
   if (std::error_code error; theirs.empty() && std::filesystem::is_regular_file(beside, error)) {
     theirs = data::fingerprint_of_file(beside);
     source = beside.string();
   }
   if (!data::are_other_tokenizers(theirs, mine)) {
-    if (!theirs.empty() && theirs == mine) return {};
-    return {fmt::format("initial weights: the tokenizer of {} ({}) could not be compared with that of the data ({})",
-                        path.string(), theirs.empty() ? "not said" : theirs, mine.empty() ? "not said" : mine)};
+    if (!theirs.empty() && theirs == mine) return lines;
+    lines.push_back(
+        fmt::format("initial weights: the tokenizer of {} ({}) could not be compared with that of the data ({})",
+                    path.string(), theirs.empty() ? "not said" : theirs, mine.empty() ? "not said" : mine));
+    return lines;
   }
   const std::string found = fmt::format(
       "the weights at {} were trained with the tokenizer {} (so says {}), but that of this run's data is {}",
@@ -113,7 +127,8 @@ std::vector<std::string> compare_initial_tokenizer(const TrainConfig& config, co
                           ": the same ids would mean other texts; make the token files by `phalanx tokenize` with the "
                           "weights' tokenizer; [training] allow_tokenizer_mismatch = true trains all the same");
   }
-  return {"initial weights: " + found + ": trained all the same, as [training] allow_tokenizer_mismatch says"};
+  lines.push_back("initial weights: " + found + ": trained all the same, as [training] allow_tokenizer_mismatch says");
+  return lines;
 }
 
 void require_word_on_initial_weights(const TrainConfig& config) {

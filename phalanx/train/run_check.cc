@@ -36,10 +36,10 @@ void require_token_file(const std::string& path) {
   if (!is_there(path) && !is_there(prefix + ".idx")) const data::TokenFile file(path);
 }
 
-/// A run that goes on from a checkpoint does not read them.
-bool reads_initial_weights(const TrainConfig& config) {
+/// Whether there is a checkpoint that the run goes on from, and so reads no initial weights.
+bool goes_on(const TrainConfig& config) {
   const auto& checkpoint = config.checkpoint;
-  return !checkpoint.enable || list_checkpoints(in_dump_folder(config, checkpoint.folder)).complete.empty();
+  return checkpoint.enable && !list_checkpoints(in_dump_folder(config, checkpoint.folder)).complete.empty();
 }
 
 void check_files(const ConfigReading& reading, const std::optional<RunPlan>& plan, ConfigProblems& problems) {
@@ -69,14 +69,16 @@ void check_files(const ConfigReading& reading, const std::optional<RunPlan>& pla
   };
   const bool data_are_read =
       !dataset.empty() && are_right({"training.dataset_path", "training.dataset_dtype", "validation.enable",
-                                     "validation.dataset_path", "validation.fraction", "validation.local_batch_size"});
+                                     "validation.dataset_path", "validation.fraction", "validation.local_batch_size",
+                                     "training.allow_tokenizer_mismatch", "model.hf_assets_path"});
   if (data_are_read) problems.collect([&] { tokenizer = open_training_files(config, *plan).tokenizer.identity; });
   const bool weights_are_read =
       are_right({"checkpoint.enable", "checkpoint.folder", "checkpoint.initial_load_path",
-                 "checkpoint.initial_load_in_hf", "checkpoint.initial_random_weights", "model.hf_assets_path"}) &&
-      reads_initial_weights(config);
+                 "checkpoint.initial_load_in_hf", "checkpoint.initial_random_weights",
+                 "checkpoint.allow_model_mismatch", "training.allow_tokenizer_mismatch", "model.hf_assets_path"});
   if (!weights_are_read) return;
   problems.collect([&] {
+    if (goes_on(config)) return;
     require_word_on_initial_weights(config);
     if (!has_initial_weights(config)) return;
     check_initial_weights(config);

@@ -71,6 +71,12 @@ TEST_F(RunCheck, WhatTokenFilesAndInitialWeightsHoldIsInTheReport) {
               HasSubstr("short.bin"));
   EXPECT_EQ(kind_, "DataError");
   EXPECT_EQ(refusal(run + data + path("ids.bin") + "\"\n"), "accepted");
+  std::filesystem::create_directories(path("out/checkpoint"));
+  write_file(path("out/checkpoint/branch.json"), "junk");
+  EXPECT_THAT(
+      refusal(run + data + path("none.bin") + "\"\n" + weights),
+      AllOf(HasSubstr("2 problems"), HasSubstr("none.bin: no such file"), HasSubstr("branch.json: not valid JSON")));
+  std::filesystem::remove(path("out/checkpoint/branch.json"));
   // Without a model there is no vocabulary to compare the ids with.
   EXPECT_THAT(refusal(model + "n_heads = 3\n" + data + path("ids.bin") + "\"\n"),
               AllOf(HasSubstr("n_heads = 3"), Not(HasSubstr("257"))));

@@ -123,12 +123,12 @@ bool is_fingerprint_of_other_version(const JsonDifference& difference) {
          !data::are_other_tokenizers(difference.saved->get<std::string>(), difference.found->get<std::string>());
 }
 
-/// A key that does nothing in either run: another optimizer's, or of a type that is not computed in.
-/// Older checkpoints and token files do not say it.
-bool is_document_end_of_one(const JsonDifference& difference) {
-  return difference.key == "tokenizer.document_end" && (!difference.saved || !difference.found);
+/// Token files need not say all of their tokenizer, and older ones do not.
+bool is_said_by_one(const JsonDifference& difference) {
+  return difference.key.starts_with("tokenizer.") && (!difference.saved || !difference.found);
 }
 
+/// A key that does nothing in either run: another optimizer's, or of a type that is not computed in.
 bool is_without_effect(const JsonDifference& difference, const nlohmann::json& saved, const nlohmann::json& found) {
   const auto said = [](const nlohmann::json& document, const char* key) {
     const nlohmann::json::json_pointer at(key);
@@ -267,8 +267,8 @@ IdentityComparison compare_identities(const nlohmann::json& saved, const nlohman
       result.not_compared.emplace_back("tokenizer");
       continue;
     }
-    if (is_document_end_of_one(difference)) {
-      result.not_compared.emplace_back("the token that ends documents");
+    if (is_said_by_one(difference)) {
+      result.not_compared.push_back(label_of(difference.key));
       continue;
     }
     if (is_other_optimizer && difference.key == "settings.optimizer.state") continue;  // said by the name

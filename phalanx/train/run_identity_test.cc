@@ -251,7 +251,7 @@ TEST(RunIdentity, AnotherTokenThatEndsDocumentsIsRefused) {
   saved["tokenizer"].erase("document_end");
   const IdentityComparison older = compare_identities(saved, found, config_with({}));
   EXPECT_THAT(older.refused, IsEmpty());
-  EXPECT_THAT(older.not_compared, Contains("the token that ends documents"));
+  EXPECT_THAT(older.not_compared, Contains("tokenizer document_end"));
 }
 
 TEST(RunIdentity, TheIdIsThatOfAllThatARunBeginsWith) {

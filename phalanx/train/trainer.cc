@@ -171,8 +171,9 @@ void Trainer::compare_with_saved(const std::filesystem::path& step_directory, co
   identity_["id"] = id != saved.end() && id->is_string() ? *id : nlohmann::json("");
   auto comparison = compare_identities(saved, identity_, config_);
   // What this run does not say is still what its weights were trained with.
-  if (identity_.value("tokenizer", nlohmann::json::object()).empty() && saved.contains("tokenizer")) {
-    identity_["tokenizer"] = saved["tokenizer"];
+  const nlohmann::json before = saved.value("tokenizer", nlohmann::json::object());
+  for (const auto& [key, value] : before.items()) {
+    identity_["tokenizer"].emplace(key, value);
   }
   if (!comparison.refused.empty()) throw CheckpointError(refusal_text(comparison, step_directory.string()));
   DataResume data =
@@ -421,10 +422,14 @@ bool Trainer::validate(bool is_asked_to_stop) {
 void Trainer::save_checkpoint() {
   if (!checkpoints_.enabled() || checkpoints_.saved_step() == step_) return;
   const TraceSpan span(trace_.recorder(), "checkpoint save", "checkpoint");
+  require_finite();
+  checkpoints_.save(collect_state(), step_, saved_metadata());
+}
+
+void Trainer::require_finite() const {
   require_finite_weights(*context_.world, model_->weights(),
                          fmt::format("step {}, learning rate {:.3g}", step_, update_->lr_at(step_ - 1)),
                          advice_on_divergence());
-  checkpoints_.save(collect_state(), step_, saved_metadata());
 }
 
 std::string Trainer::saved_metadata() const {
@@ -436,6 +441,7 @@ std::string Trainer::saved_metadata() const {
 
 void Trainer::save_in_hf() {
   if (!config_.checkpoint.last_save_in_hf) return;
+  require_finite();
   const std::vector<NamedTensor> whole = model_->whole_on_first_rank();
   if (!is_first_rank()) return;
   const auto folder = std::filesystem::path(config_.job.dump_folder) / "hf";

@@ -105,6 +105,7 @@ class Trainer {
   StepOutcome train_step(std::int64_t step);
   void check_replicas_before(std::int64_t step);
   std::string advice_on_divergence() const;
+  void require_finite() const;
   [[noreturn]] void fail_not_finite(std::int64_t step, const std::string& what, double value, double loss) const;
   void log_step(const StepOutcome& outcome, double lr);
   bool validate(bool is_asked_to_stop);  // false: cut short, all are to stop

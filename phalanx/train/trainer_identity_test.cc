@@ -419,14 +419,41 @@ TEST_F(TrainerIdentityTest, TheTokenizerBesideWeightsIsTheirs) {
   }
   train(small("first", {"--training.steps=1", "--checkpoint.last_save_in_hf"}), 1);
   theirs.save(path("first/hf/tokenizer.json"));
-  const auto with = [&](const std::string& data) {
-    return small("second", {"--checkpoint.initial_load_path=" + path("first/hf"), "--checkpoint.initial_load_in_hf",
-                            "--checkpoint.no-enable", "--training.dataset_path=" + path(data), "--training.steps=1"});
+  for (const char* place : {"first/hf", "first/hf/model.safetensors"}) {
+    const auto with = [&](const std::string& data) {
+      return small("second", {"--checkpoint.initial_load_path=" + path(place), "--checkpoint.initial_load_in_hf",
+                              "--checkpoint.no-enable", "--training.dataset_path=" + path(data), "--training.steps=1"});
+    };
+    EXPECT_THAT(log_of(with("theirs")), Not(HasSubstr("could not be compared with that of the data"))) << place;
+    EXPECT_THAT(refusal<CheckpointError>(with("other")),
+                AllOf(HasSubstr(data::tokenizer_fingerprint(theirs)),
+                      HasSubstr("(so says " + path("first/hf") + "/tokenizer.json)")))
+        << place;
+  }
+}
+
+TEST_F(TrainerIdentityTest, WhatEndsDocumentsIsCarriedOnAndCompared) {
+  const auto write = [&](const std::string& name, const std::string& tokenizer, std::optional<std::int64_t> end) {
+    data::TokenFileWriter writer(path(name), {.vocab_size = 512, .tokenizer = tokenizer, .document_end = end});
+    writer.add_document(std::vector<std::int32_t>(tokens_.begin(), tokens_.end()));
+    writer.finish();
+    return "--training.dataset_path=" + path(name);
   };
-  EXPECT_THAT(log_of(with("theirs")), Not(HasSubstr("could not be compared with that of the data")));
-  EXPECT_THAT(refusal<CheckpointError>(with("other")),
-              AllOf(HasSubstr(data::tokenizer_fingerprint(theirs)),
-                    HasSubstr("(so says " + path("first/hf") + "/tokenizer.json)")));
+  const auto tokenizer_of = [&](int step) {
+    const auto text = read_file(path(fmt::format("run/checkpoint/step-{}/manifest.json", step)));
+    const auto manifest = nlohmann::json::parse(text);
+    return manifest.at("metadata").at("run").at("tokenizer");
+  };
+  train(small("run", {write("said", "tok1:a", 0), "--training.steps=1"}), 1);
+  train(small("run", {write("silent", "tok1:a", std::nullopt), "--training.steps=2"}), 1);
+  EXPECT_EQ(tokenizer_of(2), (nlohmann::json{{"fingerprint", "tok1:a"}, {"vocab_size", 512}, {"document_end", 0}}));
+  EXPECT_THAT(
+      refusal<CheckpointError>(small("run", {write("bare", "tok1:a", data::kNoDocumentEnd), "--training.steps=3"})),
+      HasSubstr("tokenizer document_end: saved 0, now \"none\""));
+  const std::string initial = "--checkpoint.initial_load_path=" + path("run/checkpoint/step-1");
+  EXPECT_THAT(
+      log_of(small("second", {write("other", "tok1:a", 7), initial, "--training.steps=1"})),
+      HasSubstr("the documents that they were trained on end by token 0; in this run's data \"document_end\" is 7"));
 }
 
 TEST_F(TrainerIdentityTest, WeightsThatSayNothingLoadAndOneLineSaysSo) {

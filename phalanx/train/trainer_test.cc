@@ -322,15 +322,18 @@ TEST_F(TrainerTest, ATraceThatIsCutShortIsWrittenAllTheSame) {
 
 // The loss of the step before is finite, and there is no step after it that would tell.
 TEST_F(TrainerTest, WeightsThatAreNotFiniteAreNotSaved) {
-  for (const int ranks : {1, 2}) {
-    const std::string folder = fmt::format("of{}", ranks);
-    const std::string text =
-        refusal<Error>(config(folder, {"--training.steps=1", "--lr_scheduler.warmup_steps=0", "--optimizer.lr=3e38",
-                                       "--optimizer.weight_decay=100", "--parallelism.data_parallel_shard_degree=-1"}),
-                       ranks);
-    EXPECT_THAT(text, HasSubstr("step 1, learning rate 3e+38: the weight "));
-    EXPECT_THAT(text, HasSubstr(" is not finite on rank 0: nothing is saved; try a lower [optimizer] lr"));
-    EXPECT_FALSE(std::filesystem::exists(path(folder + "/checkpoint/step-1")));
+  int number = 0;
+  for (const char* layout : {"", "--parallelism.data_parallel_shard_degree=2", "--parallelism.tensor_parallel_degree=2",
+                             "--parallelism.pipeline_parallel_degree=2", "--checkpoint.no-enable"}) {
+    const std::string folder = fmt::format("run{}", ++number);
+    std::vector<std::string> flags = {"--training.steps=1", "--lr_scheduler.warmup_steps=0", "--optimizer.lr=3e38",
+                                      "--optimizer.weight_decay=100", "--checkpoint.last_save_in_hf"};
+    if (*layout != '\0') flags.emplace_back(layout);
+    const std::string text = refusal<Error>(config(folder, flags), number > 1 ? 2 : 1);
+    EXPECT_THAT(text, HasSubstr("step 1, learning rate 3e+38: the weight ")) << layout;
+    EXPECT_THAT(text, HasSubstr(" is not finite on rank 0: nothing is saved; try a lower [optimizer] lr")) << layout;
+    EXPECT_FALSE(std::filesystem::exists(path(folder + "/checkpoint/step-1"))) << layout;
+    EXPECT_FALSE(std::filesystem::exists(path(folder + "/hf"))) << layout;
   }
 }
 

@@ -24,10 +24,6 @@ struct KnownTokenizer {
   std::optional<std::int64_t> end_of_text = {};
 };
 
-std::string end_text(std::int64_t id) {
-  return id == data::kNoDocumentEnd ? std::string("with nothing between them") : fmt::format("with token {}", id);
-}
-
 /// The token that ends the documents of all files: of the first that says it. ConfigError where another says another.
 std::optional<std::int64_t> document_end_of(const TrainConfig& config, const std::vector<const data::TokenFile*>& files,
                                             std::vector<std::string>& lines) {
@@ -38,7 +34,7 @@ std::optional<std::int64_t> document_end_of(const TrainConfig& config, const std
     const std::int64_t known = *first->sidecar()->document_end, found = *file->sidecar()->document_end;
     if (found == known) continue;
     const std::string text = fmt::format("the documents in {} end {}, but those in {} {}", first->path(),
-                                         end_text(known), file->path(), end_text(found));
+                                         data::document_end_text(known), file->path(), data::document_end_text(found));
     if (!config.training.allow_tokenizer_mismatch) {
       throw ConfigError(text +
                         ": expected the same; make one again by `phalanx tokenize`, or train all the same by "
@@ -135,7 +131,7 @@ TrainingTokenizer training_tokenizer(const TrainConfig& config, std::int64_t voc
     if (known && known->end_of_text && *known->end_of_text != *end) {
       result.lines.push_back(
           fmt::format("the documents end {}, but {} and the files beside it name token {} as the one that ends a text",
-                      end_text(*end), known->place, *known->end_of_text));
+                      data::document_end_text(*end), known->place, *known->end_of_text));
     }
   }
   return result;

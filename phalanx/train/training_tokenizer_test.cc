@@ -80,14 +80,14 @@ TEST_F(TrainingTokenizerTest, DocumentsOfARunEndByOneToken) {
   EXPECT_EQ(training_tokenizer(config_, 260, {&bare}).identity["document_end"], "none");
   EXPECT_FALSE(training_tokenizer(config_, 260, {&silent}).identity.contains("document_end"));
   EXPECT_THAT(refused(260, {&ended, &other}),
-              AllOf(HasSubstr("ended.bin end with token "), HasSubstr("other.bin with token 7: expected the same")));
-  EXPECT_THAT(refused(260, {&other, &bare}), HasSubstr("bare.bin with nothing between them"));
+              AllOf(HasSubstr("ended.bin end by token "), HasSubstr("other.bin by token 7: expected the same")));
+  EXPECT_THAT(refused(260, {&other, &bare}), HasSubstr("bare.bin by no token"));
 
   config_.model.hf_assets_path = folder_.path().string();
   mine.save(path("tokenizer.json"));
   EXPECT_THAT(training_tokenizer(config_, 260, {&ended}).lines, IsEmpty());
   EXPECT_THAT(training_tokenizer(config_, 260, {&other}).lines,
-              ElementsAre(AllOf(HasSubstr("the documents end with token 7, but"), HasSubstr("tokenizer.json"))));
+              ElementsAre(AllOf(HasSubstr("the documents end by token 7, but"), HasSubstr("tokenizer.json"))));
   config_.training.allow_tokenizer_mismatch = true;
   EXPECT_THAT(training_tokenizer(config_, 260, {&ended, &other}).lines, ElementsAre(HasSubstr("trained all the same")));
 }
