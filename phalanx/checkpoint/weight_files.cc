@@ -29,7 +29,7 @@ WeightFiles files_of_index(const std::filesystem::path& index) {
     files.said[tensor] = files.paths.back();
   }
   std::ranges::sort(files.paths);
-  files.paths.erase(std::ranges::unique(files.paths).begin(), files.paths.end());
+  files.paths.erase(std::unique(files.paths.begin(), files.paths.end()), files.paths.end());
   for (const auto& file : files.paths) {
     if (!has_file(file))
       throw CheckpointError(
