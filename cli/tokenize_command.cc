@@ -342,7 +342,7 @@ std::int64_t encode_and_tell(const TokenizeArguments& arguments, const data::Bpe
   }
   if (summary.with_special > 0) {
     log::warn(fmt::format(
-        "{}: in {} of {} texts stand special tokens of the tokenizer, such as {}: they are encoded as ordinary text, "
+        "{}: special tokens of the tokenizer stand in {} of {} texts, such as {}: they are encoded as ordinary text, "
         "not "
         "as these tokens",
         summary.path, with_commas(summary.with_special), with_commas(summary.documents), summary.first_special));

@@ -180,7 +180,7 @@ TEST_F(TokenizeCommandTest, SpecialTokensInTextsAreSaid) {
   EXPECT_EQ(run({path("chat.jsonl"), "--vocab-size", "270", "--tokenizer", path("t.json"), "-o", path("ids"), "-q"}),
             0);
   EXPECT_THAT(error_,
-              AllOf(HasSubstr("in 1 of 2 texts stand special tokens of the tokenizer, such as '<|endoftext|>' in"),
+              AllOf(HasSubstr("special tokens of the tokenizer stand in 1 of 2 texts, such as '<|endoftext|>' in"),
                     HasSubstr("chat.jsonl"), HasSubstr("as ordinary text")));
 }
 

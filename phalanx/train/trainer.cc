@@ -19,6 +19,7 @@
 #include "phalanx/base/process_stats.h"
 #include "phalanx/base/progress.h"
 #include "phalanx/data/stream_description.h"
+#include "phalanx/data/tokenizer_fingerprint.h"
 #include "phalanx/launch/libtorch_version.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/parallel/replica_check.h"
@@ -172,8 +173,9 @@ void Trainer::compare_with_saved(const std::filesystem::path& step_directory, co
   auto comparison = compare_identities(saved, identity_, config_);
   // What this run does not say is still what its weights were trained with.
   const nlohmann::json before = saved.value("tokenizer", nlohmann::json::object());
-  for (const auto& [key, value] : before.items()) {
-    identity_["tokenizer"].emplace(key, value);
+  nlohmann::json& tokenizer = identity_["tokenizer"];
+  if (!data::are_other_tokenizers(before.value("fingerprint", ""), tokenizer.value("fingerprint", ""))) {
+    for (const auto& [key, value] : before.items()) tokenizer.emplace(key, value);
   }
   if (!comparison.refused.empty()) throw CheckpointError(refusal_text(comparison, step_directory.string()));
   DataResume data =

@@ -450,6 +450,10 @@ TEST_F(TrainerIdentityTest, WhatEndsDocumentsIsCarriedOnAndCompared) {
   EXPECT_THAT(
       refusal<CheckpointError>(small("run", {write("bare", "tok1:a", data::kNoDocumentEnd), "--training.steps=3"})),
       HasSubstr("tokenizer document_end: saved 0, now \"none\""));
+  train(small("run",
+              {write("foreign", "tok1:b", std::nullopt), "--training.steps=3", "--training.allow_tokenizer_mismatch"}),
+        1);
+  EXPECT_FALSE(tokenizer_of(3).contains("document_end")) << "it is of the other tokenizer";
   const std::string initial = "--checkpoint.initial_load_path=" + path("run/checkpoint/step-1");
   EXPECT_THAT(
       log_of(small("second", {write("other", "tok1:a", 7), initial, "--training.steps=1"})),
