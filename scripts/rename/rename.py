@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+"""Moves files and renames identifiers over the whole repository, from two tables. Run in a clean work tree.
+
+    scripts/rename/rename.py [--moves TABLE] [--words TABLE]
+
+A table of moves has lines "old path<TAB>new path". The script moves the files with `git mv` and rewrites what names them:
+#include lines, and mentions in comments, documents and scripts, with or without the leading "phalanx/".
+
+A table of words has lines "old<TAB>new[<TAB>prefix,prefix...]": each whole word becomes the other one, in code and in
+comments. String literals stay as they are: what stands there is in users' hands, on disk or on the wire. The third
+column restricts a line to files whose path begins so. Lines that begin with # are comments.
+"""
+import argparse
+import pathlib
+import re
+import subprocess
+import sys
+
+CODE = {".h", ".cc", ".inc", ".cu"}
+TEXT = CODE | {".md", ".py", ".sh", ".bash", ".txt", ".cmake", ".in", ".toml", ".json", ".sbatch", ".yml", ""}
+# Never rewritten: the tables themselves.
+OWN = "scripts/rename/"
+# A string or character literal, with its prefix; raw strings first. A digit separator (1'000) begins no literal.
+LITERAL = re.compile(r'(?:u8|u|U|L)?R"([^()\\\s]{0,16})\(.*?\)\1"|"(?:[^"\\\n]|\\.)*"|(?<![0-9a-zA-Z])\'(?:[^\'\\\n]|\\.)+\'', re.S)
+COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[^\n]*', re.M)
+
+
+def table(path):
+    rows = []
+    for number, line in enumerate(pathlib.Path(path).read_text().splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        cells = line.split("\t")
+        if len(cells) < 2 or not cells[0] or not cells[1]:
+            sys.exit(f"{path}:{number}: expected old<TAB>new, found '{line}'")
+        rows.append(cells)
+    return rows
+
+
+def tracked():
+    names = subprocess.run(["git", "ls-files"], check=True, capture_output=True, text=True).stdout.splitlines()
+    return [pathlib.Path(name) for name in names if pathlib.Path(name).suffix in TEXT and not name.startswith(OWN)]
+
+
+def rewrite(change):
+    count = 0
+    for path in tracked():
+        if not path.is_file() or path.is_symlink():
+            continue
+        try:
+            before = path.read_text()
+        except UnicodeDecodeError:
+            continue
+        after = change(path, before)
+        if after != before:
+            path.write_text(after)
+            count += 1
+    print(f"{count} files rewritten")
+
+
+def move(rows):
+    new_of = {}
+    for old, new in (row[:2] for row in rows):
+        pathlib.Path(new).parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["git", "mv", old, new], check=True)
+        new_of[old] = new
+        if old.startswith("phalanx/") and new.startswith("phalanx/"):
+            new_of[old.removeprefix("phalanx/")] = new.removeprefix("phalanx/")
+    longest = sorted(new_of, key=len, reverse=True)
+    pattern = re.compile(r"(?<![\w/.-])(" + "|".join(re.escape(old) for old in longest) + r")(?!\w)")
+    # A path after a variable ($ROOT/phalanx/...) or a dot (./phalanx/...) counts too, if it is a whole one.
+    whole = [old for old in longest if old.startswith(("phalanx/", "cli/"))]
+    behind = re.compile(r"(?<=[/])(" + "|".join(re.escape(old) for old in whole) + r")(?!\w)")
+
+    def change(path, text):
+        return behind.sub(lambda m: new_of[m[1]], pattern.sub(lambda m: new_of[m[1]], text))
+
+    rewrite(change)
+
+
+def rename(rows):
+    everywhere, somewhere = {}, []
+    for row in rows:
+        if len(row) > 2 and row[2].strip():
+            somewhere.append((row[0], row[1], tuple(row[2].strip().split(","))))
+        else:
+            everywhere[row[0]] = row[1]
+
+    def renamer(path):
+        words = dict(everywhere)
+        words.update({old: new for old, new, prefixes in somewhere if str(path).startswith(prefixes)})
+        if not words:
+            return lambda text: text
+        pattern = re.compile(r"\b(" + "|".join(sorted(map(re.escape, words), key=len, reverse=True)) + r")\b")
+        return lambda text: pattern.sub(lambda m: words[m[1]], text)
+
+    tokens = re.compile(f"(?P<include>{INCLUDE.pattern})|(?P<comment>{COMMENT.pattern})|(?P<literal>{LITERAL.pattern.replace(chr(92) + '1', '(?P=delimiter)').replace('([^()', '(?P<delimiter>[^()', 1)})",
+                        re.S | re.M)
+
+    def change(path, text):
+        sub = renamer(path)
+        if path.suffix not in CODE:
+            return sub(text)
+        parts, end = [], 0
+        for match in tokens.finditer(text):
+            parts.append(sub(text[end:match.start()]))
+            parts.append(sub(match[0]) if match["comment"] else match[0])
+            end = match.end()
+        parts.append(sub(text[end:]))
+        return "".join(parts)
+
+    rewrite(change)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--moves")
+    parser.add_argument("--words")
+    args = parser.parse_args()
+    if subprocess.run(["git", "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True).stdout.strip():
+        sys.exit("the work tree has changes: commit or stash them, so that this change stands alone")
+    if args.moves:
+        move(table(args.moves))
+    if args.words:
+        rename(table(args.words))
+
+
+if __name__ == "__main__":
+    main()
