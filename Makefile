@@ -66,20 +66,20 @@ slurm: build
 FAULTS ?= 200
 RUN_FAULTS ?= 500
 soak: all
-	OMP_NUM_THREADS=1 PHALANX_SOAK_FAULTS=$(FAULTS) $(BUILD)/bin/comm_test --gtest_filter='FaultSoak.*'
+	OMP_NUM_THREADS=1 PHALANX_SOAK_FAULTS=$(FAULTS) $(BUILD)/bin/comm_testing_test --gtest_filter='FaultSoak.*'
 	OMP_NUM_THREADS=1 PHALANX_SOAK_FAULTS=$(RUN_FAULTS) $(BUILD)/bin/cli_test --gtest_filter='TrainingFaultSoak.*'
 
 deaths: all
-	OMP_NUM_THREADS=1 PHALANX_ALL_DEATHS=1 $(BUILD)/bin/comm_test --gtest_filter='MpiBackend.ADeadRank*'
+	OMP_NUM_THREADS=1 PHALANX_ALL_DEATHS=1 $(BUILD)/bin/comm_backends_mpi_test --gtest_filter='MpiBackend.ADeadRank*'
 
 kills: all
 	OMP_NUM_THREADS=1 PHALANX_ALL_KILLS=1 $(BUILD)/bin/checkpoint_test --gtest_filter='*KilledAtEveryOperation*'
 
 worlds: all
-	OMP_NUM_THREADS=1 $(BUILD)/bin/comm_test --gtest_filter='*LevelsSuite.Passes/TwoTimesFour:*LevelsSuite.Passes/FourTimesTwo:*LevelSuite.Passes/ThreeThreeTwo'
+	OMP_NUM_THREADS=1 $(BUILD)/bin/comm_hierarchical_test --gtest_filter='*LevelsSuite.Passes/TwoTimesFour:*LevelsSuite.Passes/FourTimesTwo:*LevelSuite.Passes/ThreeThreeTwo'
 
 mutations: all
-	OMP_NUM_THREADS=1 PHALANX_ALL_MUTATIONS=1 $(BUILD)/bin/train_test --gtest_filter='LayoutMutations*:RecomputeBits*'
+	OMP_NUM_THREADS=1 PHALANX_ALL_MUTATIONS=1 $(BUILD)/bin/verify_test --gtest_filter='LayoutMutations*:RecomputeBits*'
 
 layouts: all
 	@BUILD=$(BUILD) scripts/verify_layouts.sh

@@ -18,8 +18,8 @@
 
 #include "benchmarks/open_mpi_peer.h"
 #include "cli/bench_arguments.h"
-#include "cli/bench_worker.h"
 #include "cli/command.h"
+#include "cli/worker/bench_worker.h"
 #include "phalanx/base/error.h"
 
 namespace {

@@ -34,12 +34,12 @@
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/checkpoint/weights.h"
 #include "phalanx/launch/process_context.h"
-#include "phalanx/launch/worker_report.h"
+#include "phalanx/launch/supervisor/worker_report.h"
 #include "phalanx/mesh/device_mesh.h"
-#include "phalanx/models/hf_names.h"
+#include "phalanx/models/config/hf_names.h"
 #include "phalanx/models/llama.h"
 #include "phalanx/nn/init.h"
-#include "phalanx/parallel/fully_shard.h"
+#include "phalanx/parallel/fsdp/fully_shard.h"
 
 namespace phalanx {
 namespace {

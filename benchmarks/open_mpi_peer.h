@@ -1,7 +1,7 @@
 // Open MPI's own blocking calls, as a program would make them: the peer of the shm and the mpi backend.
 #pragma once
 
-#include "phalanx/measure/comm_bench_call.h"
+#include "phalanx/measure/collectives/comm_bench_call.h"
 
 namespace phalanx::benchmarks {
 

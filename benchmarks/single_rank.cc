@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "phalanx/base/process_stats.h"
-#include "phalanx/models/hf_names.h"
+#include "phalanx/models/config/hf_names.h"
 #include "phalanx/models/llama.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/optim/adamw.h"

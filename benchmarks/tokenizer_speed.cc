@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "phalanx/base/file.h"
-#include "phalanx/data/bpe_tokenizer.h"
-#include "phalanx/data/bpe_trainer.h"
+#include "phalanx/data/tokenizer/bpe_tokenizer.h"
+#include "phalanx/data/tokenizer/bpe_trainer.h"
 
 namespace {
 

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "cli/command.h"
-#include "phalanx/infer/prompts.h"
-#include "phalanx/infer/sampling.h"
+#include "phalanx/infer/jobs/prompts.h"
+#include "phalanx/infer/jobs/sampling.h"
 
 namespace phalanx::cli {
 

@@ -15,10 +15,10 @@
 #include <vector>
 
 #include "phalanx/base/temp_directory.h"
-#include "phalanx/comm/tcp_store.h"
 #include "phalanx/launch/testing/collected_process.h"
 #include "phalanx/launch/testing/launcher_process.h"
 #include "phalanx/launch/testing/listeners.h"
+#include "phalanx/store/tcp_store.h"
 
 namespace phalanx::cli {
 namespace {

@@ -15,7 +15,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/hub_name.h"
 #include "phalanx/base/nearest.h"
-#include "phalanx/train/config_schema.h"
+#include "phalanx/config/config_schema.h"
 
 namespace phalanx::cli {
 namespace {

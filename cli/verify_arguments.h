@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cli/command.h"
-#include "phalanx/train/layouts.h"
+#include "phalanx/config/layouts.h"
 
 namespace phalanx::cli {
 

@@ -18,8 +18,10 @@ add_compile_options(-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-re
                     -gline-tables-only -O1 -UNDEBUG -Wno-unused-command-line-argument)
 add_link_options(-fsanitize=address,undefined)
 
+find_package(fmt REQUIRED)
+find_package(nlohmann_json REQUIRED)
 set(PHALANX_UNITY ON)
-foreach(folder base schedule mesh tensor parallel data models checkpoint train infer)
+foreach(folder base observe schedule layout models/config data/tokenizer data data/corpus checkpoint/files plan config infer/jobs)
   add_subdirectory(${PROJECT_SOURCE_DIR}/phalanx/${folder} EXCLUDE_FROM_ALL)
 endforeach()
 add_subdirectory(${PROJECT_SOURCE_DIR}/tests/fuzz)

@@ -1,10 +1,17 @@
-# phalanx_library(<folder> SOURCES ... [DEPENDS folder...] [TORCH] [PRECOMPILED] [COLD] [LINK lib...] [NO_UNITY file...])
-#   the static library phalanx_<folder>. DEPENDS are folders above it. TORCH: its sources may include torch.
-#   PRECOMPILED: nearly all of them include torch's modules or autograd. COLD: no loop of it is ever waited for; compiled
-#   in two thirds of the time.
-# phalanx_test(<folder> SOURCES ... [LINK lib...])
-#   one test binary a folder, <folder>_test, with every case of its *_test.cc files; each start costs 0.2 s
-#   where torch is linked, so cases are registered with ctest one binary at a time.
+# Every folder of phalanx/ that holds sources is a library, which its CMakeLists.txt declares:
+#
+#   phalanx_library([TORCH] [PRECOMPILED] [COLD] [DEPENDS folder...] [LINK lib...] [EXCLUDE file...] [ADD file...]
+#                   [NO_UNITY file...])
+#     the static library phalanx_<path with _ for />, of every *.cc here that is no *_test.cc. DEPENDS are folders above it
+#     in CMakeLists.txt's list: comm, comm/liveness. TORCH: its sources may include torch. PRECOMPILED: nearly all of them
+#     include torch's modules or autograd. COLD: no loop of it is ever waited for; compiled in two thirds of the time.
+#   phalanx_test([LINK lib...] [ADD file...] [EXCLUDE file...] [LIBRARY name])
+#     one test binary a folder, <path with _ for />_test, with every case of the *_test.cc here; each start costs 0.2 s
+#     where torch is linked, so cases are registered with ctest one binary at a time. LIBRARY: another library than the
+#     folder's own, where it has none.
+#   phalanx_test_support([DEPENDS folder...] [ADD file...] [EXCLUDE file...])
+#     what tests of several folders share: phalanx_<path with _ for />, of every *.cc here that is no *_test.cc. Never
+#     installed.
 
 define_property(GLOBAL PROPERTY PHALANX_LIBRARIES BRIEF_DOCS "folders built" FULL_DOCS "folders built")
 
@@ -18,21 +25,52 @@ function(phalanx_compile_sooner target)
   target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
 endfunction()
 
-function(phalanx_library folder)
-  cmake_parse_arguments(ARG "TORCH;PRECOMPILED;COLD" "" "SOURCES;DEPENDS;LINK;NO_UNITY" ${ARGN})
+# The name of a folder, or of the one that is being read: comm_backends_gloo.
+function(phalanx_name_of folder result)
+  string(REPLACE "/" "_" name "${folder}")
+  set(${result} ${name} PARENT_SCOPE)
+endfunction()
+
+function(phalanx_own_name result)
+  file(RELATIVE_PATH folder ${PROJECT_SOURCE_DIR}/phalanx ${CMAKE_CURRENT_SOURCE_DIR})
+  phalanx_name_of("${folder}" name)
+  set(${result} ${name} PARENT_SCOPE)
+endfunction()
+
+# The sources here: a new file needs no line anywhere.
+function(phalanx_sources result tests)
+  file(GLOB sources CONFIGURE_DEPENDS RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} *.cc)
+  if(tests)
+    list(FILTER sources INCLUDE REGEX "_test\\.cc$")
+  else()
+    list(FILTER sources EXCLUDE REGEX "_test\\.cc$")
+  endif()
+  list(REMOVE_ITEM sources "" ${ARG_EXCLUDE})
+  set(${result} ${sources} ${ARG_ADD} PARENT_SCOPE)
+endfunction()
+
+function(phalanx_depend target)
+  foreach(dep ${ARGN})
+    phalanx_name_of(${dep} name)
+    target_link_libraries(${target} PUBLIC phalanx_${name})
+  endforeach()
+endfunction()
+
+function(phalanx_library)
+  cmake_parse_arguments(ARG "TORCH;PRECOMPILED;COLD" "" "ADD;EXCLUDE;DEPENDS;LINK;NO_UNITY" ${ARGN})
   if(ARG_TORCH AND PHALANX_FUZZ)
     return()
   endif()
-  set(target phalanx_${folder})
-  add_library(${target} STATIC ${ARG_SOURCES})
-  add_library(Phalanx::${folder} ALIAS ${target})
-  set_target_properties(${target} PROPERTIES EXPORT_NAME ${folder})
+  phalanx_own_name(name)
+  phalanx_sources(sources FALSE)
+  set(target phalanx_${name})
+  add_library(${target} STATIC ${sources})
+  add_library(Phalanx::${name} ALIAS ${target})
+  set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
   target_compile_features(${target} PUBLIC cxx_std_20)
   target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>
                                               $<INSTALL_INTERFACE:include>)
-  foreach(dep ${ARG_DEPENDS})
-    target_link_libraries(${target} PUBLIC phalanx_${dep})
-  endforeach()
+  phalanx_depend(${target} ${ARG_DEPENDS})
   target_link_libraries(${target} PUBLIC ${ARG_LINK})
   target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:phalanx_warnings>)
   if(ARG_TORCH)
@@ -52,17 +90,38 @@ function(phalanx_library folder)
   set_property(GLOBAL APPEND PROPERTY PHALANX_LIBRARIES ${target})
 endfunction()
 
-function(phalanx_test folder)
+function(phalanx_test_support)
   if(NOT PHALANX_TESTS)
     return()
   endif()
-  cmake_parse_arguments(ARG "" "" "SOURCES;LINK" ${ARGN})
-  set(target ${folder}_test)
-  add_executable(${target} ${ARG_SOURCES})
-  target_link_libraries(${target} PRIVATE phalanx_${folder} ${ARG_LINK} GTest::gtest_main GTest::gmock phalanx_warnings)
+  cmake_parse_arguments(ARG "" "" "ADD;EXCLUDE;DEPENDS" ${ARGN})
+  phalanx_own_name(name)
+  phalanx_sources(sources FALSE)
+  set(target phalanx_${name})
+  add_library(${target} STATIC ${sources})
+  phalanx_depend(${target} ${ARG_DEPENDS})
+  target_link_libraries(${target} PRIVATE phalanx_warnings)
+  phalanx_compile_sooner(${target})
+  phalanx_unity(${target})
+endfunction()
+
+function(phalanx_test)
+  if(NOT PHALANX_TESTS)
+    return()
+  endif()
+  cmake_parse_arguments(ARG "" "LIBRARY" "ADD;EXCLUDE;LINK" ${ARGN})
+  phalanx_own_name(name)
+  phalanx_sources(sources TRUE)
+  set(library phalanx_${name})
+  if(ARG_LIBRARY)
+    set(library ${ARG_LIBRARY})
+  endif()
+  set(target ${name}_test)
+  add_executable(${target} ${sources})
+  target_link_libraries(${target} PRIVATE ${library} ${ARG_LINK} GTest::gtest_main GTest::gmock phalanx_warnings)
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
   phalanx_compile_sooner(${target})
-  get_target_property(torch phalanx_${folder} PHALANX_TORCH)
+  get_target_property(torch ${library} PHALANX_TORCH)
   if(torch)
     if(NOT TARGET phalanx_same_random_numbers)
       add_library(phalanx_same_random_numbers OBJECT ${PROJECT_SOURCE_DIR}/tests/same_random_numbers.cc)
@@ -70,14 +129,14 @@ function(phalanx_test folder)
     endif()
     target_sources(${target} PRIVATE $<TARGET_OBJECTS:phalanx_same_random_numbers>)
   endif()
-  get_target_property(precompiled phalanx_${folder} PHALANX_PRECOMPILED)
+  get_target_property(precompiled ${library} PHALANX_PRECOMPILED)
   if(precompiled)
     phalanx_precompile(${target})
   endif()
   phalanx_unity(${target})
-  add_test(NAME ${folder} COMMAND ${target} --gtest_brief=1)
+  add_test(NAME ${name} COMMAND ${target} --gtest_brief=1)
   # One intra-op thread a rank: many tests run several ranks as threads.
-  set_tests_properties(${folder} PROPERTIES TIMEOUT 900 ENVIRONMENT "OMP_NUM_THREADS=1")
+  set_tests_properties(${name} PROPERTIES TIMEOUT 900 ENVIRONMENT "OMP_NUM_THREADS=1")
 endfunction()
 
 function(phalanx_umbrella)

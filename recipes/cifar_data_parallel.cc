@@ -15,13 +15,13 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/launch/process_context.h"
-#include "phalanx/launch/worker_report.h"
+#include "phalanx/launch/supervisor/worker_report.h"
 #include "phalanx/models/image_batch.h"
 #include "phalanx/models/image_nets.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/optim/sgd.h"
-#include "phalanx/parallel/data_parallel.h"
-#include "phalanx/parallel/ddp.h"
+#include "phalanx/parallel/ddp/data_parallel.h"
+#include "phalanx/parallel/ddp/ddp.h"
 
 int main(int argc, char** argv) try {
   std::string data = "synthetic";

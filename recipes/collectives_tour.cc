@@ -15,7 +15,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/launch/process_context.h"
-#include "phalanx/launch/worker_report.h"
+#include "phalanx/launch/supervisor/worker_report.h"
 
 namespace {
 

@@ -14,10 +14,10 @@
 #include <optional>
 
 #include "phalanx/launch/process_context.h"
-#include "phalanx/launch/worker_report.h"
+#include "phalanx/launch/supervisor/worker_report.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/optim/adamw.h"
-#include "phalanx/parallel/ddp.h"
+#include "phalanx/parallel/ddp/ddp.h"
 #include "recipes/deep_mlp.h"
 
 namespace {

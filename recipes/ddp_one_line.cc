@@ -10,7 +10,7 @@
 #include <cstdio>
 
 #include "phalanx/launch/process_context.h"
-#include "phalanx/parallel/ddp.h"
+#include "phalanx/parallel/ddp/ddp.h"
 
 int main() {
   const phalanx::ProcessContext context = phalanx::init_from_environment();

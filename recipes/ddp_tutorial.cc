@@ -16,10 +16,10 @@
 #include "phalanx/base/error.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/launch/process_context.h"
-#include "phalanx/launch/worker_report.h"
+#include "phalanx/launch/supervisor/worker_report.h"
 #include "phalanx/nn/module.h"
 #include "phalanx/optim/sgd.h"
-#include "phalanx/parallel/ddp.h"
+#include "phalanx/parallel/ddp/ddp.h"
 
 constexpr int64_t kPairs = 2048, kFeatures = 20;
 

@@ -5,7 +5,7 @@
 //   phalanx launch -n 2 -- families            sharded over two (ZeRO-3)
 //   phalanx launch -n 4 -- families --tp 2     tensor parallel over two, sharded over two pairs
 //
-// All are pre-norm decoders that differ in a few places (models/llama_config.h): Llama has RMSNorm, rotary positions,
+// All are pre-norm decoders that differ in a few places (models/config/llama_config.h): Llama has RMSNorm, rotary positions,
 // grouped queries and SwiGLU; Mistral a sliding window; Qwen2 a bias of queries, keys and values; Qwen3 norms of
 // queries and keys and heads of any width; Mixtral experts, of which each token takes two; GPT-2 LayerNorm, learnt
 // positions, GELU and biases. Each trains for some steps on a sequence that repeats, then goes on with it.
@@ -19,10 +19,10 @@
 #include "phalanx/base/error.h"
 #include "phalanx/infer/generator.h"
 #include "phalanx/launch/process_context.h"
-#include "phalanx/launch/worker_report.h"
+#include "phalanx/launch/supervisor/worker_report.h"
 #include "phalanx/models/llama_parallel.h"
 #include "phalanx/optim/adamw.h"
-#include "phalanx/parallel/fully_shard.h"
+#include "phalanx/parallel/fsdp/fully_shard.h"
 
 namespace {
 

@@ -16,14 +16,14 @@
 #include "phalanx/base/error.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/launch/process_context.h"
-#include "phalanx/launch/worker_report.h"
+#include "phalanx/launch/supervisor/worker_report.h"
 #include "phalanx/mesh/device_mesh.h"
 #include "phalanx/nn/embedding.h"
 #include "phalanx/nn/linear.h"
 #include "phalanx/nn/rms_norm.h"
 #include "phalanx/optim/adamw.h"
 #include "phalanx/optim/grad_norm.h"
-#include "phalanx/parallel/fully_shard.h"
+#include "phalanx/parallel/fsdp/fully_shard.h"
 
 namespace nn = phalanx::nn;
 using torch::Tensor;

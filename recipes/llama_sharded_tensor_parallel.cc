@@ -16,11 +16,11 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/human.h"
 #include "phalanx/launch/process_context.h"
-#include "phalanx/launch/worker_report.h"
+#include "phalanx/launch/supervisor/worker_report.h"
 #include "phalanx/models/llama_parallel.h"
 #include "phalanx/optim/adamw.h"
 #include "phalanx/optim/grad_norm.h"
-#include "phalanx/parallel/fully_shard.h"
+#include "phalanx/parallel/fsdp/fully_shard.h"
 
 namespace {
 

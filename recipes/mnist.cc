@@ -14,7 +14,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/launch/process_context.h"
-#include "phalanx/launch/worker_report.h"
+#include "phalanx/launch/supervisor/worker_report.h"
 #include "phalanx/models/image_batch.h"
 #include "phalanx/models/image_nets.h"
 #include "phalanx/nn/init.h"

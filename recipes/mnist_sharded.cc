@@ -18,14 +18,14 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/launch/process_context.h"
-#include "phalanx/launch/worker_report.h"
+#include "phalanx/launch/supervisor/worker_report.h"
 #include "phalanx/mesh/device_mesh.h"
 #include "phalanx/models/image_batch.h"
 #include "phalanx/models/image_nets.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/optim/adadelta.h"
-#include "phalanx/parallel/ddp.h"
-#include "phalanx/parallel/fully_shard.h"
+#include "phalanx/parallel/ddp/ddp.h"
+#include "phalanx/parallel/fsdp/fully_shard.h"
 #include "phalanx/tensor/counting_allocator.h"
 
 namespace phalanx {

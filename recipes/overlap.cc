@@ -23,7 +23,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/launch/process_context.h"
-#include "phalanx/launch/worker_report.h"
+#include "phalanx/launch/supervisor/worker_report.h"
 #include "phalanx/observe/trace.h"
 #include "recipes/traced_stream.h"
 

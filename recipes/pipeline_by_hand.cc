@@ -14,7 +14,7 @@
 #include <array>
 
 #include "phalanx/launch/process_context.h"
-#include "phalanx/launch/worker_report.h"
+#include "phalanx/launch/supervisor/worker_report.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/optim/adamw.h"
 #include "phalanx/parallel/pipeline/pipeline_runtime.h"

@@ -14,7 +14,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/launch/process_context.h"
-#include "phalanx/launch/worker_report.h"
+#include "phalanx/launch/supervisor/worker_report.h"
 
 int main() try {
   const phalanx::ProcessContext context = phalanx::init_from_environment();

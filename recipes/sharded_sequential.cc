@@ -13,8 +13,8 @@
 #include "phalanx/launch/process_context.h"
 #include "phalanx/mesh/device_mesh.h"
 #include "phalanx/optim/adamw.h"
-#include "phalanx/parallel/ddp.h"
-#include "phalanx/parallel/fully_shard.h"
+#include "phalanx/parallel/ddp/ddp.h"
+#include "phalanx/parallel/fsdp/fully_shard.h"
 
 int main(int argc, char** argv) {
   const phalanx::ProcessContext context = phalanx::init_from_environment();

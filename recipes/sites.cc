@@ -17,12 +17,12 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/launch/process_context.h"
-#include "phalanx/launch/worker_report.h"
+#include "phalanx/launch/supervisor/worker_report.h"
 #include "phalanx/mesh/device_mesh.h"
 #include "phalanx/models/llama.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/optim/adamw.h"
-#include "phalanx/parallel/ddp.h"
+#include "phalanx/parallel/ddp/ddp.h"
 #include "phalanx/parallel/pipeline/pipeline_runtime.h"
 #include "phalanx/schedule/generators.h"
 

@@ -17,7 +17,7 @@
 #include <functional>
 
 #include "phalanx/launch/process_context.h"
-#include "phalanx/launch/worker_report.h"
+#include "phalanx/launch/supervisor/worker_report.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/optim/adamw.h"
 #include "recipes/deep_mlp.h"

@@ -16,12 +16,12 @@
 #include <optional>
 
 #include "phalanx/launch/process_context.h"
-#include "phalanx/launch/worker_report.h"
+#include "phalanx/launch/supervisor/worker_report.h"
 #include "phalanx/mesh/device_mesh.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/optim/adamw.h"
 #include "phalanx/parallel/activation_checkpoint.h"
-#include "phalanx/parallel/fully_shard.h"
+#include "phalanx/parallel/fsdp/fully_shard.h"
 #include "recipes/deep_mlp.h"
 
 namespace {

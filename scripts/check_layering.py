@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Checks who includes whom.
 
-- A folder of phalanx/ includes only itself and folders above it, in the order of the list in CMakeLists.txt; the
-  programs (cli, recipes, benchmarks) include all of them and are included by none of them.
+- A folder of phalanx/ includes only itself and folders above it, in the order of PHALANX_FOLDERS in CMakeLists.txt; the
+  programs (cli, recipes, benchmarks) include all of them and are included by none of them. A subfolder is a folder of its
+  own; testing/ belongs to the one that it lies in.
 - No header includes one of torch's catch-all headers: each costs its includer 10 to 20 s of compilation.
-- The torch-free folders hold no torch at all, so that the front program starts without it.
+- A folder marked * there holds no torch and includes only such folders, so that the front program starts without it.
 
     scripts/check_layering.py [--self-test] [ROOT]
 """
@@ -14,19 +15,28 @@ import sys
 import tempfile
 
 PROGRAMS = ["cli", "recipes", "benchmarks"]
-TORCH_FREE = {"base", "observe", "schedule", "data"}
+# Knows no torch, in a folder that does.
+TORCH_FREE_HEADERS = {"phalanx/comm/types.h"}
 CATCH_ALL = {"torch/torch.h", "torch/all.h", "torch/extension.h", "torch/nn.h", "torch/optim.h", "ATen/ATen.h"}
 TORCH_PREFIXES = ("torch/", "ATen/", "c10/", "caffe2/")
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 
 
 def folder_order(root):
-    """The folders, uppermost first, from the one list that the build uses too."""
+    """The folders, uppermost first, and those of them that hold no torch, from the one list that the build uses too."""
     text = (root / "CMakeLists.txt").read_text()
-    match = re.search(r"foreach\(folder (base [a-z_ ]+)\)", text)
+    match = re.search(r"set\(PHALANX_FOLDERS\s+([^)]+)\)", text)
     if not match:
-        sys.exit("check_layering: CMakeLists.txt no longer has its 'foreach(folder base ...)' list")
-    return match.group(1).split()
+        sys.exit("check_layering: CMakeLists.txt no longer has its list set(PHALANX_FOLDERS ...)")
+    names = match.group(1).split()
+    return [name.rstrip("*") for name in names], {name.rstrip("*") for name in names if name.endswith("*")}
+
+
+def folder_of(parts):
+    """comm/backends/gloo of phalanx/comm/backends/gloo/testing/x.h; "" of phalanx/x.h; None outside of phalanx/."""
+    if parts[0] != "phalanx":
+        return None
+    return "/".join(part for part in parts[1:-1] if part not in {"testing", "testdata"})
 
 
 def includes_of(path):
@@ -41,14 +51,14 @@ def is_test(path):
 
 
 def problems(root):
-    order = folder_order(root)
+    order, torch_free = folder_order(root)
     found = []
     for path in sorted((root / "phalanx").rglob("*")):
         if path.suffix not in {".h", ".cc", ".cu"} or not path.is_file():
             continue
         where = path.relative_to(root)
-        folder = where.parts[1] if len(where.parts) > 2 else None
-        if folder is not None and folder not in order:
+        folder = folder_of(where.parts)
+        if folder and folder not in order:
             found.append(f"{where}: folder '{folder}' is not in CMakeLists.txt's list, so it has no place in the order")
             continue
         for number, name in includes_of(path):
@@ -56,14 +66,17 @@ def problems(root):
             place = f"{where}:{number}"
             if parts[0] in PROGRAMS:
                 found.append(f"{place}: the library includes {name} of a program")
-            if folder and parts[0] == "phalanx" and len(parts) > 2:
-                if parts[1] not in order:
+            other = folder_of(parts)
+            if folder and other:
+                if other not in order:
                     found.append(f"{place}: {name} is in no folder of CMakeLists.txt's list")
-                elif order.index(parts[1]) > order.index(folder) and not is_test(path):
-                    found.append(f"{place}: {folder}/ includes {name}, but {parts[1]}/ is below it")
+                elif order.index(other) > order.index(folder) and not is_test(path):
+                    found.append(f"{place}: {folder}/ includes {name}, but {other}/ is below it")
+                elif folder in torch_free and not is_test(path) and other not in torch_free and name not in TORCH_FREE_HEADERS:
+                    found.append(f"{place}: {folder}/ is torch-free, but includes {name}, and {other}/ is not")
             if path.suffix == ".h" and not is_test(path) and name in CATCH_ALL:
                 found.append(f"{place}: a header includes {name}; include ATen/core/Tensor.h or ATen/ops/<op>.h instead")
-            if folder in TORCH_FREE and name.startswith(TORCH_PREFIXES):
+            if folder in torch_free and not is_test(path) and name.startswith(TORCH_PREFIXES):
                 found.append(f"{place}: {folder}/ is torch-free, but includes {name}")
     return found
 
@@ -78,13 +91,18 @@ def self_test():
         "phalanx/other/f.cc": ("int x;", "has no place in the order"),
         "phalanx/comm/g.cc": ('  #  include "phalanx/nowhere/x.h"', "in no folder"),
         "phalanx/comm/good.cc": ('#include <torch/torch.h>\n#include "phalanx/base/a.h"\n#include "phalanx/comm/c.h"', None),
+        "phalanx/launch/sub/h.cc": ('#include "phalanx/comm/types.h"\n#include "phalanx/comm/x.h"', "comm/ is not"),
+        "phalanx/comm/sub/i.cc": ('#include "phalanx/comm/x.h"\n#include <torch/torch.h>', None),
+        "phalanx/comm/j.cc": ('#include "phalanx/comm/sub/x.h"', "comm/sub/ is below it"),
+        "phalanx/comm/testing/k.cc": ('#include "phalanx/comm/sub/x.h"', None),
+        "phalanx/base/l_test.cc": ('#include <torch/torch.h>', None),
         "phalanx/base/commented.h": ('// #include "phalanx/comm/b.h"', None),
         "phalanx/phalanx.h": ('#include "phalanx/comm/b.h"', None),
     }
     for name, (text, expected) in cases.items():
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
-            (root / "CMakeLists.txt").write_text("foreach(folder base observe comm)\n")
+            (root / "CMakeLists.txt").write_text("set(PHALANX_FOLDERS base* observe* comm comm/sub launch/sub*)\n")
             path = root / name
             path.parent.mkdir(parents=True)
             path.write_text(text + "\n")

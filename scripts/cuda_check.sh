@@ -125,7 +125,7 @@ fi
 if [[ -z "$cuda_lib" ]]; then fetch_cuda_runtime; fi
 
 "${CXX:-g++}" -std=c++20 -fsyntax-only -Wall -Wextra -Werror -I. -isystem "$tree/nvidia/nccl/include" \
-  -isystem "$cuda_include" phalanx/comm/nccl_header_check.cc || fail "nccl_table.h differs from NCCL's nccl.h"
+  -isystem "$cuda_include" phalanx/comm/backends/nccl/nccl_header_check.cc || fail "nccl_table.h differs from NCCL's nccl.h"
 say "nccl_table.h agrees with the nccl.h of $nccl_pin"
 
 # Libraries with the names, and symbols, of those that are missing.
@@ -156,9 +156,11 @@ fi
 say "the program starts"
 
 # The nccl backend's logic over doubles of NCCL and of streams, which need no GPU; cases that do say that they skip.
-GTEST_FILTER='*Nccl*:*Cuda*-*Mpi*' "$work/build/bin/comm_test" --gtest_brief=1 >"$work/comm_test.log" 2>&1 ||
-  fail "comm_test of the CUDA flavour failed: $(tail -n 20 "$work/comm_test.log")"
-say "the nccl backend passes over its doubles: $(grep -c Skipped "$work/comm_test.log") cases want a GPU"
+for test in comm_device_test comm_backends_nccl_test comm_hierarchical_test; do
+  GTEST_FILTER='*Nccl*:*Cuda*' "$work/build/bin/$test" --gtest_brief=1 >"$work/$test.log" 2>&1 ||
+    fail "$test of the CUDA flavour failed: $(tail -n 20 "$work/$test.log")"
+  say "$test passes over doubles of NCCL and of streams: $(grep -c Skipped "$work/$test.log") cases want a GPU"
+done
 if [[ -e /proc/driver/nvidia/version ]] && compgen -G "$stubs/libcublas*" >/dev/null; then
   say "sharded training on the GPU is not tried: a library that only has cuBLAS's names stands in for it"
   exit 0

@@ -1,4 +1,4 @@
-"""Writes phalanx/data/unicode_ranges.inc: the code points that `tokenizers` takes as letters, numbers and spaces.
+"""Writes phalanx/data/tokenizer/unicode_ranges.inc: the code points that `tokenizers` takes as letters, numbers and spaces.
 
 The classes \\p{L}, \\p{N} and \\s of a split pattern depend on the Unicode version; asking the package itself makes the
 ids the same as its own. Run where `tokenizers` is installed: python scripts/make_unicode_ranges.py

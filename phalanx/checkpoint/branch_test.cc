@@ -1,4 +1,4 @@
-#include "phalanx/checkpoint/branch.h"
+#include "phalanx/checkpoint/files/branch.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,9 +10,9 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/faulty_file_system.h"
 #include "phalanx/base/temp_directory.h"
-#include "phalanx/checkpoint/checkpoint_list.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
-#include "phalanx/checkpoint/test_state.h"
+#include "phalanx/checkpoint/files/checkpoint_list.h"
+#include "phalanx/checkpoint/testing/test_state.h"
 
 namespace phalanx {
 namespace {

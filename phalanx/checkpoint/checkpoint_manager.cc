@@ -10,12 +10,12 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/log.h"
 #include "phalanx/base/start_thread.h"
-#include "phalanx/checkpoint/block_hash.h"
-#include "phalanx/checkpoint/checkpoint_list.h"
 #include "phalanx/checkpoint/checkpoint_reader.h"
-#include "phalanx/checkpoint/mismatch.h"
+#include "phalanx/checkpoint/files/block_hash.h"
+#include "phalanx/checkpoint/files/checkpoint_list.h"
+#include "phalanx/checkpoint/files/mismatch.h"
+#include "phalanx/checkpoint/files/saved_state.h"
 #include "phalanx/checkpoint/save_plan.h"
-#include "phalanx/checkpoint/saved_state.h"
 #include "phalanx/comm/communicator.h"
 
 namespace phalanx {

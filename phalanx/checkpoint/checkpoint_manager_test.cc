@@ -6,8 +6,8 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/temp_directory.h"
-#include "phalanx/checkpoint/checkpoint_list.h"
-#include "phalanx/checkpoint/test_state.h"
+#include "phalanx/checkpoint/files/checkpoint_list.h"
+#include "phalanx/checkpoint/testing/test_state.h"
 
 namespace phalanx {
 namespace {

@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
-#include "phalanx/checkpoint/mismatch.h"
-#include "phalanx/checkpoint/saved_state.h"
+#include "phalanx/checkpoint/files/mismatch.h"
+#include "phalanx/checkpoint/files/saved_state.h"
 #include "phalanx/checkpoint/tensor_bytes.h"
 #include "phalanx/tensor/train_state.h"
 

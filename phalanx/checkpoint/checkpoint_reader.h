@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "phalanx/checkpoint/manifest.h"
+#include "phalanx/checkpoint/files/manifest.h"
 #include "phalanx/tensor/named.h"
 
 namespace phalanx {

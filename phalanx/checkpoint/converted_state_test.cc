@@ -15,12 +15,12 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
-#include "phalanx/comm/local.h"
+#include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/mesh/device_mesh.h"
 #include "phalanx/models/llama.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/optim/adamw.h"
-#include "phalanx/parallel/fully_shard.h"
+#include "phalanx/parallel/fsdp/fully_shard.h"
 #include "phalanx/tensor/train_state.h"
 
 namespace phalanx {

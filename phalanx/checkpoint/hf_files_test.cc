@@ -1,4 +1,4 @@
-#include "phalanx/checkpoint/hf_files.h"
+#include "phalanx/checkpoint/files/hf_files.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,8 +9,8 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
-#include "phalanx/data/bpe_trainer.h"
-#include "phalanx/models/hf_config.h"
+#include "phalanx/data/tokenizer/bpe_trainer.h"
+#include "phalanx/models/config/hf_config.h"
 
 namespace phalanx {
 namespace {

@@ -4,8 +4,8 @@
 #include <set>
 #include <string>
 
-#include "phalanx/models/hf_names.h"
-#include "phalanx/models/llama_json.h"
+#include "phalanx/models/config/hf_names.h"
+#include "phalanx/models/config/llama_json.h"
 
 namespace phalanx {
 

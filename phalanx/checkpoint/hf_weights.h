@@ -4,7 +4,7 @@
 #pragma once
 
 #include "phalanx/checkpoint/weights.h"
-#include "phalanx/models/llama_config.h"
+#include "phalanx/models/config/llama_config.h"
 
 namespace phalanx {
 

@@ -18,8 +18,8 @@
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/checkpoint/sharded_state.h"
-#include "phalanx/checkpoint/test_state.h"
-#include "phalanx/comm/local.h"
+#include "phalanx/checkpoint/testing/test_state.h"
+#include "phalanx/comm/backends/local_shm/local.h"
 
 namespace phalanx {
 namespace {

@@ -19,14 +19,14 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/faulty_file_system.h"
 #include "phalanx/base/temp_directory.h"
-#include "phalanx/checkpoint/checkpoint_list.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
+#include "phalanx/checkpoint/files/checkpoint_list.h"
 #include "phalanx/checkpoint/sharded_state.h"
-#include "phalanx/checkpoint/test_state.h"
-#include "phalanx/comm/local.h"
-#include "phalanx/comm/shm.h"
-#include "phalanx/comm/tcp_store.h"
+#include "phalanx/checkpoint/testing/test_state.h"
+#include "phalanx/comm/backends/local_shm/local.h"
+#include "phalanx/comm/backends/local_shm/shm.h"
 #include "phalanx/comm/testing/forked_ranks.h"
+#include "phalanx/store/tcp_store.h"
 
 namespace phalanx {
 namespace {

@@ -1,4 +1,4 @@
-#include "phalanx/checkpoint/manifest.h"
+#include "phalanx/checkpoint/files/manifest.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "phalanx/base/error.h"
-#include "phalanx/checkpoint/block_hash.h"
+#include "phalanx/checkpoint/files/block_hash.h"
 
 namespace phalanx {
 namespace {

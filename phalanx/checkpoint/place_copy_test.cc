@@ -1,4 +1,4 @@
-#include "phalanx/checkpoint/place_copy.h"
+#include "phalanx/checkpoint/files/place_copy.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

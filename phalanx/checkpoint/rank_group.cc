@@ -9,7 +9,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/error_note.h"
-#include "phalanx/checkpoint/verified_file.h"
+#include "phalanx/checkpoint/files/verified_file.h"
 #include "phalanx/comm/communicator.h"
 
 namespace phalanx {

@@ -1,4 +1,4 @@
-#include "phalanx/checkpoint/safetensors.h"
+#include "phalanx/checkpoint/files/safetensors.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

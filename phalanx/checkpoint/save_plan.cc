@@ -9,11 +9,11 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
-#include "phalanx/checkpoint/block_hash.h"
-#include "phalanx/checkpoint/block_writer.h"
-#include "phalanx/checkpoint/box_copy.h"
-#include "phalanx/checkpoint/mismatch.h"
-#include "phalanx/checkpoint/shard_plan.h"
+#include "phalanx/checkpoint/files/block_hash.h"
+#include "phalanx/checkpoint/files/block_writer.h"
+#include "phalanx/checkpoint/files/box_copy.h"
+#include "phalanx/checkpoint/files/mismatch.h"
+#include "phalanx/checkpoint/files/shard_plan.h"
 #include "phalanx/checkpoint/tensor_bytes.h"
 
 namespace phalanx {

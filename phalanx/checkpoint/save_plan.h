@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "phalanx/base/file.h"
-#include "phalanx/checkpoint/manifest.h"
-#include "phalanx/tensor/box.h"
+#include "phalanx/checkpoint/files/manifest.h"
+#include "phalanx/layout/box.h"
 #include "phalanx/tensor/train_state.h"
 
 namespace phalanx {

@@ -1,4 +1,4 @@
-#include "phalanx/checkpoint/saved_state.h"
+#include "phalanx/checkpoint/files/saved_state.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,10 +7,10 @@
 #include <random>
 
 #include "phalanx/base/temp_directory.h"
-#include "phalanx/checkpoint/block_writer.h"
-#include "phalanx/checkpoint/box_copy.h"
-#include "phalanx/checkpoint/shard_plan.h"
-#include "phalanx/checkpoint/test_state.h"
+#include "phalanx/checkpoint/files/block_writer.h"
+#include "phalanx/checkpoint/files/box_copy.h"
+#include "phalanx/checkpoint/files/shard_plan.h"
+#include "phalanx/checkpoint/testing/test_state.h"
 
 namespace phalanx {
 namespace {

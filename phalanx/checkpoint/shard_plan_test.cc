@@ -1,4 +1,4 @@
-#include "phalanx/checkpoint/shard_plan.h"
+#include "phalanx/checkpoint/files/shard_plan.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -7,9 +7,9 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/log.h"
-#include "phalanx/checkpoint/checkpoint_list.h"
-#include "phalanx/checkpoint/saved_state.h"
-#include "phalanx/checkpoint/shard_plan.h"
+#include "phalanx/checkpoint/files/checkpoint_list.h"
+#include "phalanx/checkpoint/files/saved_state.h"
+#include "phalanx/checkpoint/files/shard_plan.h"
 
 namespace phalanx {
 namespace {

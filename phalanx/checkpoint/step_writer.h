@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "phalanx/base/file.h"
-#include "phalanx/checkpoint/manifest.h"
+#include "phalanx/checkpoint/files/manifest.h"
 #include "phalanx/checkpoint/rank_group.h"
 #include "phalanx/checkpoint/save_plan.h"
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
-#include "phalanx/checkpoint/box_copy.h"
+#include "phalanx/checkpoint/files/box_copy.h"
 
 namespace phalanx {
 namespace {

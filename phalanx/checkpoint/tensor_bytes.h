@@ -12,7 +12,7 @@
 #include <span>
 #include <string>
 
-#include "phalanx/checkpoint/safetensors.h"
+#include "phalanx/checkpoint/files/safetensors.h"
 #include "phalanx/tensor/named.h"
 
 namespace phalanx {

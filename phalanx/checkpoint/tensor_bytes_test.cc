@@ -8,9 +8,9 @@
 #include <cstring>
 
 #include "phalanx/base/error.h"
-#include "phalanx/checkpoint/box_copy.h"
+#include "phalanx/checkpoint/files/box_copy.h"
 #include "phalanx/checkpoint/sharded_state.h"
-#include "phalanx/checkpoint/test_state.h"
+#include "phalanx/checkpoint/testing/test_state.h"
 
 namespace phalanx {
 namespace {

@@ -19,16 +19,16 @@
 #include "phalanx/base/faulty_file_system.h"
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
-#include "phalanx/checkpoint/compare_states.h"
-#include "phalanx/checkpoint/element_values.h"
-#include "phalanx/checkpoint/rewrite.h"
+#include "phalanx/checkpoint/files/compare_states.h"
+#include "phalanx/checkpoint/files/element_values.h"
+#include "phalanx/checkpoint/files/rewrite.h"
+#include "phalanx/checkpoint/files/verify_step.h"
 #include "phalanx/checkpoint/sharded_state.h"
 #include "phalanx/checkpoint/tensor_bytes.h"
-#include "phalanx/checkpoint/test_state.h"
 #include "phalanx/checkpoint/testing/small_step.h"
-#include "phalanx/checkpoint/verify_step.h"
+#include "phalanx/checkpoint/testing/test_state.h"
 #include "phalanx/checkpoint/weights.h"
-#include "phalanx/comm/local.h"
+#include "phalanx/comm/backends/local_shm/local.h"
 
 namespace phalanx {
 namespace {

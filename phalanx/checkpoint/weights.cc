@@ -13,16 +13,16 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
-#include "phalanx/checkpoint/block_writer.h"
 #include "phalanx/checkpoint/checkpoint_reader.h"
-#include "phalanx/checkpoint/element_values.h"
-#include "phalanx/checkpoint/mismatch.h"
-#include "phalanx/checkpoint/place_copy.h"
-#include "phalanx/checkpoint/safetensors.h"
-#include "phalanx/checkpoint/saved_state.h"
+#include "phalanx/checkpoint/files/block_writer.h"
+#include "phalanx/checkpoint/files/element_values.h"
+#include "phalanx/checkpoint/files/mismatch.h"
+#include "phalanx/checkpoint/files/place_copy.h"
+#include "phalanx/checkpoint/files/safetensors.h"
+#include "phalanx/checkpoint/files/saved_state.h"
+#include "phalanx/checkpoint/files/weight_files.h"
+#include "phalanx/checkpoint/files/weight_index.h"
 #include "phalanx/checkpoint/tensor_bytes.h"
-#include "phalanx/checkpoint/weight_files.h"
-#include "phalanx/checkpoint/weight_index.h"
 
 namespace phalanx {
 namespace {

@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "phalanx/base/file.h"
+#include "phalanx/layout/place_in_file.h"
 #include "phalanx/tensor/named.h"
-#include "phalanx/tensor/place_in_file.h"
 
 namespace phalanx {
 

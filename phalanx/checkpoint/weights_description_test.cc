@@ -1,4 +1,4 @@
-#include "phalanx/checkpoint/weights_description.h"
+#include "phalanx/checkpoint/files/weights_description.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,10 +8,10 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
-#include "phalanx/checkpoint/rewrite.h"
-#include "phalanx/checkpoint/test_state.h"
-#include "phalanx/models/hf_config.h"
-#include "phalanx/models/llama_json.h"
+#include "phalanx/checkpoint/files/rewrite.h"
+#include "phalanx/checkpoint/testing/test_state.h"
+#include "phalanx/models/config/hf_config.h"
+#include "phalanx/models/config/llama_json.h"
 
 namespace phalanx {
 namespace {

@@ -13,9 +13,9 @@
 #include "phalanx/base/faulty_file_system.h"
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
-#include "phalanx/checkpoint/safetensors.h"
-#include "phalanx/checkpoint/test_state.h"
-#include "phalanx/checkpoint/weights_identity.h"
+#include "phalanx/checkpoint/files/safetensors.h"
+#include "phalanx/checkpoint/files/weights_identity.h"
+#include "phalanx/checkpoint/testing/test_state.h"
 
 namespace phalanx {
 namespace {

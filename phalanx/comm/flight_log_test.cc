@@ -17,7 +17,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
-#include "phalanx/comm/local.h"
+#include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/observe/flight_recorder.h"
 
 namespace phalanx {

@@ -14,9 +14,9 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/base/testing/error_text.h"
+#include "phalanx/data/corpus/token_statistics.h"
 #include "phalanx/data/permutation.h"
 #include "phalanx/data/testing/small_data.h"
-#include "phalanx/data/token_statistics.h"
 
 namespace phalanx::data {
 namespace {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
-#include "phalanx/data/file_kind.h"
+#include "phalanx/base/file_kind.h"
 
 namespace phalanx::data {
 namespace {

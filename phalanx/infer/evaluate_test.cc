@@ -10,8 +10,8 @@
 #include <functional>
 
 #include "phalanx/base/error.h"
-#include "phalanx/comm/local.h"
-#include "phalanx/infer/questions.h"
+#include "phalanx/comm/backends/local_shm/local.h"
+#include "phalanx/infer/jobs/questions.h"
 #include "phalanx/infer/testing/part_of_model.h"
 #include "phalanx/mesh/device_mesh.h"
 #include "phalanx/models/llama.h"

@@ -13,10 +13,10 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/human.h"
-#include "phalanx/comm/local.h"
+#include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/comm/testing/nccl_ranks.h"
-#include "phalanx/data/bpe_model.h"
-#include "phalanx/data/bpe_tokenizer.h"
+#include "phalanx/data/tokenizer/bpe_model.h"
+#include "phalanx/data/tokenizer/bpe_tokenizer.h"
 #include "phalanx/infer/testing/part_of_model.h"
 #include "phalanx/mesh/device_mesh.h"
 #include "phalanx/models/llama.h"

@@ -19,16 +19,16 @@
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/checkpoint/hf_weights.h"
 #include "phalanx/checkpoint/weights.h"
-#include "phalanx/comm/local.h"
+#include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/infer/generator.h"
 #include "phalanx/infer/model_files.h"
-#include "phalanx/models/hf_config.h"
-#include "phalanx/models/hf_names.h"
+#include "phalanx/models/config/hf_config.h"
+#include "phalanx/models/config/hf_names.h"
 #include "phalanx/models/llama.h"
 #include "phalanx/models/llama_parallel.h"
 #include "phalanx/models/testing/golden_weight.h"
 #include "phalanx/nn/init.h"
-#include "phalanx/parallel/fully_shard.h"
+#include "phalanx/parallel/fsdp/fully_shard.h"
 
 namespace phalanx::infer {
 namespace {

@@ -20,11 +20,11 @@
 #include <string>
 #include <vector>
 
-#include "phalanx/data/bpe_tokenizer.h"
 #include "phalanx/data/token_file.h"
+#include "phalanx/data/tokenizer/bpe_tokenizer.h"
+#include "phalanx/layout/parallel_plan.h"
 #include "phalanx/mesh/device_mesh.h"
-#include "phalanx/mesh/parallel_plan.h"
-#include "phalanx/models/llama_config.h"
+#include "phalanx/models/config/llama_config.h"
 
 namespace phalanx::models {
 class Llama;

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "phalanx/infer/sampling.h"
+#include "phalanx/infer/jobs/sampling.h"
 
 namespace phalanx::infer {
 

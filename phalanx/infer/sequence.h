@@ -5,8 +5,8 @@
 #include <optional>
 #include <span>
 
+#include "phalanx/infer/jobs/sampling.h"
 #include "phalanx/infer/request.h"
-#include "phalanx/infer/sampling.h"
 #include "phalanx/infer/stop_text.h"
 
 namespace phalanx::infer {

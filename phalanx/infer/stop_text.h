@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "phalanx/data/bpe_tokenizer.h"
+#include "phalanx/data/tokenizer/bpe_tokenizer.h"
 
 namespace phalanx::infer {
 

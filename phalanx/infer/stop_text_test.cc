@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "phalanx/base/error.h"
-#include "phalanx/data/bpe_model.h"
+#include "phalanx/data/tokenizer/bpe_model.h"
 
 namespace phalanx::infer {
 namespace {

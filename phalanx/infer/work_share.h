@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "phalanx/comm/store.h"
+#include "phalanx/store/store.h"
 
 namespace phalanx::infer {
 

@@ -8,7 +8,7 @@
 #include <numeric>
 #include <thread>
 
-#include "phalanx/comm/local_store.h"
+#include "phalanx/store/local_store.h"
 
 namespace phalanx::infer {
 namespace {

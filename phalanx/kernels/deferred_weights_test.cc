@@ -17,11 +17,11 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/kernels/embedding.h"
-#include "phalanx/kernels/grad_buffer_test_support.h"
 #include "phalanx/kernels/linear.h"
 #include "phalanx/kernels/linear_cross_entropy.h"
 #include "phalanx/kernels/rms_norm.h"
 #include "phalanx/kernels/swiglu_feed_forward.h"
+#include "phalanx/kernels/testing/grad_buffer_test_support.h"
 #include "phalanx/tensor/weight_gradient_queue.h"
 
 namespace phalanx {

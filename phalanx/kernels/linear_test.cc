@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
-#include "phalanx/kernels/grad_buffer_test_support.h"
 #include "phalanx/kernels/swiglu_feed_forward.h"
+#include "phalanx/kernels/testing/grad_buffer_test_support.h"
 
 namespace phalanx {
 namespace {

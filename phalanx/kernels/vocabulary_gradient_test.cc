@@ -17,9 +17,9 @@
 #include <utility>
 
 #include "phalanx/kernels/embedding.h"
-#include "phalanx/kernels/grad_buffer_test_support.h"
 #include "phalanx/kernels/linear.h"
 #include "phalanx/kernels/linear_cross_entropy.h"
+#include "phalanx/kernels/testing/grad_buffer_test_support.h"
 
 namespace phalanx {
 namespace {

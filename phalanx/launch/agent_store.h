@@ -4,7 +4,7 @@
 #include <chrono>
 #include <string>
 
-#include "phalanx/comm/tcp_store_socket.h"
+#include "phalanx/store/tcp_store_socket.h"
 
 namespace phalanx {
 

@@ -9,11 +9,11 @@
 #include <memory>
 
 #include "phalanx/base/cpu.h"
-#include "phalanx/comm/job_secret.h"
-#include "phalanx/comm/mpi.h"
-#include "phalanx/comm/tcp_store.h"
-#include "phalanx/launch/rendezvous_file.h"
+#include "phalanx/comm/backends/mpi/mpi.h"
+#include "phalanx/launch/rendezvous/rendezvous_file.h"
 #include "phalanx/launch/testing/collected_process.h"
+#include "phalanx/store/job_secret.h"
+#include "phalanx/store/tcp_store.h"
 
 namespace phalanx {
 namespace {

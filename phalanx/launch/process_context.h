@@ -13,7 +13,7 @@
 //   use without; "nccl" insists; "nccl+gloo" and "nccl+mpi" use it inside a machine only (nccl_two_level.h); any other
 //   backend moves CUDA tensors by way of host memory (device_communicator.h).
 // - Large CPU tensors that are made from here on lie where the ranks of one machine reach them without copies
-//   (comm/shared_tensors.h) if InitOptions::shared_heap or else PHALANX_SHARED_HEAP=1 says so.
+//   (comm/backends/local_shm/shared_tensors.h) if InitOptions::shared_heap or else PHALANX_SHARED_HEAP=1 says so.
 // - The flight recorder (comm/flight_log.h) is written to the first of these that there is:
 //   CommunicatorOptions::trace_folder, PHALANX_COMM_TRACE_DIR, the launcher's folder, one under $TMPDIR whose name the
 //   ranks agree on.
@@ -31,7 +31,7 @@
 #include <string>
 
 #include "phalanx/comm/communicator.h"
-#include "phalanx/comm/store.h"
+#include "phalanx/store/store.h"
 
 namespace phalanx {
 

@@ -15,14 +15,14 @@
 #include <vector>
 
 #include "phalanx/base/version.h"
-#include "phalanx/comm/machine_proof.h"
-#include "phalanx/comm/peer_processes.h"
-#include "phalanx/comm/tcp_store.h"
-#include "phalanx/comm/testing/tcp_proxy.h"
+#include "phalanx/comm/hierarchical/machine_proof.h"
+#include "phalanx/comm/liveness/peer_processes.h"
 #include "phalanx/launch/libtorch_version.h"
 #include "phalanx/launch/rank_meeting.h"
 #include "phalanx/launch/testing/collected_process.h"
 #include "phalanx/launch/testing/machines.h"
+#include "phalanx/store/tcp_store.h"
+#include "phalanx/store/testing/tcp_proxy.h"
 
 namespace phalanx {
 namespace {

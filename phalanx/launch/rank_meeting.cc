@@ -13,13 +13,13 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/log.h"
 #include "phalanx/base/version.h"
-#include "phalanx/comm/job_secret.h"
-#include "phalanx/comm/machine_proof.h"
-#include "phalanx/comm/tcp_store.h"
+#include "phalanx/comm/hierarchical/machine_proof.h"
 #include "phalanx/launch/agent_store.h"
 #include "phalanx/launch/libtorch_version.h"
-#include "phalanx/launch/own_address.h"
-#include "phalanx/launch/rendezvous_file.h"
+#include "phalanx/launch/rendezvous/own_address.h"
+#include "phalanx/launch/rendezvous/rendezvous_file.h"
+#include "phalanx/store/job_secret.h"
+#include "phalanx/store/tcp_store.h"
 
 namespace phalanx {
 namespace {

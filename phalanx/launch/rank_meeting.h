@@ -16,10 +16,10 @@
 #include <string>
 #include <vector>
 
-#include "phalanx/comm/store.h"
-#include "phalanx/comm/tcp_store_socket.h"
+#include "phalanx/launch/rendezvous/worker_environment.h"
 #include "phalanx/launch/start_watch.h"
-#include "phalanx/launch/worker_environment.h"
+#include "phalanx/store/store.h"
+#include "phalanx/store/tcp_store_socket.h"
 
 namespace phalanx {
 

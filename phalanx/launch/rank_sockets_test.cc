@@ -11,11 +11,11 @@
 #include <string>
 #include <vector>
 
-#include "phalanx/comm/tcp_store.h"
 #include "phalanx/launch/testing/collected_process.h"
 #include "phalanx/launch/testing/launcher_process.h"
 #include "phalanx/launch/testing/listeners.h"
 #include "phalanx/launch/testing/machines.h"
+#include "phalanx/store/tcp_store.h"
 
 namespace phalanx {
 namespace {

@@ -7,8 +7,8 @@
 
 #include "phalanx/base/env.h"
 #include "phalanx/base/error.h"
-#include "phalanx/launch/supervisor.h"
-#include "phalanx/launch/worker_environment.h"
+#include "phalanx/launch/rendezvous/worker_environment.h"
+#include "phalanx/launch/supervisor/supervisor.h"
 
 namespace phalanx {
 

@@ -12,8 +12,8 @@
 #include "phalanx/base/env.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/start_thread.h"
-#include "phalanx/launch/stopped_ranks.h"
-#include "phalanx/launch/worker_report.h"
+#include "phalanx/launch/supervisor/stopped_ranks.h"
+#include "phalanx/launch/supervisor/worker_report.h"
 
 namespace phalanx {
 namespace {

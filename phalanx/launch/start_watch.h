@@ -24,9 +24,9 @@
 #include <thread>
 #include <vector>
 
-#include "phalanx/comm/peer_processes.h"
-#include "phalanx/comm/peer_pulse.h"
-#include "phalanx/comm/store.h"
+#include "phalanx/comm/liveness/peer_processes.h"
+#include "phalanx/comm/liveness/peer_pulse.h"
+#include "phalanx/store/store.h"
 
 namespace phalanx {
 

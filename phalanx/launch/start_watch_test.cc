@@ -14,10 +14,10 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
-#include "phalanx/comm/tcp_store.h"
-#include "phalanx/launch/stopped_ranks.h"
+#include "phalanx/launch/supervisor/stopped_ranks.h"
 #include "phalanx/launch/testing/collected_process.h"
 #include "phalanx/launch/testing/launcher_process.h"
+#include "phalanx/store/tcp_store.h"
 
 namespace phalanx {
 namespace {

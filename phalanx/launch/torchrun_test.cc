@@ -13,12 +13,12 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
-#include "phalanx/comm/job_secret.h"
-#include "phalanx/comm/tcp_store.h"
 #include "phalanx/launch/agent_store.h"
-#include "phalanx/launch/own_address.h"
+#include "phalanx/launch/rendezvous/own_address.h"
 #include "phalanx/launch/testing/collected_process.h"
 #include "phalanx/launch/testing/launcher_process.h"
+#include "phalanx/store/job_secret.h"
+#include "phalanx/store/tcp_store.h"
 
 namespace phalanx {
 namespace {

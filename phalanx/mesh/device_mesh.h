@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "phalanx/comm/communicator.h"
-#include "phalanx/mesh/mesh_shape.h"
+#include "phalanx/layout/mesh_shape.h"
 
 namespace phalanx {
 

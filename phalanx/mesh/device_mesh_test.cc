@@ -7,7 +7,7 @@
 #include <functional>
 
 #include "phalanx/base/error.h"
-#include "phalanx/comm/local.h"
+#include "phalanx/comm/backends/local_shm/local.h"
 
 namespace phalanx {
 namespace {

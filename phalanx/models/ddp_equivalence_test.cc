@@ -17,14 +17,14 @@
 #include <string_view>
 #include <vector>
 
-#include "phalanx/comm/local.h"
+#include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/models/llama.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/optim/adamw.h"
 #include "phalanx/optim/grad_norm.h"
 #include "phalanx/optim/lr_schedule.h"
 #include "phalanx/optim/sgd.h"
-#include "phalanx/parallel/ddp.h"
+#include "phalanx/parallel/ddp/ddp.h"
 
 namespace phalanx {
 namespace {

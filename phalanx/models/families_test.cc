@@ -13,11 +13,11 @@
 #include <string>
 
 #include "phalanx/base/error.h"
-#include "phalanx/models/hf_config.h"
-#include "phalanx/models/hf_names.h"
-#include "phalanx/models/hf_not_honoured.h"
+#include "phalanx/models/config/hf_config.h"
+#include "phalanx/models/config/hf_names.h"
+#include "phalanx/models/config/hf_not_honoured.h"
+#include "phalanx/models/config/llama_json.h"
 #include "phalanx/models/llama.h"
-#include "phalanx/models/llama_json.h"
 #include "phalanx/nn/init.h"
 
 namespace phalanx::models {

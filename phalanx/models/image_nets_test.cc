@@ -18,15 +18,15 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
-#include "phalanx/comm/local.h"
+#include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/mesh/device_mesh.h"
 #include "phalanx/models/image_batch.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/optim/adadelta.h"
 #include "phalanx/optim/sgd.h"
-#include "phalanx/parallel/data_parallel.h"
-#include "phalanx/parallel/ddp.h"
-#include "phalanx/parallel/fully_shard.h"
+#include "phalanx/parallel/ddp/data_parallel.h"
+#include "phalanx/parallel/ddp/ddp.h"
+#include "phalanx/parallel/fsdp/fully_shard.h"
 
 namespace phalanx {
 namespace {

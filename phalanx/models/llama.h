@@ -32,8 +32,8 @@
 #include <utility>
 #include <vector>
 
-#include "phalanx/models/llama_config.h"
-#include "phalanx/models/llama_part.h"
+#include "phalanx/models/config/llama_config.h"
+#include "phalanx/models/config/llama_part.h"
 #include "phalanx/nn/embedding.h"
 #include "phalanx/nn/kv_cache.h"
 #include "phalanx/nn/transformer_block.h"

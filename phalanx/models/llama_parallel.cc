@@ -11,7 +11,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/kernels/linear.h"
 #include "phalanx/kernels/linear_cross_entropy.h"
-#include "phalanx/models/vocabulary_split.h"
+#include "phalanx/models/config/vocabulary_split.h"
 #include "phalanx/parallel/tensor/collective_functions.h"
 #include "phalanx/parallel/tensor/vocabulary_parallel.h"
 

@@ -20,14 +20,14 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
-#include "phalanx/comm/local.h"
+#include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/observe/flight_recorder.h"
 #include "phalanx/optim/adamw.h"
 #include "phalanx/optim/grad_norm.h"
 #include "phalanx/parallel/activation_checkpoint.h"
-#include "phalanx/parallel/ddp.h"
-#include "phalanx/parallel/fully_shard.h"
+#include "phalanx/parallel/ddp/ddp.h"
+#include "phalanx/parallel/fsdp/fully_shard.h"
 
 namespace phalanx {
 namespace {

@@ -1,5 +1,5 @@
 // Parts of a Llama: the same parameters under the same names, and one after the other the same function.
-#include "phalanx/models/llama_part.h"
+#include "phalanx/models/config/llama_part.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/equal.h>
@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
+#include "phalanx/layout/balance_stages.h"
 #include "phalanx/models/llama.h"
 #include "phalanx/nn/init.h"
-#include "phalanx/parallel/pipeline/balance_stages.h"
 
 namespace phalanx::models {
 namespace {

@@ -20,7 +20,7 @@
 #include <nlohmann/json.hpp>
 
 #include "phalanx/base/error.h"
-#include "phalanx/models/hf_names.h"
+#include "phalanx/models/config/hf_names.h"
 #include "phalanx/models/testing/golden_weight.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/optim/adamw.h"

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "phalanx/comm/local.h"
+#include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/comm/testing/nccl_ranks.h"
 #include "phalanx/models/llama.h"
 #include "phalanx/nn/init.h"

@@ -19,10 +19,9 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
-#include "phalanx/comm/gloo.h"
-#include "phalanx/comm/local.h"
-#include "phalanx/comm/shm.h"
-#include "phalanx/comm/tcp_store.h"
+#include "phalanx/comm/backends/gloo/gloo.h"
+#include "phalanx/comm/backends/local_shm/local.h"
+#include "phalanx/comm/backends/local_shm/shm.h"
 #include "phalanx/comm/testing/forked_ranks.h"
 #include "phalanx/mesh/device_mesh.h"
 #include "phalanx/models/llama.h"
@@ -31,8 +30,9 @@
 #include "phalanx/optim/grad_norm.h"
 #include "phalanx/optim/sgd.h"
 #include "phalanx/parallel/activation_checkpoint.h"
-#include "phalanx/parallel/ddp.h"
-#include "phalanx/parallel/fully_shard.h"
+#include "phalanx/parallel/ddp/ddp.h"
+#include "phalanx/parallel/fsdp/fully_shard.h"
+#include "phalanx/store/tcp_store.h"
 
 namespace phalanx {
 namespace {

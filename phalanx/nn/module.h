@@ -66,7 +66,7 @@ class Module : public torch::nn::Module {
     for (auto it = input_hooks_.rbegin(); it != input_hooks_.rend(); ++it) input = (*it)(input);
     return input;
   }
-  /// The units in which a sharded model is gathered (parallel/fully_shard.h), in the order of use: modules of one unit
+  /// The units in which a sharded model is gathered (parallel/fsdp/fully_shard.h), in the order of use: modules of one unit
   /// stand together. Empty: its numbered lists of modules are taken.
   virtual std::vector<std::vector<Module*>> shard_units() { return {}; }
   /// The starting values of this module's own parameter `name`; throws Error where there is no such parameter.

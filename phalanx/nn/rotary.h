@@ -12,7 +12,7 @@
 
 #include <cstdint>
 
-#include "phalanx/nn/rope_scaling.h"
+#include "phalanx/models/config/rope_scaling.h"
 
 namespace phalanx::nn {
 

@@ -2,7 +2,7 @@
 //
 // Whoever takes memory for long says what for by a MemoryScope around it; everything else counts as activations, which
 // come and go. Tensors on the CPU are counted once install_counting_allocator() has been called
-// (tensor/counting_allocator.h), memory shared between ranks where it is made (comm/shm_windows.h): a rank counts its
+// (tensor/counting_allocator.h), memory shared between ranks where it is made (comm/backends/local_shm/shm_windows.h): a rank counts its
 // own part. The counters are those of the process, as the heap is: ranks that are threads of one process count
 // together. Torch-free. Any thread; a count costs some tens of nanoseconds.
 //

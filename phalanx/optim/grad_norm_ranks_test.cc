@@ -16,8 +16,8 @@
 #include <random>
 
 #include "phalanx/base/error.h"
+#include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/comm/data_type.h"
-#include "phalanx/comm/local.h"
 #include "phalanx/optim/grad_norm.h"
 
 namespace phalanx {

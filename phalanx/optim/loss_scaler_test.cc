@@ -14,7 +14,7 @@
 #include <string>
 
 #include "phalanx/base/error.h"
-#include "phalanx/comm/local.h"
+#include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/optim/adamw.h"
 #include "phalanx/optim/grad_norm.h"
 #include "phalanx/optim/sgd.h"

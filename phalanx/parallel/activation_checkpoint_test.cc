@@ -10,8 +10,8 @@
 #include "phalanx/kernels/linear.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/nn/linear.h"
-#include "phalanx/parallel/ddp_test_support.h"
-#include "phalanx/parallel/fully_shard.h"
+#include "phalanx/parallel/fsdp/fully_shard.h"
+#include "phalanx/parallel/testing/ddp_test_support.h"
 
 namespace phalanx {
 namespace {

@@ -18,9 +18,9 @@
 #include "phalanx/nn/init.h"
 #include "phalanx/observe/memory_counters.h"
 #include "phalanx/optim/adamw.h"
-#include "phalanx/parallel/ddp_test_support.h"
-#include "phalanx/parallel/fully_shard.h"
-#include "phalanx/parallel/fully_shard_test_support.h"
+#include "phalanx/parallel/fsdp/fully_shard.h"
+#include "phalanx/parallel/testing/ddp_test_support.h"
+#include "phalanx/parallel/testing/fully_shard_test_support.h"
 #include "phalanx/tensor/counting_allocator.h"
 
 namespace phalanx {

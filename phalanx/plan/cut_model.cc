@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "phalanx/models/vocabulary_split.h"
+#include "phalanx/models/config/vocabulary_split.h"
 
 namespace phalanx::plan {
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "phalanx/models/llama_part.h"
+#include "phalanx/models/config/llama_part.h"
 #include "phalanx/plan/memory_model.h"
 
 namespace phalanx::plan {

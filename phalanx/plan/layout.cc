@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "phalanx/models/llama_part.h"
+#include "phalanx/models/config/llama_part.h"
 #include "phalanx/schedule/generators.h"
 
 namespace phalanx::plan {

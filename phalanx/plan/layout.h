@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "phalanx/mesh/parallel_plan.h"
+#include "phalanx/layout/parallel_plan.h"
 #include "phalanx/plan/memory_model.h"
 
 namespace phalanx::plan {

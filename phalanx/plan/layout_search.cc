@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
-#include "phalanx/models/model_numbers.h"
+#include "phalanx/models/config/model_numbers.h"
 #include "phalanx/plan/bytes_text.h"
 #include "phalanx/plan/scenario.h"
 

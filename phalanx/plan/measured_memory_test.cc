@@ -21,16 +21,16 @@
 #include <utility>
 #include <vector>
 
-#include "phalanx/comm/shm.h"
-#include "phalanx/comm/tcp_store.h"
+#include "phalanx/comm/backends/local_shm/shm.h"
 #include "phalanx/mesh/device_mesh.h"
 #include "phalanx/models/llama.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/optim/adamw.h"
 #include "phalanx/parallel/activation_checkpoint.h"
-#include "phalanx/parallel/ddp.h"
-#include "phalanx/parallel/fully_shard.h"
+#include "phalanx/parallel/ddp/ddp.h"
+#include "phalanx/parallel/fsdp/fully_shard.h"
 #include "phalanx/plan/memory_model.h"
+#include "phalanx/store/tcp_store.h"
 #include "phalanx/tensor/counting_allocator.h"
 
 namespace phalanx::plan {

@@ -5,7 +5,7 @@
 #include <numeric>
 #include <utility>
 
-#include "phalanx/parallel/fsdp/flat_layout.h"
+#include "phalanx/layout/flat_layout.h"
 #include "phalanx/plan/activation_memory.h"
 #include "phalanx/plan/cut_model.h"
 #include "phalanx/plan/pipeline_memory.h"

@@ -3,7 +3,7 @@
 //
 // State (P parameters, N ranks that share a copy of the model, AdamW in float32): 16 P bytes without sharding,
 // 8 P + 8 P / N under ZeRO-1, 4 P + 12 P / N under ZeRO-2, 16 P / N under ZeRO-3, and what rows that cannot be cut cost
-// (parallel/fsdp/flat_layout.h, which lays out the real ones too).
+// (layout/flat_layout.h, which lays out the real ones too).
 //
 // Activations are those of the moment when most is there: of what the blocks keep for the backward pass, and what the
 // loss or a block's backward pass needs beside it. What is counted follows the kernels: the fused ones of the CPU in
@@ -20,8 +20,8 @@
 #include <utility>
 #include <vector>
 
-#include "phalanx/models/llama_config.h"
-#include "phalanx/models/llama_part.h"
+#include "phalanx/models/config/llama_config.h"
+#include "phalanx/models/config/llama_part.h"
 #include "phalanx/observe/memory_counters.h"
 #include "phalanx/schedule/schedule.h"
 

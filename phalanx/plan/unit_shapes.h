@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "phalanx/models/llama_part.h"
-#include "phalanx/parallel/fsdp/flat_layout.h"
+#include "phalanx/layout/flat_layout.h"
+#include "phalanx/models/config/llama_part.h"
 #include "phalanx/plan/memory_model.h"
 
 namespace phalanx::plan {

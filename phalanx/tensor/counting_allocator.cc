@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <mutex>
 
-#include "phalanx/comm/shared_heap.h"
+#include "phalanx/comm/backends/local_shm/shared_heap.h"
 
 namespace phalanx {
 namespace {

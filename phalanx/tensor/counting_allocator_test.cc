@@ -12,7 +12,7 @@
 #include <string>
 #include <thread>
 
-#include "phalanx/comm/shared_tensors.h"
+#include "phalanx/comm/backends/local_shm/shared_tensors.h"
 #include "phalanx/comm/testing/forked_ranks.h"
 
 namespace phalanx {

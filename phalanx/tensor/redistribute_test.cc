@@ -15,14 +15,14 @@
 #include <map>
 
 #include "phalanx/base/error.h"
+#include "phalanx/comm/backends/gloo/gloo.h"
+#include "phalanx/comm/backends/local_shm/local.h"
+#include "phalanx/comm/backends/local_shm/shm.h"
 #include "phalanx/comm/data_type.h"
-#include "phalanx/comm/gloo.h"
-#include "phalanx/comm/local.h"
-#include "phalanx/comm/shm.h"
-#include "phalanx/comm/tcp_store.h"
+#include "phalanx/comm/hierarchical/two_level.h"
 #include "phalanx/comm/testing/forked_ranks.h"
-#include "phalanx/comm/two_level.h"
 #include "phalanx/observe/flight_recorder.h"
+#include "phalanx/store/tcp_store.h"
 #include "phalanx/tensor/testing/random_specs.h"
 
 namespace phalanx {

@@ -24,8 +24,8 @@
 #include <vector>
 
 #include "phalanx/comm/types.h"
-#include "phalanx/mesh/mesh_shape.h"
-#include "phalanx/tensor/box.h"
+#include "phalanx/layout/box.h"
+#include "phalanx/layout/mesh_shape.h"
 #include "phalanx/tensor/placement.h"
 
 namespace phalanx {

@@ -14,8 +14,8 @@
 #include <string>
 
 #include "phalanx/base/process_stats.h"
-#include "phalanx/comm/device_streams.h"
-#include "phalanx/train/log_line.h"
+#include "phalanx/comm/device/device_streams.h"
+#include "phalanx/report/log_line.h"
 
 namespace phalanx::train {
 namespace {

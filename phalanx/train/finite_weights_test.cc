@@ -10,7 +10,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/testing/error_text.h"
-#include "phalanx/comm/local.h"
+#include "phalanx/comm/backends/local_shm/local.h"
 
 namespace phalanx::train {
 namespace {

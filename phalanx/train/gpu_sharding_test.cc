@@ -10,12 +10,12 @@
 #include <filesystem>
 #include <stdexcept>
 
-#include "phalanx/comm/device_communicator.h"
-#include "phalanx/comm/shm.h"
-#include "phalanx/comm/tcp_store.h"
+#include "phalanx/comm/backends/local_shm/shm.h"
+#include "phalanx/comm/backends/nccl/device_communicator.h"
 #include "phalanx/comm/testing/forked_ranks.h"
-#include "phalanx/parallel/fully_shard_test_support.h"
-#include "phalanx/train/trainer_test_support.h"
+#include "phalanx/parallel/testing/fully_shard_test_support.h"
+#include "phalanx/store/tcp_store.h"
+#include "phalanx/train/testing/trainer_test_support.h"
 
 namespace phalanx::train {
 namespace {

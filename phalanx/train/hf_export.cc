@@ -1,10 +1,10 @@
 #include "phalanx/train/hf_export.h"
 
 #include "phalanx/base/file.h"
-#include "phalanx/checkpoint/hf_files.h"
+#include "phalanx/checkpoint/files/hf_files.h"
+#include "phalanx/checkpoint/files/weights_description.h"
 #include "phalanx/checkpoint/weights.h"
-#include "phalanx/checkpoint/weights_description.h"
-#include "phalanx/models/hf_names.h"
+#include "phalanx/models/config/hf_names.h"
 
 namespace phalanx::train {
 namespace {

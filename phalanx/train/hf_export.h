@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "phalanx/models/llama_config.h"
+#include "phalanx/models/config/llama_config.h"
 #include "phalanx/tensor/named.h"
 
 namespace phalanx::train {
@@ -18,7 +18,7 @@ struct HfExportOptions {
   std::uint64_t max_file_bytes = 5'000'000'000;  // more than that: several files and their index
 };
 
-/// Writes the weights and what stands beside them (checkpoint/hf_files.h) to the folder, which is made; the paths of
+/// Writes the weights and what stands beside them (checkpoint/files/hf_files.h) to the folder, which is made; the paths of
 /// the weights. Whole tensors, by the model's names.
 std::vector<std::filesystem::path> export_in_hf(const std::filesystem::path& folder, const models::LlamaConfig& model,
                                                 const std::vector<NamedTensor>& weights,

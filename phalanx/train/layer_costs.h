@@ -1,4 +1,4 @@
-// How long the parts of a model take on this machine, to cut it into pipeline stages by (models/llama_part.h).
+// How long the parts of a model take on this machine, to cut it into pipeline stages by (models/config/llama_part.h).
 #pragma once
 
 #include <c10/core/Device.h>
@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "phalanx/comm/communicator.h"
-#include "phalanx/models/llama_config.h"
-#include "phalanx/train/config.h"
+#include "phalanx/config/config.h"
+#include "phalanx/models/config/llama_config.h"
 
 namespace phalanx::train {
 

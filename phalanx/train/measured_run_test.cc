@@ -10,13 +10,13 @@
 #include <vector>
 
 #include "phalanx/base/file.h"
-#include "phalanx/comm/shm.h"
-#include "phalanx/comm/tcp_store.h"
+#include "phalanx/comm/backends/local_shm/shm.h"
 #include "phalanx/comm/testing/forked_ranks.h"
+#include "phalanx/config/training_shape.h"
 #include "phalanx/plan/cut_model.h"
 #include "phalanx/plan/memory_model.h"
-#include "phalanx/train/trainer_test_support.h"
-#include "phalanx/train/training_shape.h"
+#include "phalanx/store/tcp_store.h"
+#include "phalanx/train/testing/trainer_test_support.h"
 
 namespace phalanx::train {
 namespace {

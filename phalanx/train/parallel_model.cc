@@ -6,10 +6,10 @@
 #include <fmt/format.h>
 
 #include "phalanx/base/human.h"
+#include "phalanx/config/model_config.h"
 #include "phalanx/mesh/device_mesh.h"
 #include "phalanx/models/llama_parallel.h"
 #include "phalanx/nn/init.h"
-#include "phalanx/train/model_config.h"
 #include "phalanx/train/recompute_layers.h"
 #include "phalanx/train/shard_options.h"
 

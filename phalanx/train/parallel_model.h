@@ -18,14 +18,14 @@
 #include <vector>
 
 #include "phalanx/comm/communicator.h"
+#include "phalanx/config/run_plan.h"
 #include "phalanx/mesh/device_mesh.h"
 #include "phalanx/models/llama.h"
 #include "phalanx/observe/memory_counters.h"
-#include "phalanx/parallel/ddp.h"
-#include "phalanx/parallel/fully_shard.h"
+#include "phalanx/parallel/ddp/ddp.h"
+#include "phalanx/parallel/fsdp/fully_shard.h"
 #include "phalanx/tensor/train_state.h"
 #include "phalanx/train/pipeline_model.h"
-#include "phalanx/train/run_plan.h"
 
 namespace phalanx::train {
 

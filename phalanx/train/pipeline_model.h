@@ -22,14 +22,14 @@
 #include <string>
 #include <vector>
 
+#include "phalanx/config/run_plan.h"
 #include "phalanx/mesh/device_mesh.h"
 #include "phalanx/models/llama.h"
 #include "phalanx/observe/trace.h"
-#include "phalanx/parallel/ddp.h"
-#include "phalanx/parallel/fully_shard.h"
+#include "phalanx/parallel/ddp/ddp.h"
+#include "phalanx/parallel/fsdp/fully_shard.h"
 #include "phalanx/parallel/pipeline/pipeline_runtime.h"
 #include "phalanx/tensor/named.h"
-#include "phalanx/train/run_plan.h"
 
 namespace phalanx::train {
 

@@ -11,7 +11,7 @@
 #include <optional>
 #include <string>
 
-#include "phalanx/train/run_plan.h"
+#include "phalanx/config/run_plan.h"
 
 namespace phalanx::train {
 

@@ -12,7 +12,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/json_difference.h"
-#include "phalanx/checkpoint/block_hash.h"
+#include "phalanx/checkpoint/files/block_hash.h"
 #include "phalanx/observe/flight_analysis.h"
 
 namespace phalanx::train {

@@ -1,8 +1,8 @@
 // Which layers of a model, or of a part of one, compute their activations again in the backward pass.
 #pragma once
 
+#include "phalanx/config/config.h"
 #include "phalanx/models/llama.h"
-#include "phalanx/train/config.h"
 
 namespace phalanx::train {
 

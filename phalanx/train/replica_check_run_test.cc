@@ -1,6 +1,6 @@
 // [debug] replica_check_freq: a bit that flips on one rank of a run is found at the next check, in every layout.
 #include "phalanx/base/error.h"
-#include "phalanx/train/trainer_test_support.h"
+#include "phalanx/train/testing/trainer_test_support.h"
 
 namespace phalanx::train {
 namespace {

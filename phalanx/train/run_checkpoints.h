@@ -24,8 +24,8 @@
 
 #include "phalanx/checkpoint/checkpoint_manager.h"
 #include "phalanx/comm/communicator.h"
+#include "phalanx/config/config.h"
 #include "phalanx/tensor/train_state.h"
-#include "phalanx/train/config.h"
 #include "phalanx/train/run_job.h"
 
 namespace phalanx::train {
@@ -46,7 +46,7 @@ class RunCheckpoints {
   void decide();
   bool continues() const noexcept { return continues_; }  // after decide()
   /// The step of what was loaded, if anything was: the newest complete one, or [checkpoint] load_step, from which a
-  /// branch begins (checkpoint/branch.h): newer steps are set aside. The same command again, and a job's later
+  /// branch begins (checkpoint/files/branch.h): newer steps are set aside. The same command again, and a job's later
   /// attempts, go on with the newest step of the branch that they have begun. To be called once, before save(), with
   /// all that save() is going to be given. `check` looks at the checkpoint first.
   std::optional<std::int64_t> load(TrainState& state, const LoadCheck& check = {});

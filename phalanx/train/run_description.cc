@@ -9,12 +9,12 @@
 
 #include "phalanx/base/file.h"
 #include "phalanx/base/human.h"
-#include "phalanx/models/hf_config.h"
-#include "phalanx/models/hf_not_honoured.h"
-#include "phalanx/models/llama_json.h"
-#include "phalanx/train/model_config.h"
+#include "phalanx/config/model_config.h"
+#include "phalanx/config/run_identity.h"
+#include "phalanx/models/config/hf_config.h"
+#include "phalanx/models/config/hf_not_honoured.h"
+#include "phalanx/models/config/llama_json.h"
 #include "phalanx/train/precision.h"
-#include "phalanx/train/run_identity.h"
 
 namespace phalanx::train {
 DescriptionLines describe_run(const RunParts& run) {

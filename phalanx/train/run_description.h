@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "phalanx/comm/communicator.h"
+#include "phalanx/config/run_plan.h"
 #include "phalanx/train/device_info.h"
 #include "phalanx/train/parallel_model.h"
-#include "phalanx/train/run_plan.h"
 #include "phalanx/train/training_data.h"
 
 namespace phalanx::train {

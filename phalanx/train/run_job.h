@@ -1,4 +1,4 @@
-// Which job a run is part of (launch/job_identity.h tells a worker).
+// Which job a run is part of (launch/rendezvous/job_identity.h tells a worker).
 #pragma once
 
 #include <chrono>

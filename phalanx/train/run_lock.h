@@ -14,7 +14,7 @@
 
 #include "phalanx/base/folder_lock.h"
 #include "phalanx/comm/communicator.h"
-#include "phalanx/train/config.h"
+#include "phalanx/config/config.h"
 
 namespace phalanx::train {
 

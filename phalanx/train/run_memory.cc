@@ -18,10 +18,10 @@
 #include <system_error>
 
 #include "phalanx/base/process_stats.h"
-#include "phalanx/comm/peer_processes.h"
+#include "phalanx/comm/liveness/peer_processes.h"
+#include "phalanx/config/training_shape.h"
 #include "phalanx/plan/bytes_text.h"
 #include "phalanx/tensor/counting_allocator.h"
-#include "phalanx/train/training_shape.h"
 
 namespace phalanx::train {
 namespace {

@@ -25,9 +25,9 @@
 #include <vector>
 
 #include "phalanx/comm/communicator.h"
+#include "phalanx/config/run_plan.h"
 #include "phalanx/observe/memory_counters.h"
 #include "phalanx/plan/memory_fit.h"
-#include "phalanx/train/run_plan.h"
 
 namespace phalanx::train {
 

@@ -19,11 +19,11 @@
 #include "phalanx/base/file.h"
 #include "phalanx/base/memory_limits.h"
 #include "phalanx/base/temp_directory.h"
-#include "phalanx/comm/local.h"
-#include "phalanx/comm/shm.h"
-#include "phalanx/comm/tcp_store.h"
+#include "phalanx/comm/backends/local_shm/local.h"
+#include "phalanx/comm/backends/local_shm/shm.h"
 #include "phalanx/comm/testing/forked_ranks.h"
-#include "phalanx/train/trainer_test_support.h"
+#include "phalanx/store/tcp_store.h"
+#include "phalanx/train/testing/trainer_test_support.h"
 
 namespace phalanx::train {
 namespace {

@@ -1,4 +1,4 @@
-// The rollback of a run ([checkpoint] load_step): newer checkpoints are set aside (checkpoint/branch.h), beside them
+// The rollback of a run ([checkpoint] load_step): newer checkpoints are set aside (checkpoint/files/branch.h), beside them
 // the curve as it was, and run.json lists it under "branches":
 //
 //   {"step": 4, "set_aside": ["step-8", "step-12"], "into": "outputs/checkpoint/abandoned-1", "time": 1764093600.0}
@@ -14,7 +14,7 @@
 #include <optional>
 
 #include "phalanx/base/file.h"
-#include "phalanx/checkpoint/branch.h"
+#include "phalanx/checkpoint/files/branch.h"
 
 namespace phalanx::train {
 

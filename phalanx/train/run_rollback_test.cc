@@ -2,8 +2,8 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/faulty_file_system.h"
-#include "phalanx/checkpoint/checkpoint_list.h"
-#include "phalanx/train/trainer_test_support.h"
+#include "phalanx/checkpoint/files/checkpoint_list.h"
+#include "phalanx/train/testing/trainer_test_support.h"
 
 namespace phalanx::train {
 namespace {

@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "phalanx/parallel/fully_shard.h"
-#include "phalanx/train/config.h"
+#include "phalanx/config/config.h"
+#include "phalanx/parallel/fsdp/fully_shard.h"
 
 namespace phalanx::train {
 

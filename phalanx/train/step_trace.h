@@ -23,8 +23,8 @@
 #include <vector>
 
 #include "phalanx/comm/communicator.h"
+#include "phalanx/config/config.h"
 #include "phalanx/observe/trace.h"
-#include "phalanx/train/config.h"
 
 namespace phalanx::train {
 

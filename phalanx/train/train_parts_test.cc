@@ -16,10 +16,10 @@
 
 #include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
-#include "phalanx/models/llama_config.h"
+#include "phalanx/config/config_schema.h"
+#include "phalanx/config/model_config.h"
+#include "phalanx/models/config/llama_config.h"
 #include "phalanx/train/autocast_guard.h"
-#include "phalanx/train/config_schema.h"
-#include "phalanx/train/model_config.h"
 #include "phalanx/train/run_files.h"
 #include "phalanx/train/stop_signal.h"
 

@@ -36,6 +36,7 @@
 #include <vector>
 
 #include "phalanx/comm/communicator.h"
+#include "phalanx/config/run_plan.h"
 #include "phalanx/observe/communication_time.h"
 #include "phalanx/tensor/train_state.h"
 #include "phalanx/train/device_info.h"
@@ -45,7 +46,6 @@
 #include "phalanx/train/run_job.h"
 #include "phalanx/train/run_lock.h"
 #include "phalanx/train/run_memory.h"
-#include "phalanx/train/run_plan.h"
 #include "phalanx/train/step_trace.h"
 #include "phalanx/train/training_data.h"
 #include "phalanx/train/weight_update.h"

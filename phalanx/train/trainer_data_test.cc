@@ -3,7 +3,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/data/token_file_writer.h"
-#include "phalanx/train/trainer_test_support.h"
+#include "phalanx/train/testing/trainer_test_support.h"
 
 namespace phalanx::train {
 namespace {

@@ -10,16 +10,16 @@
 #include "phalanx/base/file.h"
 #include "phalanx/base/folder_lock.h"
 #include "phalanx/checkpoint/checkpoint_manager.h"
-#include "phalanx/checkpoint/rewrite.h"
-#include "phalanx/checkpoint/saved_state.h"
+#include "phalanx/checkpoint/files/rewrite.h"
+#include "phalanx/checkpoint/files/saved_state.h"
+#include "phalanx/checkpoint/files/weights_description.h"
 #include "phalanx/checkpoint/weights.h"
-#include "phalanx/checkpoint/weights_description.h"
 #include "phalanx/data/testing/small_data.h"
 #include "phalanx/data/token_file_writer.h"
-#include "phalanx/data/tokenizer_fingerprint.h"
-#include "phalanx/models/hf_config.h"
-#include "phalanx/models/llama_config.h"
-#include "phalanx/train/trainer_test_support.h"
+#include "phalanx/data/tokenizer/tokenizer_fingerprint.h"
+#include "phalanx/models/config/hf_config.h"
+#include "phalanx/models/config/llama_config.h"
+#include "phalanx/train/testing/trainer_test_support.h"
 
 namespace phalanx::train {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/train/precision.h"
-#include "phalanx/train/trainer_test_support.h"
+#include "phalanx/train/testing/trainer_test_support.h"
 
 namespace phalanx::train {
 namespace {

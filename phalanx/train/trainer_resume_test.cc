@@ -2,7 +2,7 @@
 #include <fstream>
 #include <iterator>
 
-#include "phalanx/train/trainer_test_support.h"
+#include "phalanx/train/testing/trainer_test_support.h"
 
 namespace phalanx::train {
 namespace {

@@ -5,8 +5,8 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
-#include "phalanx/checkpoint/hf_model.h"
-#include "phalanx/train/trainer_test_support.h"
+#include "phalanx/checkpoint/files/hf_model.h"
+#include "phalanx/train/testing/trainer_test_support.h"
 
 namespace phalanx::train {
 namespace {

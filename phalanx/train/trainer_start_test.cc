@@ -14,12 +14,12 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/file.h"
 #include "phalanx/base/folder_lock.h"
-#include "phalanx/checkpoint/safetensors.h"
+#include "phalanx/checkpoint/files/safetensors.h"
 #include "phalanx/checkpoint/weights.h"
-#include "phalanx/data/bpe_trainer.h"
+#include "phalanx/data/tokenizer/bpe_trainer.h"
 #include "phalanx/train/first_rank.h"
 #include "phalanx/train/run_checkpoints.h"
-#include "phalanx/train/trainer_test_support.h"
+#include "phalanx/train/testing/trainer_test_support.h"
 
 namespace phalanx::train {
 namespace {

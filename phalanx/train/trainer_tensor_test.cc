@@ -6,12 +6,12 @@
 #include <atomic>
 
 #include "phalanx/base/error.h"
+#include "phalanx/config/model_config.h"
 #include "phalanx/observe/trace_file.h"
 #include "phalanx/schedule/schedule_text.h"
 #include "phalanx/schedule/timeline.h"
 #include "phalanx/train/layer_costs.h"
-#include "phalanx/train/model_config.h"
-#include "phalanx/train/trainer_test_support.h"
+#include "phalanx/train/testing/trainer_test_support.h"
 
 namespace phalanx::train {
 namespace {

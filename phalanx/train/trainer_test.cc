@@ -9,10 +9,10 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/human.h"
 #include "phalanx/base/process_stats.h"
+#include "phalanx/config/model_config.h"
 #include "phalanx/optim/lr_schedule.h"
 #include "phalanx/train/device_info.h"
-#include "phalanx/train/model_config.h"
-#include "phalanx/train/trainer_test_support.h"
+#include "phalanx/train/testing/trainer_test_support.h"
 
 namespace phalanx::train {
 namespace {

@@ -2,10 +2,10 @@
 
 #include <utility>
 
+#include "phalanx/data/corpus/token_statistics.h"
 #include "phalanx/data/stream_description.h"
-#include "phalanx/data/token_statistics.h"
+#include "phalanx/train/inputs/training_files.h"
 #include "phalanx/train/precision.h"
-#include "phalanx/train/training_files.h"
 
 namespace phalanx::train {
 

@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "phalanx/config/run_plan.h"
 #include "phalanx/data/batches.h"
-#include "phalanx/train/run_plan.h"
 #include "phalanx/train/validation.h"
 
 namespace phalanx::train {

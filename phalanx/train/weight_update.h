@@ -17,12 +17,12 @@
 #include <vector>
 
 #include "phalanx/comm/communicator.h"
+#include "phalanx/config/config.h"
 #include "phalanx/observe/trace.h"
 #include "phalanx/optim/loss_scaler.h"
 #include "phalanx/optim/lr_schedule.h"
 #include "phalanx/optim/optimizer.h"
 #include "phalanx/tensor/train_state.h"
-#include "phalanx/train/config.h"
 
 namespace phalanx::train {
 

@@ -1,5 +1,5 @@
 // A configuration in TOML.
-#include "phalanx/train/config.h"
+#include "phalanx/config/config.h"
 #include "tests/fuzz/fuzz.h"
 
 using namespace phalanx;

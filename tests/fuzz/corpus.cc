@@ -3,7 +3,7 @@
 
 #include "phalanx/base/file.h"
 #include "phalanx/base/temp_directory.h"
-#include "phalanx/data/corpus.h"
+#include "phalanx/data/corpus/corpus.h"
 #include "tests/fuzz/fuzz.h"
 
 using namespace phalanx;

@@ -1,5 +1,5 @@
 // config.json of a Hugging Face model.
-#include "phalanx/models/hf_config.h"
+#include "phalanx/models/config/hf_config.h"
 #include "tests/fuzz/fuzz.h"
 
 using namespace phalanx;

@@ -67,7 +67,7 @@ def make_hf_configs():
 
 
 def make_tokenizers():
-    golden = json.loads((ROOT / "phalanx/data/testdata/tokenizer_families.json").read_text())
+    golden = json.loads((ROOT / "phalanx/data/tokenizer/testdata/tokenizer_families.json").read_text())
     text = " Hello  w\u00f6rld <s> it's 12:30 \u4f60\u597d\u2581x\n"
     for name in ("gpt2", "qwen", "llama2", "split_kinds"):
         whole = golden[name]["tokenizer"]

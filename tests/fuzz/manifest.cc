@@ -3,9 +3,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "phalanx/checkpoint/block_hash.h"
-#include "phalanx/checkpoint/manifest.h"
-#include "phalanx/models/llama_json.h"
+#include "phalanx/checkpoint/files/block_hash.h"
+#include "phalanx/checkpoint/files/manifest.h"
+#include "phalanx/models/config/llama_json.h"
 #include "tests/fuzz/fuzz.h"
 
 using namespace phalanx;

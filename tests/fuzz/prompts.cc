@@ -1,6 +1,6 @@
 // Prompts and questions, as JSON lines.
-#include "phalanx/infer/prompts.h"
-#include "phalanx/infer/questions.h"
+#include "phalanx/infer/jobs/prompts.h"
+#include "phalanx/infer/jobs/questions.h"
 #include "tests/fuzz/fuzz.h"
 
 using namespace phalanx;

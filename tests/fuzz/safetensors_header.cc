@@ -1,6 +1,6 @@
 // A safetensors file: its header, and the offsets of a checkpoint's shards in its metadata.
-#include "phalanx/checkpoint/safetensors.h"
-#include "phalanx/checkpoint/shard_plan.h"
+#include "phalanx/checkpoint/files/safetensors.h"
+#include "phalanx/checkpoint/files/shard_plan.h"
 #include "tests/fuzz/fuzz.h"
 
 using namespace phalanx;

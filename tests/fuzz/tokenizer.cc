@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "phalanx/data/bpe_tokenizer.h"
+#include "phalanx/data/tokenizer/bpe_tokenizer.h"
 #include "tests/fuzz/fuzz.h"
 
 using namespace phalanx;

@@ -1,5 +1,5 @@
 // model.safetensors.index.json: which file each tensor is in. No name may lead out of the directory.
-#include "phalanx/checkpoint/weight_index.h"
+#include "phalanx/checkpoint/files/weight_index.h"
 #include "tests/fuzz/fuzz.h"
 
 using namespace phalanx;

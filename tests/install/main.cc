@@ -5,8 +5,8 @@
 #include <memory>
 
 #include "phalanx/base/human.h"
+#include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/comm/communicator.h"
-#include "phalanx/comm/local.h"
 
 int main() {
   double sum = 0;

@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "phalanx/base/file.h"
-#include "phalanx/checkpoint/block_writer.h"
-#include "phalanx/checkpoint/box_copy.h"
-#include "phalanx/checkpoint/element_values.h"
-#include "phalanx/checkpoint/manifest.h"
-#include "phalanx/checkpoint/shard_plan.h"
+#include "phalanx/checkpoint/files/block_writer.h"
+#include "phalanx/checkpoint/files/box_copy.h"
+#include "phalanx/checkpoint/files/element_values.h"
+#include "phalanx/checkpoint/files/manifest.h"
+#include "phalanx/checkpoint/files/shard_plan.h"
 
 namespace phalanx::checkpoint_testing {
 

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "phalanx/comm/backend.h"
-#include "phalanx/comm/nccl_table.h"
+#include "phalanx/comm/backends/nccl/nccl_table.h"
 
 namespace phalanx {
 

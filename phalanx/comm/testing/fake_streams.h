@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "phalanx/comm/device_streams.h"
+#include "phalanx/comm/device/device_streams.h"
 
 namespace phalanx {
 

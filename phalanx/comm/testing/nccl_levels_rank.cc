@@ -6,8 +6,8 @@
 #include <stdexcept>
 #include <utility>
 
-#include "phalanx/comm/shm_backend.h"
-#include "phalanx/comm/two_level_layout.h"
+#include "phalanx/comm/backends/local_shm/shm_backend.h"
+#include "phalanx/comm/hierarchical/two_level_layout.h"
 
 namespace phalanx {
 

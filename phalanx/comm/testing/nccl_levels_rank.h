@@ -8,10 +8,10 @@
 #include <memory>
 
 #include "phalanx/comm/communicator.h"
-#include "phalanx/comm/nccl_two_level.h"
-#include "phalanx/comm/store.h"
+#include "phalanx/comm/hierarchical/nccl_two_level.h"
 #include "phalanx/comm/testing/fake_nccl.h"
 #include "phalanx/comm/testing/fake_streams.h"
+#include "phalanx/store/store.h"
 
 namespace phalanx {
 

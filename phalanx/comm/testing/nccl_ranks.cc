@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "phalanx/comm/local_backend.h"
+#include "phalanx/comm/backends/local_shm/local_backend.h"
 
 namespace phalanx {
 

@@ -12,8 +12,8 @@
 #include <memory>
 #include <string>
 
+#include "phalanx/comm/backends/nccl/nccl.h"
 #include "phalanx/comm/communicator.h"
-#include "phalanx/comm/nccl.h"
 #include "phalanx/comm/testing/fake_nccl.h"
 #include "phalanx/comm/testing/fake_streams.h"
 

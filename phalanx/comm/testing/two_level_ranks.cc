@@ -4,9 +4,9 @@
 #include <optional>
 #include <utility>
 
-#include "phalanx/comm/gloo.h"
-#include "phalanx/comm/tcp_store.h"
+#include "phalanx/comm/backends/gloo/gloo.h"
 #include "phalanx/comm/testing/forked_ranks.h"
+#include "phalanx/store/tcp_store.h"
 
 namespace phalanx {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "phalanx/comm/communicator.h"
-#include "phalanx/comm/two_level.h"
+#include "phalanx/comm/hierarchical/two_level.h"
 
 namespace phalanx {
 

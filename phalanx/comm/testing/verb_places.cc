@@ -12,7 +12,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "phalanx/comm/shared_heap.h"
+#include "phalanx/comm/backends/local_shm/shared_heap.h"
 
 namespace phalanx {
 

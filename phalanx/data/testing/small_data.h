@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "phalanx/base/file.h"
-#include "phalanx/data/bpe_tokenizer.h"
-#include "phalanx/data/bpe_trainer.h"
 #include "phalanx/data/token_file.h"
 #include "phalanx/data/token_file_writer.h"
+#include "phalanx/data/tokenizer/bpe_tokenizer.h"
+#include "phalanx/data/tokenizer/bpe_trainer.h"
 
 namespace phalanx::data {
 

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "phalanx/base/temp_directory.h"
-#include "phalanx/launch/child_process.h"
+#include "phalanx/launch/supervisor/child_process.h"
 
 namespace phalanx {
 

@@ -13,11 +13,11 @@
 
 #include "phalanx/base/cpu_list.h"
 #include "phalanx/base/error.h"
-#include "phalanx/comm/job_secret.h"
-#include "phalanx/comm/tcp_store.h"
-#include "phalanx/launch/supervisor.h"
-#include "phalanx/launch/worker_environment.h"
-#include "phalanx/launch/worker_report.h"
+#include "phalanx/launch/rendezvous/worker_environment.h"
+#include "phalanx/launch/supervisor/supervisor.h"
+#include "phalanx/launch/supervisor/worker_report.h"
+#include "phalanx/store/job_secret.h"
+#include "phalanx/store/tcp_store.h"
 
 namespace {
 

@@ -23,10 +23,10 @@
 #include "phalanx/base/env.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/quick_exit.h"
-#include "phalanx/comm/shared_heap.h"
+#include "phalanx/comm/backends/local_shm/shared_heap.h"
 #include "phalanx/launch/process_context.h"
 #include "phalanx/launch/spawn.h"
-#include "phalanx/launch/worker_report.h"
+#include "phalanx/launch/supervisor/worker_report.h"
 
 namespace {
 

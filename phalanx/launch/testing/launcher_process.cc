@@ -13,7 +13,7 @@
 #include <iterator>
 #include <thread>
 
-#include "phalanx/launch/child_process.h"
+#include "phalanx/launch/supervisor/child_process.h"
 
 namespace phalanx {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "phalanx/base/temp_directory.h"
-#include "phalanx/launch/environment_preparation.h"
+#include "phalanx/launch/supervisor/environment_preparation.h"
 
 namespace phalanx {
 

@@ -35,8 +35,8 @@
 #include "phalanx/comm/communicator.h"
 #include "phalanx/observe/memory_counters.h"
 #include "phalanx/parallel/attached_parameters.h"
+#include "phalanx/parallel/fsdp/fully_shard.h"
 #include "phalanx/parallel/fsdp/unit.h"
-#include "phalanx/parallel/fully_shard.h"
 #include "phalanx/parallel/stage_sharding.h"
 
 namespace phalanx::fsdp {

@@ -27,7 +27,7 @@
 #include <vector>
 
 #include "phalanx/comm/communicator.h"
-#include "phalanx/parallel/fsdp/flat_layout.h"
+#include "phalanx/layout/flat_layout.h"
 #include "phalanx/parallel/fsdp/lent_memory.h"
 #include "phalanx/tensor/grad_ready.h"
 #include "phalanx/tensor/named.h"

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
-#include "phalanx/parallel/pipeline/pipeline_test_support.h"
+#include "phalanx/parallel/pipeline/testing/pipeline_test_support.h"
 
 namespace phalanx {
 namespace {

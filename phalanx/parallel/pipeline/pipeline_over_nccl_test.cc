@@ -13,7 +13,7 @@
 
 #include "phalanx/comm/testing/nccl_ranks.h"
 #include "phalanx/parallel/pipeline/pipeline_runtime.h"
-#include "phalanx/parallel/pipeline/pipeline_test_support.h"
+#include "phalanx/parallel/pipeline/testing/pipeline_test_support.h"
 #include "phalanx/schedule/actions.h"
 #include "phalanx/schedule/delivery.h"
 #include "phalanx/schedule/generators.h"

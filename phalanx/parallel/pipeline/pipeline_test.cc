@@ -14,16 +14,16 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
-#include "phalanx/comm/local.h"
-#include "phalanx/comm/shm.h"
-#include "phalanx/comm/tcp_store.h"
+#include "phalanx/comm/backends/local_shm/local.h"
+#include "phalanx/comm/backends/local_shm/shm.h"
 #include "phalanx/comm/testing/forked_ranks.h"
 #include "phalanx/mesh/device_mesh.h"
-#include "phalanx/parallel/ddp.h"
-#include "phalanx/parallel/pipeline/pipeline_test_support.h"
+#include "phalanx/parallel/ddp/ddp.h"
+#include "phalanx/parallel/pipeline/testing/pipeline_test_support.h"
 #include "phalanx/schedule/generators.h"
 #include "phalanx/schedule/simulate.h"
 #include "phalanx/schedule/transfers.h"
+#include "phalanx/store/tcp_store.h"
 
 namespace phalanx {
 namespace {

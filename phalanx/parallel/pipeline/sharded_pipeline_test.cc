@@ -7,12 +7,12 @@
 #include <string>
 
 #include "phalanx/base/error.h"
-#include "phalanx/comm/local.h"
+#include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/mesh/device_mesh.h"
 #include "phalanx/parallel/activation_checkpoint.h"
-#include "phalanx/parallel/ddp.h"
-#include "phalanx/parallel/fully_shard.h"
-#include "phalanx/parallel/pipeline/pipeline_test_support.h"
+#include "phalanx/parallel/ddp/ddp.h"
+#include "phalanx/parallel/fsdp/fully_shard.h"
+#include "phalanx/parallel/pipeline/testing/pipeline_test_support.h"
 #include "phalanx/schedule/generators.h"
 #include "phalanx/schedule/transfers.h"
 

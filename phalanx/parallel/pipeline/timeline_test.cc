@@ -12,10 +12,10 @@
 #include <utility>
 #include <vector>
 
-#include "phalanx/comm/local.h"
+#include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/kernels/deferred_weights.h"
 #include "phalanx/parallel/pipeline/pipeline_runtime.h"
-#include "phalanx/parallel/pipeline/pipeline_test_support.h"
+#include "phalanx/parallel/pipeline/testing/pipeline_test_support.h"
 #include "phalanx/schedule/generators.h"
 #include "phalanx/schedule/timeline.h"
 #include "phalanx/tensor/weight_gradient.h"

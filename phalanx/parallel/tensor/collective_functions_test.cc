@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
-#include "phalanx/comm/local.h"
+#include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/parallel/tensor/layout.h"
 
 namespace phalanx {

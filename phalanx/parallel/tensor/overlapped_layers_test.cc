@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
-#include "phalanx/comm/local.h"
+#include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/kernels/linear.h"
 #include "phalanx/kernels/swiglu_feed_forward.h"
 #include "phalanx/parallel/tensor/collective_functions.h"

@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
-#include "phalanx/comm/local.h"
+#include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/kernels/fused_linear.h"
 #include "phalanx/nn/dropout.h"
 #include "phalanx/nn/embedding.h"

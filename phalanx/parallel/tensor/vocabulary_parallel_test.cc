@@ -15,7 +15,7 @@
 #include <memory>
 
 #include "phalanx/base/error.h"
-#include "phalanx/comm/local.h"
+#include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/kernels/linear_cross_entropy.h"
 #include "phalanx/parallel/tensor/collective_functions.h"
 

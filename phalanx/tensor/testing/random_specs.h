@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "phalanx/mesh/mesh_shape.h"
+#include "phalanx/layout/mesh_shape.h"
 #include "phalanx/tensor/placement.h"
 
 namespace phalanx {

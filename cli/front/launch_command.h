@@ -1,0 +1,21 @@
+// phalanx launch [options] [--] PROGRAM [ARGUMENTS...]: runs a program as several ranks, on one machine or many.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cli/command.h"
+#include "cli/front/launch_arguments.h"
+
+namespace phalanx::cli {
+
+int launch_command(const Arguments& arguments);
+
+/// Runs ranks under the supervisor; prints what went wrong once, after "phalanx NAME: ".
+int launch_ranks(const std::string& name, const SupervisorOptions& options);
+
+/// One of our own programs as ranks of this machine. stop_signals: as in SupervisorOptions.
+int launch_ranks(const std::string& name, const std::vector<std::string>& program, int ranks,
+                 const std::vector<int>& stop_signals = {});
+
+}  // namespace phalanx::cli

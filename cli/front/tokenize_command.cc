@@ -1,0 +1,432 @@
+#include "cli/front/tokenize_command.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "cli/front/show_tokens.h"
+#include "cli/parse_options.h"
+#include "phalanx/base/byte_order_mark.h"
+#include "phalanx/base/error.h"
+#include "phalanx/base/file.h"
+#include "phalanx/base/folder_lock.h"
+#include "phalanx/base/human.h"
+#include "phalanx/base/log.h"
+#include "phalanx/base/progress.h"
+#include "phalanx/base/temp_directory.h"
+#include "phalanx/data/corpus/corpus.h"
+#include "phalanx/data/token_sidecar.h"
+
+namespace phalanx::cli {
+
+const std::string_view kTokenizeHelp =
+    R"(usage: phalanx tokenize INPUT... --tokenizer FILE [--vocab-size N] [--output PREFIX] [options]
+       phalanx tokenize --show TEXT --tokenizer FILE
+
+Trains a byte-level BPE tokenizer on texts, turns texts into token files for training, or both at once.
+INPUT is a file, a directory (all files below it but hidden ones), a quoted shell pattern, or - for standard input.
+A file of text (.txt, .md, sources) is one document; JSON lines (.jsonl, .ndjson) and Parquet hold one a record. All may
+be compressed by gzip or zstd. Binary files in directories are skipped. Every document is ended by the tokenizer's
+end-of-text token.
+
+  --tokenizer FILE           Hugging Face tokenizer.json: written with --vocab-size, else read (or a directory with one)
+  --vocab-size N             train a tokenizer of N ids (at least 257: 256 bytes and <|endoftext|>)
+  --output PREFIX            write the ids to PREFIX.bin and PREFIX.idx (Megatron's format), and to PREFIX.json of which
+                             tokenizer they are
+  --force                    replace a tokenizer or token files that are there; without it they are an error
+  --validation-fraction F    set about this part of the text aside, whole files spread over the corpus, and write it to
+                             PREFIX-validation.bin, .idx and .json; the tokenizer is not trained on it
+  --field NAME               of a record, that holds its text (default text)
+  --format FORMAT            text or jsonl: what the files hold, whatever their names and content say
+  --extensions .md,.cc,...   of the files taken from directories; all where not given
+  --exclude PATTERN          leave out files and directories whose name or path matches; may be repeated
+  --min-frequency N          merge only pairs seen this often (default 2)
+  --no-end-of-text           no end-of-text token after documents
+  --show TEXT                print the ids and tokens of this text, and nothing else
+  --quiet                    no progress
+
+Train a tokenizer on a source tree and encode it, a tenth of it for validation:
+
+  phalanx tokenize README.md docs src --extensions .md,.cc,.h --vocab-size 4096 --tokenizer data/tokenizer.json \
+      --output data/train --validation-fraction 0.1
+
+Encode JSON lines with a tokenizer that exists, and what another program writes:
+
+  phalanx tokenize "c4/*.jsonl.gz" --tokenizer gpt2/tokenizer.json --output data/c4
+  zstdcat pile.jsonl.zst | phalanx tokenize - --tokenizer gpt2/tokenizer.json --output data/pile
+
+Encode text files:
+
+  phalanx tokenize "corpus/*.txt" --tokenizer gpt2/tokenizer.json --output data/corpus
+)";
+
+namespace {
+
+struct TokenizeArguments {
+  std::vector<std::string> inputs;
+  std::string tokenizer;
+  std::optional<std::int64_t> vocab_size;
+  std::string output;
+  double validation_fraction = 0.0;
+  std::vector<std::string> extensions;
+  std::vector<std::string> exclude;
+  std::optional<data::TextFormat> format;
+  std::string field = "text";
+  bool is_field_given = false;
+  std::int64_t min_frequency = 2;
+  bool no_end_of_text = false;
+  std::optional<std::string> show;
+  bool force = false;
+  bool quiet = false;
+};
+
+TokenizeArguments parse_tokenize(const Arguments& arguments) {
+  TokenizeArguments parsed;
+  CLI::App app;
+  std::string format;
+  app.add_option("inputs", parsed.inputs);
+  const auto* const tokenizer = app.add_option("--tokenizer", parsed.tokenizer);
+  app.add_option("--vocab-size", parsed.vocab_size);
+  app.add_option("--output,-o", parsed.output);
+  app.add_option("--validation-fraction", parsed.validation_fraction);
+  // One value each time: a list would swallow the inputs after it.
+  app.add_option("--extensions", parsed.extensions)->delimiter(',')->expected(1)->take_all();
+  app.add_option("--exclude", parsed.exclude)->expected(1)->take_all();
+  const auto* const field = app.add_option("--field", parsed.field);
+  app.add_option("--format", format);
+  const auto* const min_frequency = app.add_option("--min-frequency", parsed.min_frequency);
+  app.add_flag("--no-end-of-text", parsed.no_end_of_text);
+  const auto* const show = app.add_option("--show", parsed.show);
+  app.add_flag("--force", parsed.force);
+  const auto* const quiet = app.add_flag("--quiet,-q", parsed.quiet);
+  parse_options(app, arguments);
+  if (parsed.show) {
+    parsed.show = std::string(without_utf8_mark(*parsed.show));
+    if (parsed.tokenizer.empty()) throw UsageError("--tokenizer FILE is missing: the tokenizer.json to show");
+    if (!parsed.inputs.empty()) throw UsageError("--show TEXT takes neither inputs nor other options than --tokenizer");
+    for (const CLI::Option* option : app.get_options()) {
+      if (option->count() > 0 && option != tokenizer && option != show && option != quiet) {
+        throw UsageError(fmt::format("{} has no meaning beside --show TEXT: remove it", option->get_name()));
+      }
+    }
+    return parsed;
+  }
+  if (parsed.inputs.empty()) throw UsageError("expected at least one input: a file, a directory or a pattern");
+  if (parsed.tokenizer.empty()) {
+    throw UsageError("--tokenizer FILE is missing: the tokenizer.json to write (with --vocab-size) or to read");
+  }
+  if (!parsed.vocab_size && parsed.output.empty()) {
+    throw UsageError("nothing to do: give --vocab-size to train a tokenizer, --output to write token files, or both");
+  }
+  if (!(parsed.validation_fraction >= 0.0 && parsed.validation_fraction < 1.0)) {
+    throw UsageError(
+        fmt::format("--validation-fraction is {}: expected 0 or more and less than 1", parsed.validation_fraction));
+  }
+  if (parsed.min_frequency < 1) {
+    throw UsageError(fmt::format("--min-frequency is {}: expected 1 or more", parsed.min_frequency));
+  }
+  parsed.is_field_given = field->count() > 0;
+  if (parsed.field.empty()) throw UsageError("--field is empty: expected the name of a field");
+  if (min_frequency->count() > 0 && !parsed.vocab_size) {
+    throw UsageError("--min-frequency is of training a tokenizer: give --vocab-size too, or remove it");
+  }
+  if (std::ranges::count(parsed.inputs, "-") > 1)
+    throw UsageError("- (standard input) is given twice: it is read once");
+  if (parsed.output.ends_with(".bin") || parsed.output.ends_with(".idx")) {
+    throw UsageError(
+        fmt::format("--output {0} is to be the names' beginning, without the ending: --output {1} writes "
+                    "{1}.bin and {1}.idx",
+                    parsed.output, parsed.output.substr(0, parsed.output.size() - 4)));
+  }
+  if (std::error_code error; parsed.output.ends_with('/') || std::filesystem::is_directory(parsed.output, error)) {
+    throw UsageError(fmt::format("--output {} is a directory: expected the beginning of the files' names, such as {}",
+                                 parsed.output, (std::filesystem::path(parsed.output) / "train").string()));
+  }
+  if (format == "text") {
+    parsed.format = data::TextFormat::text;
+  } else if (format == "jsonl") {
+    parsed.format = data::TextFormat::json_lines;
+  } else if (!format.empty()) {
+    throw UsageError(fmt::format("--format is '{}': expected text or jsonl", format));
+  }
+  for (std::string& extension : parsed.extensions) {
+    if (!extension.starts_with('.')) extension.insert(0, ".");
+  }
+  return parsed;
+}
+
+std::vector<std::string> output_prefixes(const TokenizeArguments& arguments) {
+  std::vector<std::string> prefixes;
+  if (arguments.output.empty()) return prefixes;
+  prefixes.push_back(arguments.output);
+  if (arguments.validation_fraction > 0) prefixes.push_back(arguments.output + "-validation");
+  return prefixes;
+}
+
+/// What an earlier command has set aside of the text that is to be replaced, and this one does not: it would be trained
+/// on. Nothing where that is not sure.
+std::optional<std::string> set_aside_before(const TokenizeArguments& arguments) {
+  if (arguments.output.empty() || arguments.validation_fraction > 0) return std::nullopt;
+  const std::string prefix = arguments.output + "-validation";
+  try {
+    const auto text = data::read_sidecar(arguments.output + ".bin"), aside = data::read_sidecar(prefix + ".bin");
+    const bool is_its_own = text && aside && !text->set_aside.empty() && text->set_aside == aside->content;
+    return is_its_own ? std::optional(prefix) : std::nullopt;
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+/// Before any work: hours of encoding must not end in, or destroy, what is there.
+void check_outputs(const TokenizeArguments& arguments) {
+  std::vector<std::string> there;
+  const auto look = [&](const std::string& path) {
+    std::error_code error;
+    if (std::filesystem::exists(std::filesystem::symlink_status(path, error))) there.push_back(path);
+  };
+  if (arguments.vocab_size) {
+    std::error_code error;
+    if (std::filesystem::is_directory(arguments.tokenizer, error)) {
+      throw UsageError(
+          fmt::format("--tokenizer {} is a directory: expected the tokenizer.json to write", arguments.tokenizer));
+    }
+    look(arguments.tokenizer);
+  }
+  const auto place = [](const std::string& path) {
+    std::error_code error;
+    return std::filesystem::weakly_canonical(path, error).string();
+  };
+  for (const std::string& prefix : output_prefixes(arguments)) {
+    for (const std::string& path : {prefix + ".bin", prefix + ".idx", prefix + ".json"}) {
+      look(path);
+      for (const std::string& input : arguments.inputs) {
+        if (place(input) == place(path)) {
+          throw UsageError(fmt::format("--output {}: {} is an input too: choose another output", prefix, path));
+        }
+      }
+      if (place(arguments.tokenizer) == place(path)) {
+        throw UsageError(fmt::format("--output {}: {} is the tokenizer too: choose another output", prefix, path));
+      }
+    }
+    const std::string beside = data::sidecar_path(prefix + ".bin");
+    if (data::is_foreign_sidecar(prefix + ".bin")) {
+      throw DataError(
+          fmt::format("{} exists and is no description of a token file, which would take its place: choose "
+                      "another output",
+                      beside));
+    }
+  }
+  if (const auto before = set_aside_before(arguments)) look(*before + ".bin");
+  if (there.empty() || arguments.force) return;
+  throw DataError(fmt::format("{} exist{} already: give --force to replace {}, or choose another name",
+                              fmt::join(there, ", "), there.size() == 1 ? "s" : "", there.size() == 1 ? "it" : "them"));
+}
+
+/// Held while they are written: a run that lives in one of their folders is told, and none begins there meanwhile.
+OwnerLocks locks_of_outputs(const TokenizeArguments& arguments) {
+  std::vector<std::filesystem::path> paths;
+  for (const std::string& prefix : output_prefixes(arguments)) paths.emplace_back(prefix);
+  if (const auto before = set_aside_before(arguments)) paths.emplace_back(*before);
+  if (arguments.vocab_size) paths.emplace_back(arguments.tokenizer);
+  OwnerLocks locks(paths, {.advice = "choose another output"});
+  for (const std::string& line : locks.warnings()) log::warn(line);
+  return locks;
+}
+
+/// What comes from standard input, in a file: it is read more than once.
+std::string keep_standard_input(const TempDirectory& folder) {
+  const std::string path = (folder.path() / "standard-input").string();
+  const auto file = posix_file_system().create(path);
+  std::vector<char> block(std::size_t{1} << 20);
+  while (true) {
+    const std::size_t found = std::fread(block.data(), 1, block.size(), stdin);
+    if (found > 0) file->write(std::string_view(block.data(), found));
+    if (found < block.size()) break;
+  }
+  if (std::ferror(stdin) != 0) throw DataError(fmt::format("cannot read standard input: {}", std::strerror(errno)));
+  file->close();
+  return path;
+}
+
+/// --force would write over a file that is found below a directory or by a pattern, or that has another name too.
+void refuse_output_among(const std::vector<data::Document>& documents, const TokenizeArguments& arguments) {
+  for (const std::string& prefix : output_prefixes(arguments)) {
+    for (const std::string& path : {prefix + ".bin", prefix + ".idx", prefix + ".json"}) {
+      std::error_code error;
+      if (!std::filesystem::exists(path, error)) continue;
+      for (const data::Document& document : documents) {
+        if (!std::filesystem::equivalent(path, document.path, error)) continue;
+        throw UsageError(
+            fmt::format("--output {}: {} is an input too ({}): choose another output, or leave it out by "
+                        "--exclude",
+                        prefix, path, document.path));
+      }
+    }
+  }
+}
+
+class Stopwatch {
+ public:
+  double seconds() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
+
+ private:
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+ProgressOptions progress_options(ProgressUnit unit, bool quiet) {
+  return {.unit = unit, .style = quiet ? ProgressStyle::silent : ProgressStyle::automatic};
+}
+
+data::BpeTokenizer train_and_save(const TokenizeArguments& arguments, const std::vector<data::Document>& documents) {
+  const Stopwatch watch;
+  const auto bytes = static_cast<std::uint64_t>(data::total_bytes(documents));
+  std::optional<ProgressBar> reading(std::in_place, "reading", bytes,
+                                     progress_options(ProgressUnit::bytes, arguments.quiet));
+  std::optional<ProgressBar> merging;
+  const auto tokenizer = data::train_tokenizer(
+      documents, {.vocab_size = *arguments.vocab_size, .min_frequency = arguments.min_frequency},
+      [&](std::uint64_t amount) { reading->advance(amount); },
+      [&](data::TrainingProgress progress) {
+        if (!merging) {
+          reading->finish();
+          merging.emplace("merging", static_cast<std::uint64_t>(progress.total),
+                          progress_options(ProgressUnit::items, arguments.quiet));
+        }
+        merging->set(static_cast<std::uint64_t>(progress.done));
+      });
+  merging->finish();
+  const auto directory = std::filesystem::path(arguments.tokenizer).parent_path();
+  if (!directory.empty()) posix_file_system().make_directory(directory);
+  tokenizer.save(arguments.tokenizer);
+  fmt::print("{}: {} ids, trained on {} in {}\n", arguments.tokenizer, with_commas(tokenizer.vocab_size()),
+             human_bytes(bytes), human_duration(watch.seconds()));
+  if (tokenizer.vocab_size() < *arguments.vocab_size) {
+    log::warn(
+        fmt::format("the text has pairs for {} ids only, {} were asked for: use more text, a smaller --vocab-size or "
+                    "a smaller --min-frequency",
+                    tokenizer.vocab_size(), *arguments.vocab_size));
+  }
+  return tokenizer;
+}
+
+/// Returns the number of records without text, whether they would have been set aside or not.
+std::int64_t encode_and_tell(const TokenizeArguments& arguments, const data::BpeTokenizer& tokenizer,
+                             const std::string& prefix, const std::vector<data::Document>& documents,
+                             const std::string& set_aside = {}) {
+  const Stopwatch watch;
+  ProgressBar bar("tokenizing", static_cast<std::uint64_t>(data::total_bytes(documents)),
+                  progress_options(ProgressUnit::bytes, arguments.quiet));
+  const data::EncodingSummary summary = data::encode_corpus(documents, tokenizer, prefix,
+                                                            {.end_of_text = !arguments.no_end_of_text,
+                                                             .bytes_done = [&](std::uint64_t n) { bar.advance(n); },
+                                                             .set_aside = set_aside});
+  bar.finish();
+  if (summary.not_utf8 > 0) {
+    log::warn(fmt::format(
+        "{}: {} of {} texts are not UTF-8 throughout, such as {}: their bytes are taken as they are; "
+        "text of another encoding is converted by iconv, such as `iconv -f LATIN1 -t UTF-8`",
+        summary.path, with_commas(summary.not_utf8), with_commas(summary.documents), summary.first_not_utf8));
+  }
+  if (summary.with_special > 0) {
+    log::warn(fmt::format(
+        "{}: special tokens of the tokenizer stand in {} of {} texts, such as {}: they are encoded as ordinary text, "
+        "not "
+        "as these tokens",
+        summary.path, with_commas(summary.with_special), with_commas(summary.documents), summary.first_special));
+  }
+  const double seconds = watch.seconds();
+  fmt::print("{}: {} tokens, {} documents, {:.2f} bytes/token, unigram entropy {:.4f} nats/token, {}\n", summary.path,
+             with_commas(summary.tokens), with_commas(summary.documents),
+             static_cast<double>(summary.bytes) / static_cast<double>(summary.tokens), summary.unigram_entropy,
+             human_bytes_per_second(static_cast<double>(summary.bytes) / seconds));
+  return summary.empty;
+}
+
+}  // namespace
+
+int tokenize_command(const Arguments& arguments) {
+  for (const std::string& argument : arguments) {
+    if (argument == "--help" || argument == "-h") {
+      fmt::print("{}", kTokenizeHelp);
+      return 0;
+    }
+  }
+  TokenizeArguments parsed = parse_tokenize(arguments);
+  if (parsed.show) {
+    fmt::print("{}", shown_tokens(data::BpeTokenizer::load(parsed.tokenizer), *parsed.show));
+    return 0;
+  }
+  // Before the corpus is read: a tokenizer that is missing or malformed should not cost a walk over it.
+  check_outputs(parsed);
+  const OwnerLocks locks = locks_of_outputs(parsed);
+  std::optional<data::BpeTokenizer> tokenizer;
+  if (!parsed.vocab_size) tokenizer = data::BpeTokenizer::load(parsed.tokenizer);
+
+  std::optional<TempDirectory> folder;
+  std::string standard_input;
+  if (const auto dash = std::ranges::find(parsed.inputs, "-"); dash != parsed.inputs.end()) {
+    standard_input = *dash = keep_standard_input(folder.emplace("tokenize"));
+  }
+  const data::CorpusListing listing = data::list_corpus(parsed.inputs, {.extensions = parsed.extensions,
+                                                                        .exclude = parsed.exclude,
+                                                                        .format = parsed.format,
+                                                                        .field = parsed.field,
+                                                                        .standard_input = standard_input});
+  const auto records = std::ranges::count_if(
+      listing.documents, [](const data::Document& document) { return document.format != data::TextFormat::text; });
+  fmt::print("{} text files, {}", with_commas(static_cast<std::int64_t>(listing.documents.size())),
+             human_bytes(static_cast<std::uint64_t>(data::total_bytes(listing.documents))));
+  if (records > 0) fmt::print("; {} of them of records (\"{}\")", with_commas(records), parsed.field);
+  if (listing.empty > 0) fmt::print("; {} empty", with_commas(listing.empty));
+  if (!listing.skipped.empty()) {
+    fmt::print("; skipped {} binary, such as {}", with_commas(static_cast<std::int64_t>(listing.skipped.size())),
+               listing.skipped[0]);
+  }
+  fmt::print("\n");
+  refuse_output_among(listing.documents, parsed);
+  if (parsed.is_field_given && records == 0) {
+    throw UsageError(
+        fmt::format("--field {}: no input holds records, which have fields; of JSON lines under another "
+                    "name than .jsonl say --format jsonl",
+                    parsed.field));
+  }
+  const data::CorpusSplit split = data::split_corpus(listing.documents, parsed.validation_fraction);
+  if (!tokenizer) tokenizer = train_and_save(parsed, split.train);
+  if (parsed.output.empty()) return 0;
+  if (const auto before = set_aside_before(parsed)) {
+    for (const char* end : {".json", ".idx", ".bin"}) std::filesystem::remove(*before + end);
+    log::warn(
+        fmt::format("{0}.bin, .idx and .json are removed: they were set aside of {1}.bin, of which they become a "
+                    "part now (--validation-fraction sets text aside)",
+                    *before, parsed.output));
+  }
+  // The smaller one first: where it turns out to have no text, nothing has been written.
+  std::string set_aside;
+  if (!split.validation.empty()) {
+    const std::string prefix = parsed.output + "-validation";
+    encode_and_tell(parsed, *tokenizer, prefix, split.validation);
+    set_aside = data::read_sidecar(prefix + ".bin").value().content;
+  }
+  // A file of records is read for both, so they are the same.
+  const std::int64_t empty = encode_and_tell(parsed, *tokenizer, parsed.output, split.train, set_aside);
+  if (empty > 0) {
+    log::warn(fmt::format("{} {} no text (null or empty) and {} left out", with_commas(empty),
+                          empty == 1 ? "record has" : "records have", empty == 1 ? "was" : "were"));
+  }
+  return 0;
+}
+
+}  // namespace phalanx::cli

@@ -1,0 +1,145 @@
+// `phalanx verify` as a user runs it: what it prints, its exit status, and what it refuses before a rank starts.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+
+#include "cli/front/verify_command.h"
+#include "phalanx/base/temp_directory.h"
+
+namespace phalanx::cli {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+
+class VerifyCommandTest : public ::testing::Test {
+ protected:
+  VerifyCommandTest() {
+    std::ofstream tokens(file("tokens.bin"), std::ios::binary);
+    for (int i = 0; i < 4000; ++i) {
+      const auto id = static_cast<std::uint16_t>((i * 7 + i / 50) % 512);
+      tokens.write(reinterpret_cast<const char*>(&id), sizeof id);
+    }
+    std::ofstream(file("run.toml")) << "[model]\nflavor = \"debug\"\n[training]\ndataset_path = \""
+                                    << file("tokens.bin")
+                                    << "\"\nseq_len = 32\nlocal_batch_size = 1\nsteps = 5\n"
+                                       "[lr_scheduler]\nwarmup_steps = 1\n";
+  }
+  std::string file(const std::string& name) const { return (folder_.path() / name).string(); }
+
+  /// The exit status of `phalanx verify ARGUMENTS run.toml`; what it printed is in out_ and error_.
+  int run(const std::string& arguments) {
+    const auto program = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "phalanx";
+    const std::string line = program.string() + " verify " + file("run.toml") + " " + arguments + " > " + file("out") +
+                             " 2> " + file("err") + " < /dev/null";
+    const int status = std::system(line.c_str());
+    out_ = text("out");
+    error_ = text("err");
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
+  }
+  std::string text(const std::string& name) const {
+    std::ostringstream content;
+    content << std::ifstream(file(name), std::ios::binary).rdbuf();
+    return content.str();
+  }
+
+  TempDirectory folder_;
+  std::string out_, error_;
+};
+
+TEST_F(VerifyCommandTest, EveryLayoutOfTwoRanksIsRight) {
+  ASSERT_EQ(run("-n 2 --all --steps 2 --training.seq_len 16 --json " + file("figures.json")), 0) << error_;
+  for (const char* layout :
+       {"one rank", "dp_replicate=2", "dp_shard=2,zero=1", "dp_shard=2,zero=3", "tp=2", "pp=2", "ac=full",
+        "precision=bfloat16,ac=full", "precision=float16,ac=op", "dp_replicate=2,precision=float16,ac=op",
+        "dp_shard=2,zero=3,precision=bfloat16,ac=full", "tp=2,precision=bfloat16,ac=full"}) {
+    EXPECT_THAT(out_, ContainsRegex(std::string("ok +") + layout + " +loss [0-9]"));
+  }
+  EXPECT_THAT(out_, HasSubstr("30 of 30 layouts right over 2 steps"));
+  EXPECT_THAT(out_,
+              HasSubstr("expected: loss within 2e-05 of its value, gradients within 1e-05 of their norm, weights"));
+  const auto figures = nlohmann::json::parse(text("figures.json"));
+  ASSERT_EQ(figures.size(), 30U);
+  EXPECT_EQ(figures[0]["steps"].size(), 2U);
+  EXPECT_EQ(figures[0]["steps"][0]["gradients"].size(), 21U);
+}
+
+TEST_F(VerifyCommandTest, LayoutsAreRightOverSocketsToo) {
+  ASSERT_EQ(run("-n 4 --steps 1 --comm.backend gloo --layout pp=2,tp=2 --layout pp=2,dp_shard=2"), 0) << error_;
+  EXPECT_THAT(error_, HasSubstr("backend: gloo"));
+  EXPECT_THAT(out_, HasSubstr("2 of 2 layouts right over 1 step"));
+}
+
+TEST_F(VerifyCommandTest, SaysWhatIsExpectedIn16Bits) {
+  ASSERT_EQ(run("-n 2 --steps 2 --layout ac=full --layout dp_replicate=2 --layout dp_shard=2 --layout tp=2 "
+                "--training.mixed_precision_param bfloat16"),
+            0)
+      << error_ << out_;
+  EXPECT_THAT(out_, HasSubstr("expected of one rank: the same bits\n"));
+  EXPECT_THAT(out_,
+              HasSubstr("expected in bfloat16, of replicas, shards and stages: loss within 0.001 of its value, "
+                        "gradients within 0.005 of their norm, weights within 2e-05 of theirs and what the "
+                        "gradients' differences account for, in each step from equal weights; that much because"));
+  EXPECT_THAT(out_, HasSubstr("expected in bfloat16, of tensor parallelism: loss within 0.01 of its value, gradients "
+                              "within 0.02 of their norm, weights within 2e-05 of theirs and what the gradients' "
+                              "differences account for, in each step from equal weights; or, where that is more, "
+                              "within four times what rounding to 16 bits changes on one rank"));
+  EXPECT_THAT(out_, HasSubstr("4 of 4 layouts right over 2 steps"));
+}
+
+TEST_F(VerifyCommandTest, AStepThatFloat16SkipsIsNoReference) {
+  EXPECT_EQ(run("-n 2 --layout dp_replicate=2,precision=float16 --training.initial_loss_scale 1e30"), 1);
+  EXPECT_THAT(error_, HasSubstr("is not finite in float16, so the step is skipped and there is nothing to compare a "
+                                "layout with: try a lower [training] initial_loss_scale"));
+}
+
+TEST_F(VerifyCommandTest, OneLayoutIsShownParameterByParameter) {
+  ASSERT_EQ(run("-n 2 --steps 1 --parallelism.tensor_parallel_degree 2"), 0) << error_;
+  EXPECT_THAT(
+      out_,
+      AllOf(HasSubstr("2 ranks, tensor parallel over 2 (tokens too) beside one rank"),
+            ContainsRegex("step 1: loss [0-9.]+, on one rank [0-9.]+: "),
+            ContainsRegex("layers.1.feed_forward.w2.weight +[0-9.e-]+  rank [01] \\[[0-9]+, [0-9]+\\] [0-9,]+ ulp")));
+}
+
+// No rounding meets this tolerance.
+TEST_F(VerifyCommandTest, WhatIsWrongIsNamedAndEndsWithStatus1) {
+  EXPECT_EQ(run("-n 2 --layout tp=2 --tolerance 1e-12"), 1);
+  EXPECT_THAT(out_, AllOf(HasSubstr("WRONG tp=2"), HasSubstr("0 of 1 layout right")));
+  EXPECT_THAT(error_, AllOf(ContainsRegex("layout tp=2, step 1: the (gradient|input|output) of '"),
+                            HasSubstr("likely cause:")));
+}
+
+TEST_F(VerifyCommandTest, ARunThatDivergesOnOneRankIsNoReference) {
+  EXPECT_EQ(run("-n 2 --steps 4 --optimizer.lr 1e38 --training.max_norm 1e30"), 1);
+  EXPECT_THAT(error_, HasSubstr("there is nothing to compare a layout with; try a lower [optimizer] lr"));
+}
+
+TEST_F(VerifyCommandTest, WhatCannotBeIsRefusedBeforeARankStarts) {
+  EXPECT_EQ(run("-n 2 --layout tp=4"), 2);
+  EXPECT_THAT(error_, HasSubstr("layout 'tp=4' takes 4 ranks, but there are 2: give more, or smaller degrees"));
+  EXPECT_EQ(run("-n 2 --layout dp=2"), 2);
+  EXPECT_THAT(error_, HasSubstr("'dp=2' is not known"));
+  EXPECT_EQ(run("-n 2 --all --layout tp=2"), 2);
+  EXPECT_THAT(error_, HasSubstr("--all checks every layout"));
+  EXPECT_EQ(run("--steps none"), 2);
+  EXPECT_THAT(error_, HasSubstr("--steps is 'none': expected a number of training steps, 1 or more"));
+  EXPECT_EQ(run("--tolerance inf"), 2);
+  EXPECT_THAT(error_, HasSubstr("--tolerance is 'inf': expected a number above 0"));
+  EXPECT_EQ(run("--tolerance 0"), 2);
+  EXPECT_THAT(error_, HasSubstr("--tolerance is '0': expected a number above 0, such as 1e-5"));
+  EXPECT_EQ(run("-n 3 --parallelism.tensor_parallel_degree 3"), 2);
+  EXPECT_THAT(error_, HasSubstr("tensor_parallel_degree = 3 does not fit the model: n_heads"));
+}
+
+}  // namespace
+}  // namespace phalanx::cli

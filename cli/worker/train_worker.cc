@@ -1,0 +1,142 @@
+#include "cli/worker/train_worker.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <csignal>
+#include <nlohmann/json.hpp>
+
+#include "cli/worker/training_sample.h"
+#include "phalanx/base/env.h"
+#include "phalanx/base/error.h"
+#include "phalanx/base/log.h"
+#include "phalanx/config/config.h"
+#include "phalanx/config/model_config.h"
+#include "phalanx/launch/process_context.h"
+#include "phalanx/launch/rendezvous/job_identity.h"
+#include "phalanx/launch/rendezvous/worker_environment.h"
+#include "phalanx/launch/supervisor/worker_report.h"
+#include "phalanx/report/report.h"
+#include "phalanx/train/inputs/run_check.h"
+#include "phalanx/train/stop_signal.h"
+#include "phalanx/train/trainer.h"
+
+namespace phalanx::cli {
+namespace {
+
+// What a step and a save after a signal may take is the batch system's business, which kills when it has waited enough;
+// the launcher ends only what hangs.
+constexpr std::chrono::seconds kStopInSteps{3'600};
+constexpr std::chrono::seconds kStopElsewhere{4};
+
+CommunicatorOptions communicator_options(const train::TrainConfig& config) {
+  CommunicatorOptions options{.first_timeout = std::chrono::seconds(config.comm.init_timeout_seconds),
+                              .timeout = std::chrono::seconds(config.comm.train_timeout_seconds),
+                              .heartbeat = std::chrono::seconds(config.comm.heartbeat_seconds),
+                              .trace_prefix = config.comm.save_traces_file_prefix};
+  options.strict = config.comm.strict;
+  options.trace_files = config.comm.trace_buf_size > 0;
+  if (options.trace_files) {
+    options.trace_capacity = static_cast<std::size_t>(config.comm.trace_buf_size);
+    options.trace_folder =
+        env_string("PHALANX_COMM_TRACE_DIR").value_or(train::in_dump_folder(config, config.comm.save_traces_folder));
+  }
+  return options;
+}
+
+void conclude(const train::TrainConfig& config, train::Trainer& trainer, const train::TrainResult& result) {
+  // A sharded model is run by all ranks together: they hold the same values and so choose the same tokens.
+  const bool writes_sample =
+      !result.asked_to_stop && !config.metrics.sample_prompt.empty() && (trainer.files() || trainer.runs_together());
+  std::string sample;
+  if (writes_sample && trainer.cuts_model()) {
+    if (const auto whole = trainer.whole_model()) sample = training_sample(config, *whole);
+  } else if (writes_sample) {
+    sample = training_sample(config, trainer.model());
+  }
+  if (!trainer.files()) return;
+  if (writes_sample) {
+    trainer.files()->describe({{"sample", {{"prompt", config.metrics.sample_prompt}, {"text", sample}}}});
+  }
+  if (result.validation_loss && result.unigram_entropy) {
+    log::info(fmt::format("validation loss {:.4f}, {:.3f} x the unigram entropy {:.4f}", *result.validation_loss,
+                          *result.validation_loss / *result.unigram_entropy, *result.unigram_entropy));
+  }
+  log::info(fmt::format("run: {}", trainer.files()->folder()));
+  if (config.metrics.enable_report) {
+    log::info(fmt::format("report: {}", train::write_report(trainer.files()->folder())));
+  }
+}
+
+}  // namespace
+
+// Called by `phalanx` with [--print-config] CONFIG [overrides].
+int train_worker(const Arguments& arguments) {
+  Arguments rest = arguments;
+  const bool only_print = take_flag(rest, "--print-config");
+  if (rest.empty()) throw UsageError("expected a configuration file");
+  const Arguments overrides(rest.begin() + 1, rest.end());
+  std::vector<std::string> notes;
+  const WorkerEnvironment environment = read_worker_environment();
+  const train::TrainConfig config =
+      only_print ? train::read_config(rest[0], overrides, &notes)
+                 : train::read_run_config(rest[0], overrides, {.ranks = environment.world_size, .look_at_files = false},
+                                          &notes);
+  if (environment.rank == 0) {
+    for (const std::string& note : notes) log::warn_once(note);
+  }
+  if (only_print) {
+    fmt::print("{}", train::print_config(train::with_model_numbers(config)));
+    return 0;
+  }
+
+  if (config.metrics.disable_color_printing) log::disable_colors();
+  // A file beyond the limit of `ulimit -f` is then an error that names the file, not the end of the process.
+  std::signal(SIGXFSZ, SIG_IGN);
+  // Whoever reads the log may go first (`| tee` at Ctrl-C, a closed connection): no reason to lose the run.
+  std::signal(SIGPIPE, SIG_IGN);
+  if (!config.metrics.sample_prompt.empty()) check_sample_tokenizer(config);
+  // Kept until the process ends: a rank that fails at the same time as another must still end with its own status, not
+  // by the signal with which the launcher then ends it.
+  static const train::StopSignal stop(
+      {.signals = train::stop_signals(config),
+       .in_steps = false,
+       // Our launcher says it for its ranks.
+       .last_words = env_string("PHALANX_REPORT_DIR") ? "" : "phalanx train: ended by a signal "});
+  announce_graceful_stop(kStopElsewhere);
+  const auto on_steps = [](bool runs) {
+    // The launcher gives a rank at least as long as the rank takes for itself.
+    if (runs) announce_graceful_stop(kStopInSteps);
+    stop.set_in_steps(runs);
+    if (!runs) announce_graceful_stop(kStopElsewhere);
+  };
+  const auto start = [&] {
+    return init_from_environment({.backend = config.comm.backend,
+                                  .shared_heap = config.comm.shared_heap ? std::optional(true) : std::nullopt,
+                                  .communicator = communicator_options(config)});
+  };
+  ProcessContext process;
+  try {
+    process = start();
+  } catch (...) {
+    stop.set_in_steps(true);  // the error is told before the launcher's signal may end this process
+    throw;
+  }
+  try {
+    const JobIdentity job = job_identity();
+    train::Trainer trainer(
+        config, {.world = process.world,
+                 .device = process.device,
+                 .stop_requested = [] { return stop.requested(); },
+                 .on_steps = on_steps,
+                 .job = {.name = job.name, .is_restart = job.attempt > 0, .patience = patience_with_predecessor(job)}});
+    conclude(config, trainer, trainer.run());
+  } catch (const std::exception& error) {
+    stop.set_in_steps(true);
+    process.world->abort(error.what());  // the other ranks need not wait for this one
+    throw;
+  }
+  return 0;
+}
+
+}  // namespace phalanx::cli

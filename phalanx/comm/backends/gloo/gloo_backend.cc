@@ -1,0 +1,242 @@
+#include "phalanx/comm/backends/gloo/gloo_backend.h"
+
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <future>
+#include <numeric>
+#include <sstream>
+#include <system_error>
+#include <thread>
+
+#include "phalanx/base/error.h"
+#include "phalanx/base/start_thread.h"
+#include "phalanx/comm/backends/gloo/gloo.h"
+#include "phalanx/comm/backends/gloo/gloo_group.h"
+#include "phalanx/comm/futex.h"
+
+namespace phalanx {
+namespace {
+
+// Operations end by the communicator's clock, which knows more; gloo's own only has to be longer.
+constexpr std::chrono::milliseconds kGlooTimeout = std::chrono::hours(24 * 7);
+// All ranks are there when they begin to connect.
+constexpr std::chrono::milliseconds kConnectTimeout{30'000};
+constexpr std::chrono::milliseconds kLookWhileMaking{100};
+constexpr std::chrono::milliseconds kBlameWhileMaking{700};
+constexpr std::chrono::milliseconds kLeaveGloo{200};
+constexpr int kTagMessages = 1 << 29;        // message numbers before they wrap: odd gloo tags
+constexpr int kAbortTag = kTagMessages * 2;  // no message has it
+
+}  // namespace
+
+GlooBackend::GlooBackend(Setup setup)
+    : setup_(std::move(setup)),
+      peers_(setup_.peers),
+      messages_(setup_.peers.members.size(), 0),
+      counts_(setup_.peers.members.size()) {
+  try {
+    if (size() > 1) join(std::make_shared<PrefixStore>(setup_.peers.store, peers_.id()));
+  } catch (const CommError& error) {
+    peers_.announce_abort(error.what());
+    throw;
+  }
+  peers_.add();
+}
+
+void GlooBackend::join(const std::shared_ptr<Store>& store) {
+  peers_.begin(peers_.meet("rank", setup_.identity));
+  gloo_ = connect(store);
+  gloo_->setTimeout(kGlooTimeout);
+  // Nobody goes on, and perhaps away again, while another is still connecting.
+  peers_.meet("connected", "");
+  peers_.end_wait();
+}
+
+// gloo cannot be interrupted while it connects, and would wait long for a rank that dies meanwhile. So a thread
+// connects, which is left to itself, and to gloo's time-out, when there is no use in it any more.
+c10::intrusive_ptr<c10d::Backend> GlooBackend::connect(const std::shared_ptr<Store>& store) {
+  struct Connecting {
+    std::mutex mutex;
+    std::condition_variable ended;
+    bool has_ended = false;
+    c10::intrusive_ptr<c10d::Backend> group;
+    std::string error;
+  };
+  auto connecting = std::make_shared<Connecting>();
+  start_thread("the making of a group of gloo", [=, rank = rank(), size = size(), host = setup_.host,
+                                                 timeout = std::min(setup_.peers.connect_timeout, kConnectTimeout)] {
+    c10::intrusive_ptr<c10d::Backend> group;
+    std::string error;
+    try {
+      group = make_gloo_group(store, rank, size, host, timeout);
+    } catch (const std::exception&) {
+      error = gloo_error_text(std::current_exception());
+    }
+    const std::lock_guard lock(connecting->mutex);
+    connecting->group = std::move(group);
+    connecting->error = std::move(error);
+    connecting->has_ended = true;
+    connecting->ended.notify_all();
+  }).detach();
+  std::unique_lock lock(connecting->mutex);
+  while (!connecting->ended.wait_for(lock, kLookWhileMaking, [&] { return connecting->has_ended; }))
+    peers_.throw_trouble_in_making();
+  if (connecting->group) return std::move(connecting->group);
+  // gloo notices a broken connection before the store tells whose it was.
+  const auto patience = std::chrono::steady_clock::now() + kBlameWhileMaking;
+  while (std::chrono::steady_clock::now() < patience) {
+    peers_.throw_trouble_in_making();
+    connecting->ended.wait_for(lock, kLookWhileMaking, [] { return false; });
+  }
+  throw CommError(fmt::format("gloo cannot connect rank {} at {} with the {} ranks of group '{}': {}", rank(),
+                              setup_.host, size(), peers_.id(), connecting->error));
+}
+
+// What gloo has begun to write to a rank that is stopped cannot be taken back, and its destructor waits for that. After
+// a failure it gets a moment, and is then left to itself.
+GlooBackend::~GlooBackend() {
+  if (!gloo_ || !aborted_.load()) return;
+  auto ended = std::make_shared<std::promise<void>>();
+  std::future<void> end = ended->get_future();
+  // The thread has the last reference, so that it is the one to wait.
+  auto last = std::make_shared<decltype(gloo_)>(std::move(gloo_));
+  try {
+    std::thread([ended, last] {
+      last->reset();
+      ended->set_value();
+    }).detach();
+  } catch (const std::system_error&) {
+    return;  // no thread to be had: then it ends here, however long that takes
+  }
+  end.wait_for(kLeaveGloo);
+}
+
+std::unique_ptr<Operation> GlooBackend::start(const OperationDescription& description) {
+  throw_if_aborted();
+  return description.transfers.empty() ? make_gloo_collective(*this, description)
+                                       : make_gloo_messages(*this, description);
+}
+
+std::shared_ptr<Backend> GlooBackend::split(const SplitRequest& request) {
+  throw_if_aborted();
+  if (request.members.empty()) return nullptr;
+  Setup setup = setup_;
+  setup.peers = peers_.split(request.serial, request.members, request.rank);
+  return std::make_shared<GlooBackend>(std::move(setup));
+}
+
+void GlooBackend::abort(const std::string& reason) noexcept {
+  {
+    const std::lock_guard lock(abort_mutex_);
+    if (aborted_.load()) return;
+    abort_reason_ = reason;
+    aborted_.store(true);
+  }
+  if (gloo_) {
+    peers_.announce_abort(reason);
+    // A receive that times out breaks all of gloo's connections of this group: what is under way here ends now, so that
+    // no thread waits in it, and the peers notice. One on a connection that is broken already fails and breaks no
+    // other, and the one to a stopped rank does not break by itself: so each is tried.
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer == rank()) continue;
+      try {
+        std::vector<at::Tensor> byte{at::empty({1}, at::kByte)};
+        gloo_->recv(byte, peer, kAbortTag)->wait(std::chrono::milliseconds(1));
+      } catch (...) {
+      }
+    }
+  }
+  ring(bell_->word, bell_->sleepers, false);
+}
+
+void GlooBackend::check_ranks() {
+  throw_if_aborted();
+  if (const std::string why = peers_.trouble(); !why.empty()) throw CommError(why);
+}
+
+void GlooBackend::throw_if_aborted() const {
+  if (!aborted_.load()) return;
+  const std::lock_guard lock(abort_mutex_);
+  throw CommError(fmt::format("the group was aborted: {}", abort_reason_));
+}
+
+// "collectives begun; peer:sends,done,receives,done; ..."
+std::string GlooBackend::waits_text() const {
+  std::string text = std::to_string(peers_.collectives_begun());
+  for (std::size_t peer = 0; peer < counts_.size(); ++peer) {
+    const MessageCounts& with = counts_[peer];
+    if (with.sends != with.sends_done || with.receives != with.receives_done)
+      text += fmt::format("; {}:{},{},{},{}", peer, with.sends, with.sends_done, with.receives, with.receives_done);
+  }
+  return text;
+}
+
+std::string GlooBackend::why_stuck() const {
+  if (size() == 1) return {};
+  const std::vector<std::string> states = peers_.states();
+  for (int r = 0; r < size(); ++r) {
+    std::istringstream state(states[static_cast<std::size_t>(r)]);
+    std::uint64_t begun = 0;
+    if (r == rank() || !(state >> begun) || begun + 1 != peers_.collectives_begun()) continue;
+    MessageCounts with;
+    int peer = -1;
+    char mark = 0;
+    while (state >> mark >> peer >> mark >> with.sends >> mark >> with.sends_done >> mark >> with.receives >> mark >>
+           with.receives_done) {
+      if (peer != rank()) continue;
+      const MessageCounts& mine = counts_[static_cast<std::size_t>(r)];
+      if (with.sends != with.sends_done && with.sends_done == mine.receives_done)
+        return fmt::format("rank {} sends a message to rank {}", r, rank());
+      if (with.receives != with.receives_done && with.receives_done == mine.sends_done)
+        return fmt::format("rank {} waits to receive a message from rank {}", r, rank());
+    }
+  }
+  return {};
+}
+
+int GlooBackend::next_message_tag(int destination) {
+  const std::uint32_t number = messages_[static_cast<std::size_t>(destination)]++;
+  return static_cast<int>(number % kTagMessages) * 2 + 1;
+}
+
+std::string gloo_error_text(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::Error& caught) {
+    const std::string text = caught.what_without_backtrace();
+    return text.substr(0, text.find('\n'));
+  } catch (const std::exception& caught) {
+    const std::string text = caught.what();
+    return text.substr(0, text.find('\n'));
+  } catch (...) {
+    return "unknown error";
+  }
+}
+
+std::shared_ptr<Communicator> make_gloo_communicator(std::shared_ptr<Store> store, int rank, int world_size,
+                                                     GlooOptions options) {
+  if (world_size < 1 || rank < 0 || rank >= world_size)
+    throw ConfigError(fmt::format("rank {} of a world of {}: expected ranks from 0", rank, world_size));
+  // Every rank makes its communicators in the same order, so the count is a name that they agree on.
+  const auto serial = store->add(fmt::format("gloo/made/{}", rank), 1);
+  auto prefixed = std::make_shared<PrefixStore>(std::move(store), fmt::format("gloo/{}", serial));
+  GlooBackend::Setup setup;
+  setup.peers.backend = "gloo";
+  setup.peers.watch = std::make_shared<GroupWatch>(prefixed, rank, world_size);
+  setup.peers.store = prefixed;
+  setup.peers.pulse_options = {.heartbeat = heartbeat_limit(options.communicator.heartbeat),
+                               .store_rank = options.store_rank};
+  setup.peers.id = "world";
+  setup.peers.members.resize(static_cast<std::size_t>(world_size));
+  std::iota(setup.peers.members.begin(), setup.peers.members.end(), 0);
+  setup.peers.rank = rank;
+  setup.peers.connect_timeout = options.communicator.first_timeout;
+  setup.host = options.host;
+  setup.identity = options.identity.empty() ? PeerProcesses::identity() : options.identity;
+  return std::make_shared<Communicator>(std::make_shared<GlooBackend>(std::move(setup)), options.communicator);
+}
+
+}  // namespace phalanx

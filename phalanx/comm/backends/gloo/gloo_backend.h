@@ -1,0 +1,111 @@
+// GlooBackend: collectives as sequences of gloo's byte operations; see gloo.h for what it promises.
+//
+// Every collective begins with an all-gather of signatures. Then, with S ranks and reductions in rank order:
+//   all_reduce, reduce      small: all-gather everything, reduce. Large: all-to-all of slices, reduce the own slice,
+//                           all-gather the slices
+//   reduce_scatter          all-to-all, reduce
+//   all_gather, gather, scatter, broadcast, all_to_all    gloo's own; uneven parts are padded to the longest
+//   barrier                 the signatures
+// A message from peer to peer is a header (type, length, number) under an even gloo tag, then the data under an odd tag
+// made of the number; the receiver asks for data only when the header fits. gloo has no way to ask whether a message is
+// through, so each has a thread that waits for it.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <vector>
+
+#include "phalanx/comm/backend.h"
+#include "phalanx/comm/liveness/group_peers.h"
+#include "phalanx/store/store.h"
+
+namespace phalanx {
+
+struct GlooBell {
+  std::atomic<std::uint32_t> word{0};
+  std::atomic<std::uint32_t> sleepers{0};
+};
+
+class GlooBackend final : public Backend {
+ public:
+  struct Setup {
+    GroupPeers::Setup peers;
+    std::string identity;  // of this process (PeerProcesses)
+    std::string host;
+  };
+  explicit GlooBackend(Setup setup);
+  ~GlooBackend() override;
+
+  int rank() const noexcept override { return peers_.rank(); }
+  int size() const noexcept override { return peers_.size(); }
+  // The work is done by gloo's threads: a waiter that spins takes the core from them.
+  BackendTraits traits() const noexcept override {
+    return {.name = "gloo", .rank_order_reduction = true, .crowded = true};
+  }
+  std::unique_ptr<Operation> start(const OperationDescription& description) override;
+  std::shared_ptr<Backend> split(const SplitRequest& request) override;
+  void abort(const std::string& reason) noexcept override;
+  void check_ranks() override;
+
+  // For the operations.
+  c10d::Backend& group() { return *gloo_; }
+  const c10::intrusive_ptr<c10d::Backend>& group_pointer() const { return gloo_; }
+  const std::shared_ptr<GlooBell>& bell() const { return bell_; }
+  void throw_if_aborted() const;
+  std::string announced_trouble() const { return peers_.announced_trouble(); }
+  std::string trouble() const { return peers_.trouble(); }
+  std::string who_left() const { return peers_.who_left(); }
+  std::string why_cut_off() const { return peers_.why_cut_off(); }
+  std::vector<int> behind(std::uint64_t collective) const { return peers_.behind(collective); }
+  /// To be called about every 100 ms by whoever waits: tells the others for what, and throws if that is in vain.
+  void look_after_wait(std::chrono::milliseconds age) { peers_.look_after_wait(waits_text(), age); }
+  void end_wait() { peers_.end_wait(); }
+  /// For a collective that waits: a rank that waits for a message to or from this one instead, or nothing. Both say how
+  /// many messages have passed between them, and this one's number stands still, so it is certain, however old what the
+  /// other said.
+  std::string why_stuck() const;
+  std::uint64_t begin_collective() { return peers_.begin_collective(); }
+  int next_message_tag(int destination);
+
+  /// Messages with one peer so far.
+  struct MessageCounts {
+    std::uint64_t sends = 0, sends_done = 0, receives = 0, receives_done = 0;
+  };
+  MessageCounts& messages_with(int peer) { return counts_[static_cast<std::size_t>(peer)]; }
+
+  struct SelfMessage {  // a rank's message to itself
+    int tag = 0;
+    DataType dtype = DataType::u8;
+    std::int64_t count = 0;
+    std::string bytes;
+  };
+  std::deque<SelfMessage>& self_messages() { return self_messages_; }
+
+ private:
+  void join(const std::shared_ptr<Store>& store);
+  c10::intrusive_ptr<c10d::Backend> connect(const std::shared_ptr<Store>& store);
+  std::string waits_text() const;
+
+  Setup setup_;
+  GroupPeers peers_;
+  std::shared_ptr<GlooBell> bell_ = std::make_shared<GlooBell>();
+  c10::intrusive_ptr<c10d::Backend> gloo_;  // null for a group of one
+  std::vector<std::uint32_t> messages_;     // sent so far, by destination
+  std::vector<MessageCounts> counts_;       // by peer
+  std::deque<SelfMessage> self_messages_;
+  mutable std::mutex abort_mutex_;
+  std::string abort_reason_;
+  std::atomic<bool> aborted_{false};
+};
+
+/// "name: first line" of what gloo threw, without its C++ stack.
+std::string gloo_error_text(const std::exception_ptr& error);
+
+std::unique_ptr<Operation> make_gloo_collective(GlooBackend& backend, const OperationDescription& description);
+std::unique_ptr<Operation> make_gloo_messages(GlooBackend& backend, const OperationDescription& description);
+
+}  // namespace phalanx

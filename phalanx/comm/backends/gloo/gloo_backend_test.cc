@@ -1,0 +1,138 @@
+// The gloo backend across real processes: the suite, deaths and time-outs.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/full.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <stdexcept>
+
+#include "phalanx/base/error.h"
+#include "phalanx/comm/backends/gloo/gloo.h"
+#include "phalanx/comm/testing/backend_suite.h"
+#include "phalanx/comm/testing/fault_world.h"
+#include "phalanx/comm/testing/forked_ranks.h"
+#include "phalanx/store/tcp_store.h"
+
+namespace phalanx {
+namespace {
+
+using std::chrono::seconds;
+
+// body(comm) in `world` processes.
+std::string run_gloo_ranks(int world, const std::function<void(Communicator&)>& body, CommunicatorOptions options = {},
+                           int killed_rank = -1) {
+  TcpStoreServer server;
+  return run_forked_ranks(
+      world,
+      [&](int rank) {
+        body(*make_gloo_communicator(std::make_shared<TcpStore>(server.address()), rank, world,
+                                     {.communicator = options}));
+      },
+      killed_rank);
+}
+
+class GlooSuite : public ::testing::TestWithParam<int> {};
+
+TEST_P(GlooSuite, Passes) {
+  EXPECT_EQ(run_gloo_ranks(GetParam(), [](Communicator& comm) { run_backend_suite(comm); }), "");
+}
+
+TEST_P(GlooSuite, FailsClearly) {
+  if (GetParam() < 2) return;
+  for (const SuiteCase& test : backend_failure_suite()) {
+    SCOPED_TRACE(test.name);
+    EXPECT_EQ(again_if_late([&] {
+                return run_gloo_ranks(
+                    GetParam(), [&](Communicator& comm) { test.run(comm); }, failure_options(test));
+              }),
+              "");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, GlooSuite, ::testing::Values(1, 2, 3, 4, 8));
+
+TEST(GlooBackend, AWriteToADeadPeerEndsNoProcess) {
+  EXPECT_EQ(run_gloo_ranks(2,
+                           [](Communicator& comm) {
+                             comm.barrier();
+                             struct sigaction action {};
+                             sigaction(SIGPIPE, nullptr, &action);
+                             if (action.sa_handler == SIG_DFL) throw std::runtime_error("SIGPIPE would end the rank");
+                           }),
+            "");
+}
+
+void require_words(const std::string& text, std::initializer_list<const char*> words) {
+  for (const char* word : words)
+    if (text.find(word) == std::string::npos) throw std::runtime_error("wrong error: " + text);
+}
+
+TEST(GlooBackend, SurvivorsNameTheRankThatWasKilledWithinASecond) {
+  EXPECT_EQ(again_if_late([] {
+              TcpStoreServer server;
+              return kill_one_of(3, 1, [&](FaultRank& self) -> std::function<void()> {
+                const auto comm = make_gloo_communicator(std::make_shared<TcpStore>(server.address()), self.rank(), 3);
+                comm->barrier();
+                return [comm, &self] {
+                  at::Tensor x = at::full({300'000}, 1.0F);
+                  const std::string text = self.error_within(seconds(1), [&] {
+                    for (;;) comm->all_reduce(x);
+                  });
+                  require_words(text, {"rank 1 has died", "all_reduce(float32[300000], sum)", "group 'world'"});
+                };
+              });
+            }),
+            "");
+}
+
+TEST(GlooBackend, AKilledRankIsSeenInASplitAndByWhoeverSendsToIt) {
+  EXPECT_EQ(again_if_late([] {
+              TcpStoreServer server;
+              return kill_one_of(4, 1, [&](FaultRank& self) -> std::function<void()> {
+                const auto comm = make_gloo_communicator(std::make_shared<TcpStore>(server.address()), self.rank(), 4);
+                // Old ranks 3, 1 and 2, 0: the victim is rank 1 of its pair.
+                const std::shared_ptr<Communicator> pair = comm->split(comm->rank() % 2, -comm->rank());
+                comm->barrier();
+                return [comm, pair, &self] {
+                  at::Tensor x = at::full({5}, 1.0F);
+                  const bool is_with_victim = comm->rank() % 2 == 1;
+                  for (int k = 0; k < 20 && !is_with_victim; ++k) pair->all_reduce(x);  // nobody of this group has died
+                  const std::string text = self.error_within(seconds(1), [&] {
+                    if (!is_with_victim) comm->recv(x, 1);
+                    for (;;) pair->all_reduce(x);
+                  });
+                  require_words(text, {"rank 1 has died"});
+                };
+              });
+            }),
+            "");
+}
+
+// A rank that has finished and gone is not dead to those who still read what it left.
+TEST(GlooBackend, RanksMayLeaveEarly) {
+  EXPECT_EQ(run_gloo_ranks(3,
+                           [](Communicator& comm) {
+                             at::Tensor x = at::full({200'000}, 1.0F);
+                             for (int k = 0; k < 5; ++k) comm.all_reduce(x);
+                           }),
+            "");
+}
+
+TEST(GlooBackend, RanksThatDoNotComeAreNamed) {
+  TcpStoreServer server;
+  try {
+    make_gloo_communicator(std::make_shared<TcpStore>(server.address()), 0, 3,
+                           {.communicator = {.first_timeout = std::chrono::milliseconds(50)}});
+    FAIL();
+  } catch (const CommError& error) {
+    EXPECT_NE(std::string(error.what()).find("of the 3 ranks of group 'world' these have not come within 0.05 s: 1, 2"),
+              std::string::npos)
+        << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace phalanx

@@ -1,0 +1,73 @@
+#include "phalanx/comm/backends/gloo/gloo_operation.h"
+
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "phalanx/base/error.h"
+
+namespace phalanx {
+namespace {
+
+constexpr std::chrono::milliseconds kBlamePatience{700};
+// A death is an error only when what the dead rank had sent must have arrived.
+constexpr std::chrono::milliseconds kDeathAge{300};
+
+}  // namespace
+
+at::Tensor gloo_buffer(std::size_t bytes) {
+  return at::empty({static_cast<std::int64_t>(std::max<std::size_t>(bytes, 1))}, at::kByte)
+      .narrow(0, 0, static_cast<std::int64_t>(bytes));
+}
+
+std::byte* gloo_bytes(const at::Tensor& buffer) { return static_cast<std::byte*>(buffer.mutable_data_ptr()); }
+
+void gloo_copy(void* to, const void* from, std::size_t bytes) {
+  if (bytes > 0 && to != from) std::memmove(to, from, bytes);
+}
+
+void GlooFailure::set(std::string text) {
+  if (!text_.empty()) return;
+  text_ = std::move(text);
+  since_ = std::chrono::steady_clock::now();
+}
+
+void GlooFailure::throw_when_known(const GlooBackend& backend) const {
+  backend.throw_if_aborted();
+  if (const std::string trouble = backend.announced_trouble(); !trouble.empty()) throw CommError(trouble);
+  if (std::chrono::steady_clock::now() - since_ < kBlamePatience) return;
+  std::string trouble = backend.trouble();
+  if (trouble.empty()) trouble = backend.who_left();
+  if (trouble.empty()) trouble = backend.why_cut_off();
+  throw CommError(trouble.empty() ? "gloo: " + text_ : fmt::format("{} (gloo: {})", trouble, text_));
+}
+
+GlooOperation::~GlooOperation() {
+  if (has_waited_) backend_.end_wait();
+}
+
+bool GlooOperation::can_go_on() {
+  if (failure_) {
+    failure_.throw_when_known(backend_);
+    return false;
+  }
+  seen_ = backend_.bell()->word.load(std::memory_order_seq_cst);
+  backend_.throw_if_aborted();
+  return true;
+}
+
+std::optional<Doorbell> GlooOperation::doorbell() {
+  if (failure_) return std::nullopt;
+  return Doorbell{&backend_.bell()->word, seen_, &backend_.bell()->sleepers, false};
+}
+
+void GlooOperation::check_peers() {
+  if (failure_) return;
+  has_waited_ = true;
+  backend_.look_after_wait(kDeathAge);
+}
+
+}  // namespace phalanx

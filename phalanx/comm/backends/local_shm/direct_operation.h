@@ -1,0 +1,81 @@
+// Collectives in which the ranks reach each other's buffers: each is read, and written, where it lies, and nothing is
+// copied on the way. Rank threads always can (local_backend.cc); processes can where the buffers are shared memory
+// (shm_windows.h).
+//
+// Two rounds of board.h. In the first the ranks compare signatures and learn where the others' buffers are. Then each
+// rank does its part of the work: it copies what it needs out of its peers' buffers, or, where values are reduced, it
+// reduces its own slice and writes the result wherever it is wanted. The second round says that this is done, and that
+// the peers' buffers are needed no longer.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "phalanx/comm/backends/local_shm/board.h"
+#include "phalanx/comm/slices.h"
+
+namespace phalanx {
+
+/// A peer's buffers, at this rank's addresses.
+struct PeerBuffers {
+  const std::byte* input = nullptr;
+  std::byte* output = nullptr;                               // all_reduce, reduce, broadcast
+  const std::vector<std::int64_t>* input_counts = nullptr;   // uneven all_to_all
+  const std::vector<std::int64_t>* output_counts = nullptr;  // uneven all_to_all
+};
+
+class DirectOperation : public RoundOperation {
+ public:
+  using RoundOperation::RoundOperation;
+  /// Waits until no peer is at work on this rank's buffers.
+  bool retire() noexcept override;
+
+ protected:
+  Progress step() override;
+  /// One of each rank; asked for once, when all have published the first round.
+  virtual std::vector<PeerBuffers> peers() = 0;
+  /// This rank has no more to do in the peers' buffers.
+  virtual void leave_peers() noexcept {}
+  /// After a failure: a peer that will not say that it is done, since it has died or was stopped. One that was stopped
+  /// may go on with its piece later.
+  virtual bool has_ended(int) const noexcept { return false; }
+  /// A second has gone by since this was first asked.
+  bool is_out_of_patience();
+
+ private:
+  struct Copy {
+    std::byte* to;
+    const std::byte* from;
+    std::size_t bytes;
+  };
+
+  std::size_t width() const { return element_size(description_.dtype); }
+  void plan();
+  void plan_copies();
+  void plan_copy(std::byte* to, const std::byte* from, std::size_t elements);
+  bool work();  // a bounded piece of it; true: all is done
+  void copy_piece();
+  void reduce_piece();
+
+  std::vector<PeerBuffers> peers_;
+  bool is_planned_ = false;
+  bool is_work_done_ = false;
+  bool is_alone_ = false;  // when it failed, some rank had not come
+  std::optional<std::chrono::steady_clock::time_point> impatient_since_;
+  std::string error_;  // thrown only when no peer reads our description any more
+  std::vector<Copy> copies_;
+  std::size_t streamed_left_ = 0;  // bytes
+  std::size_t next_copy_ = 0;
+  // Elements `range_` of sources_ are reduced into target_, and copied to `also_`.
+  Range range_;
+  std::vector<const std::byte*> sources_;  // of element 0
+  std::byte* target_ = nullptr;            // of element 0
+  std::vector<std::byte*> also_;           // of element 0
+  std::vector<const void*> inputs_;
+};
+
+}  // namespace phalanx

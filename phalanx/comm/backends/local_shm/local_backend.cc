@@ -1,0 +1,121 @@
+#include "phalanx/comm/backends/local_shm/local_backend.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "phalanx/comm/backends/local_shm/direct_operation.h"
+#include "phalanx/comm/wait.h"
+
+namespace phalanx {
+namespace {
+
+// What all groups of one world share.
+struct LocalWorld {
+  explicit LocalWorld(int size) : gone(static_cast<std::size_t>(size)) {}
+  std::vector<std::atomic<bool>> gone;  // ranks that have returned
+  bool is_crowded = false;
+};
+
+// The memory of one group of rank threads.
+struct LocalGroup {
+  LocalGroup(std::shared_ptr<LocalWorld> its_world, std::vector<int> world_ranks)
+      : world(std::move(its_world)),
+        members(std::move(world_ranks)),
+        ranks(members.size()),
+        channels(members.size() * members.size()) {}
+  bool has_gone(int rank) const { return world->gone[world_rank(rank)].load(std::memory_order_acquire); }
+  std::size_t world_rank(int rank) const { return static_cast<std::size_t>(members[static_cast<std::size_t>(rank)]); }
+
+  std::shared_ptr<LocalWorld> world;
+  std::vector<int> members;
+  BoardHead head{};
+  std::vector<RankBoard> ranks;
+  std::vector<Channel> channels;
+};
+
+class LocalCollective final : public DirectOperation {
+ public:
+  using DirectOperation::DirectOperation;
+
+ private:
+  std::vector<PeerBuffers> peers() override {
+    std::vector<PeerBuffers> all;
+    for (int r = 0; r < board_.size(); ++r) {
+      const OperationDescription& d = *board_.header(r, first_round_).description;
+      all.push_back({static_cast<const std::byte*>(d.input), static_cast<std::byte*>(d.output), &d.input_counts,
+                     &d.output_counts});
+    }
+    return all;
+  }
+};
+
+class LocalBackend final : public Backend {
+ public:
+  LocalBackend(std::shared_ptr<LocalGroup> group, int rank)
+      : group_(std::move(group)),
+        board_({&group_->head, group_->ranks.data(), group_, false}, rank, static_cast<int>(group_->ranks.size()),
+               [this](int peer) {
+                 return group_->has_gone(peer) ? std::string("has returned and will not come") : std::string();
+               }),
+        mail_(board_, {group_->channels.data(), nullptr, 0}) {}
+
+  int rank() const noexcept override { return board_.rank(); }
+  int size() const noexcept override { return board_.size(); }
+  BackendTraits traits() const noexcept override {
+    return {.name = "local", .rank_order_reduction = true, .host_only = true, .crowded = group_->world->is_crowded};
+  }
+  std::unique_ptr<Operation> start(const OperationDescription& description) override {
+    if (description.verb == Verb::send || description.verb == Verb::recv || description.verb == Verb::batch_p2p)
+      return std::make_unique<PeerOperation>(mail_, description);
+    return std::make_unique<LocalCollective>(board_, description);
+  }
+  std::shared_ptr<Backend> split(const SplitRequest& request) override {
+    // The first member makes the group and hands its address round; the second exchange says that all hold it.
+    std::shared_ptr<LocalGroup> group;
+    std::string address(sizeof(void*), '\0');
+    if (request.rank == 0) {
+      std::vector<int> members;
+      for (int member : request.members) members.push_back(group_->members[static_cast<std::size_t>(member)]);
+      group = std::make_shared<LocalGroup>(group_->world, std::move(members));
+      const auto* holder = &group;
+      std::memcpy(address.data(), &holder, sizeof(holder));
+    }
+    const std::vector<std::string> addresses = request.exchange(address);
+    if (request.rank > 0) {
+      const std::shared_ptr<LocalGroup>* holder = nullptr;
+      std::memcpy(&holder, addresses[static_cast<std::size_t>(request.members[0])].data(), sizeof(holder));
+      group = *holder;
+    }
+    request.exchange("");
+    if (request.members.empty()) return nullptr;
+    return std::make_shared<LocalBackend>(std::move(group), request.rank);
+  }
+  void abort(const std::string& reason) noexcept override { board_.abort(reason); }
+  void check_ranks() override { board_.check_ranks(); }
+  void mark_gone() noexcept {
+    group_->world->gone[group_->world_rank(board_.rank())].store(true, std::memory_order_release);
+  }
+
+ private:
+  std::shared_ptr<LocalGroup> group_;
+  Board board_;
+  PeerMail mail_;
+};
+
+}  // namespace
+
+std::vector<std::shared_ptr<Backend>> make_local_backends(int size) {
+  std::vector<int> members(static_cast<std::size_t>(size));
+  std::iota(members.begin(), members.end(), 0);
+  auto world = std::make_shared<LocalWorld>(size);
+  world->is_crowded = size > available_cores();
+  auto group = std::make_shared<LocalGroup>(std::move(world), std::move(members));
+  std::vector<std::shared_ptr<Backend>> backends;
+  for (int rank = 0; rank < size; ++rank) backends.push_back(std::make_shared<LocalBackend>(group, rank));
+  return backends;
+}
+
+void mark_local_rank_gone(Backend& backend) noexcept { static_cast<LocalBackend&>(backend).mark_gone(); }
+
+}  // namespace phalanx

@@ -1,0 +1,74 @@
+#include "phalanx/comm/backends/mpi/mpi.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <numeric>
+
+#include "phalanx/base/error.h"
+
+#ifdef PHALANX_HAVE_MPI
+#include "phalanx/comm/backends/mpi/mpi_backend.h"
+#endif
+
+namespace phalanx {
+
+#ifdef PHALANX_HAVE_MPI
+
+std::shared_ptr<Communicator> make_mpi_communicator(std::shared_ptr<Store> store, int rank, int world_size,
+                                                    MpiOptions options) {
+  if (world_size < 1 || rank < 0 || rank >= world_size)
+    throw ConfigError(fmt::format("rank {} of a world of {}: expected ranks from 0", rank, world_size));
+  const MpiProcess& process = MpiProcess::get();
+  if (process.rank() != rank || process.size() != world_size)
+    throw ConfigError(
+        fmt::format("backend mpi: this process is rank {} of {}, but MPI calls it rank {} of {}: start all "
+                    "ranks with one mpirun or srun, or choose another backend",
+                    rank, world_size, process.rank(), process.size()));
+  // Every rank makes its communicators in the same order, so the count is a name that they agree on.
+  const auto serial = store->add(fmt::format("mpi/made/{}", rank), 1);
+  auto prefixed = std::make_shared<PrefixStore>(std::move(store), fmt::format("mpi/{}", serial));
+  MpiBackend::Setup setup;
+  setup.peers.backend = "mpi";
+  setup.peers.watch = std::make_shared<GroupWatch>(prefixed, rank, world_size);
+  setup.peers.store = prefixed;
+  setup.peers.pulse_options = {.heartbeat = heartbeat_limit(options.communicator.heartbeat),
+                               .store_rank = options.store_rank};
+  setup.peers.id = fmt::format("world{}", serial);
+  setup.peers.members.resize(static_cast<std::size_t>(world_size));
+  std::iota(setup.peers.members.begin(), setup.peers.members.end(), 0);
+  setup.peers.rank = rank;
+  setup.peers.connect_timeout = options.communicator.first_timeout;
+  setup.identity = options.identity.empty() ? PeerProcesses::identity() : options.identity;
+  setup.deterministic = options.deterministic;
+  setup.largest_call = options.largest_call;
+  return std::make_shared<Communicator>(std::make_shared<MpiBackend>(std::move(setup)), options.communicator);
+}
+
+std::optional<std::string> mpi_library() {
+  const MpiTable* table = nullptr;
+  try {
+    table = &mpi();
+  } catch (const ConfigError&) {  // no Open MPI on this machine
+    return std::nullopt;
+  }
+  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
+  int length = 0;
+  if (table->get_library_version(text.data(), &length) != MPI_SUCCESS) return "unknown version";
+  const std::string version(text.data(), static_cast<std::size_t>(length));
+  return version.substr(0, version.find_first_of(",\n"));
+}
+
+#else
+
+std::shared_ptr<Communicator> make_mpi_communicator(std::shared_ptr<Store>, int, int, MpiOptions) {
+  throw ConfigError(
+      "backend mpi: this build has no MPI: install Open MPI (scripts/bootstrap.sh --mpi), configure and "
+      "build again, or choose another backend");
+}
+
+std::optional<std::string> mpi_library() { return std::nullopt; }
+
+#endif
+
+}  // namespace phalanx

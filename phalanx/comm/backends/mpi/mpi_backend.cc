@@ -1,0 +1,238 @@
+#include "phalanx/comm/backends/mpi/mpi_backend.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <thread>
+
+#include "phalanx/base/error.h"
+#include "phalanx/base/start_thread.h"
+#include "phalanx/comm/wait.h"
+
+namespace phalanx {
+namespace {
+
+using MpiClock = std::chrono::steady_clock;
+
+// When a rank has died or stopped, the lowest of the others says so and ends the job; if it is busy, they do after
+// this.
+constexpr std::chrono::milliseconds kLeaveToLowest{300};
+// How long an operation that is given up may still come to its end by itself.
+constexpr std::chrono::milliseconds kLastChance{1000};
+constexpr std::chrono::milliseconds kLookWhileMpiMakes{100};
+constexpr std::chrono::milliseconds kShortestJoining{30'000};
+
+// Of a process's identity the part before its process and namespace: ranks with equal ones compete for the same cores.
+std::string machine_of(const std::string& identity) { return identity.substr(0, identity.find(':')); }
+
+int creation_tag(const std::string& id, int largest) {
+  std::uint32_t hash = 2166136261U;
+  for (const char c : id) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619U;
+  return static_cast<int>(hash % static_cast<std::uint32_t>(largest));
+}
+
+}  // namespace
+
+MpiBackend::MpiBackend(Setup setup)
+    : setup_(std::move(setup)),
+      peers_(setup_.peers),
+      process_(MpiProcess::get()),
+      sent_(setup_.peers.members.size(), 0),
+      received_(setup_.peers.members.size(), 0) {
+  try {
+    const std::vector<std::string> identities = peers_.meet("rank", setup_.identity);
+    const std::string machine = machine_of(setup_.identity);
+    is_crowded_ = std::ranges::count_if(identities, [&](const std::string& identity) {
+                    return machine_of(identity) == machine;
+                  }) > available_cores();
+    peers_.begin(identities);
+    make_comm();
+  } catch (const CommError& error) {
+    process_.note_failure();
+    peers_.announce_abort(error.what());
+    throw;
+  }
+  peers_.end_wait();
+  peers_.add();
+}
+
+// MPI makes a communicator in a call that blocks until all members are in it and that nothing can interrupt. So a
+// thread makes it, which is left to itself when a rank is seen to be out. Not inside enter(): other communicators of
+// this process must go on, or a peer that waits for one of them first would never come here.
+void MpiBackend::make_comm() {
+  struct Making {
+    std::mutex mutex;
+    std::condition_variable ended;
+    bool has_ended = false;
+    MPI_Comm comm = mpi().comm_null;
+    std::string error;
+  };
+  auto making = std::make_shared<Making>();
+  start_thread("the making of a group of MPI", [making, members = peers_.members(),
+                                                tag = creation_tag(peers_.id(), process_.largest_tag())] {
+    MPI_Comm comm = mpi().comm_null;
+    std::string error;
+    try {
+      MPI_Group world = mpi().group_null, group = mpi().group_null;
+      check_mpi(mpi().comm_group(mpi().comm_world, &world), "MPI_Comm_group");
+      int status = mpi().group_incl(world, static_cast<int>(members.size()), members.data(), &group);
+      if (status == MPI_SUCCESS) status = mpi().comm_create_group(mpi().comm_world, group, tag, &comm);
+      mpi().group_free(&world);
+      if (group != mpi().group_null) mpi().group_free(&group);
+      check_mpi(status, "MPI_Comm_create_group");
+      check_mpi(mpi().comm_set_errhandler(comm, mpi().errors_return), "MPI_Comm_set_errhandler");
+    } catch (const std::exception& caught) {
+      error = caught.what();
+    }
+    const std::lock_guard lock(making->mutex);
+    making->comm = comm;
+    making->error = std::move(error);
+    making->has_ended = true;
+    making->ended.notify_all();
+  }).detach();
+  // All ranks are there when they begin.
+  const auto patience = std::max(setup_.peers.connect_timeout, kShortestJoining);
+  const auto deadline = MpiClock::now() + patience;
+  std::unique_lock lock(making->mutex);
+  while (!making->ended.wait_for(lock, kLookWhileMpiMakes, [&] { return making->has_ended; })) {
+    peers_.throw_trouble_in_making();
+    if (MpiClock::now() > deadline)
+      throw CommError(fmt::format("mpi: of the {} ranks of group '{}' not all have joined it within {} s", size(),
+                                  peers_.id(), static_cast<double>(patience.count()) / 1000));
+  }
+  if (!making->error.empty())
+    throw CommError(fmt::format("mpi: group '{}' could not be made: {}", peers_.id(), making->error));
+  comm_ = making->comm;
+}
+
+MpiBackend::~MpiBackend() {
+  // What a failed group left under way still needs its communicator. Else nothing is under way any more, and to free it
+  // is a local act in Open MPI.
+  int is_finalised = 0;
+  if (aborted_.load() || mpi().finalized(&is_finalised) != MPI_SUCCESS || is_finalised != 0) return;
+  const auto inside = process_.enter();
+  mpi().comm_free(&comm_);
+}
+
+std::unique_ptr<Operation> MpiBackend::start(const OperationDescription& description) {
+  return description.transfers.empty() ? make_mpi_collective(*this, description)
+                                       : make_mpi_messages(*this, description);
+}
+
+std::shared_ptr<Backend> MpiBackend::split(const SplitRequest& request) {
+  throw_if_aborted();
+  if (request.members.empty()) return nullptr;
+  Setup setup = setup_;
+  setup.peers = peers_.split(request.serial, request.members, request.rank);
+  return std::make_shared<MpiBackend>(std::move(setup));
+}
+
+void MpiBackend::abort(const std::string& reason) noexcept {
+  {
+    const std::lock_guard lock(abort_mutex_);
+    if (aborted_.load()) return;
+    abort_reason_ = reason;
+    aborted_.store(true);
+  }
+  if (size() == 1) return;
+  process_.note_failure();
+  // Of a death everybody hears from the store; told a second time, it would look like this rank's own decision.
+  if (!peers_.lost().empty()) return;
+  peers_.announce_abort(reason);
+}
+
+std::string MpiBackend::abort_reason() const {
+  const std::lock_guard lock(abort_mutex_);
+  return abort_reason_;
+}
+
+void MpiBackend::throw_if_aborted() const {
+  if (aborted_.load()) throw CommError(fmt::format("the group was aborted: {}", abort_reason()));
+}
+
+std::shared_ptr<std::byte[]> MpiBackend::scratch(std::size_t bytes) {
+  // Whoever was given up keeps what it had.
+  if (scratch_bytes_ < bytes || scratch_.use_count() > 1) {
+    scratch_.reset(new std::byte[bytes]);
+    scratch_bytes_ = bytes;
+  }
+  return scratch_;
+}
+
+void MpiBackend::drop_notices(int peer) {
+  for (;;) {
+    int flag = 0;
+    std::uint32_t had = 0;
+    const int notice = tag(MpiTag::other, kMpiNotice);
+    check_mpi(mpi().iprobe(peer, notice, comm_, &flag, MPI_STATUS_IGNORE), "MPI_Iprobe");
+    if (flag == 0) return;
+    check_mpi(mpi().recv(&had, sizeof had, mpi().byte, peer, notice, comm_, MPI_STATUS_IGNORE), "MPI_Recv");
+  }
+}
+
+// A rank that has not brought its signature is still before this collective, and a message of its that nobody takes is
+// what holds it: it does one thing after the other.
+std::string MpiBackend::why_stuck() {
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    for (;;) {
+      int flag = 0;
+      MPI_Status status;
+      check_mpi(mpi().iprobe(peer, MPI_ANY_TAG, comm_, &flag, &status), "MPI_Iprobe");
+      if (flag == 0) break;
+      if (status.MPI_TAG % 4 == static_cast<int>(MpiTag::header))
+        return fmt::format("rank {} sends a message to rank {}", peer, rank());
+      if (status.MPI_TAG != tag(MpiTag::other, kMpiNotice)) break;
+      std::uint32_t had = 0;  // messages that the peer had received from here when it wrote
+      check_mpi(mpi().recv(&had, sizeof had, mpi().byte, peer, status.MPI_TAG, comm_, MPI_STATUS_IGNORE), "MPI_Recv");
+      if (had == sent_[static_cast<std::size_t>(peer)])
+        return fmt::format("rank {} waits to receive a message from rank {}", peer, rank());
+    }
+  }
+  return {};
+}
+
+void MpiBackend::check_ranks() {
+  throw_if_aborted();
+  // A rank that failed and ended gave its reason first: that is the cause, its end only what follows.
+  if (const std::string reason = peers_.given_up(); !reason.empty()) throw CommError(reason);
+  if (const std::string why = peers_.trouble(); !why.empty()) throw CommError(why);
+}
+
+void MpiOperation::check_peers() {
+  GroupPeers& peers = backend_.peers();
+  peer_has_died_ = peers.given_up().empty() && !peers.announced_trouble().empty();
+  for (int r = 0; r < backend_.size() && !peer_is_out_; ++r) peer_is_out_ = peers.is_out(r);
+  backend_.check_ranks();
+  has_waited_ = true;
+  peers.look_after_wait("waits");
+}
+
+bool MpiOperation::retire() noexcept {
+  const auto inside = backend_.process().try_enter();
+  if (!inside) return false;
+  if (!retiring_since_) retiring_since_ = MpiClock::now();
+  const auto waited = MpiClock::now() - *retiring_since_;
+  try {
+    if (peer_has_died_ || (peer_is_out_ && is_callers_memory_in_use())) {
+      int lowest = 0;
+      while (lowest != backend_.rank() && backend_.peers().is_out(lowest)) ++lowest;
+      if (backend_.rank() == lowest || waited > kLeaveToLowest) backend_.process().end_job(backend_.abort_reason());
+      return false;
+    }
+    if (are_requests_done()) return true;
+  } catch (const std::exception&) {
+    // MPI says that a request has failed: it is as good as under way.
+  }
+  if (is_callers_memory_in_use()) {
+    if (waited > kLastChance)
+      backend_.process().end_job(backend_.abort_reason() +
+                                 " (data were being moved, and MPI does not give back the tensors it has)");
+    return false;
+  }
+  leave_requests();
+  return true;
+}
+
+}  // namespace phalanx

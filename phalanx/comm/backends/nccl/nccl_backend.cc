@@ -1,0 +1,54 @@
+#include "phalanx/comm/backends/nccl/nccl_backend.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "phalanx/base/error.h"
+
+namespace phalanx {
+
+NcclBackend::NcclBackend(Setup setup)
+    : setup_(std::move(setup)), stream_(setup_.streams->make_stream()), window_(*setup_.control) {}
+
+NcclBackend::~NcclBackend() = default;
+
+void NcclBackend::throw_if_aborted() const {
+  if (!aborted_.load(std::memory_order_acquire)) return;
+  const std::lock_guard lock(abort_mutex_);
+  throw CommError(fmt::format("the group was aborted: {}", abort_reason_));
+}
+
+std::unique_ptr<Operation> NcclBackend::start(const OperationDescription& description) {
+  throw_if_aborted();
+  if (!description.on_device) return setup_.control->start(description);
+  return description.transfers.empty() ? make_nccl_collective(*this, description)
+                                       : make_nccl_messages(*this, description);
+}
+
+std::shared_ptr<Backend> NcclBackend::split(const SplitRequest& request) {
+  throw_if_aborted();
+  Setup setup = setup_;
+  setup.control = setup_.control->split(request);
+  setup.names = request.names;
+  const auto give_up = [this] { setup_.control->check_ranks(); };
+  // A group is known by its least rank; ncclCommSplit orders by key.
+  const int color =
+      request.members.empty() ? kNcclNoColor : *std::min_element(request.members.begin(), request.members.end());
+  setup.group = setup_.group->split(color, std::max(request.rank, 0), give_up);
+  if (!setup.group || !setup.control) return nullptr;
+  return std::make_shared<NcclBackend>(std::move(setup));
+}
+
+void NcclBackend::abort(const std::string& reason) noexcept {
+  {
+    const std::lock_guard lock(abort_mutex_);
+    if (aborted_.load(std::memory_order_relaxed)) return;
+    abort_reason_ = reason;
+    aborted_.store(true, std::memory_order_release);
+  }
+  setup_.control->abort(reason);  // the other ranks hear of it there
+  setup_.group->abort(reason);
+}
+
+}  // namespace phalanx

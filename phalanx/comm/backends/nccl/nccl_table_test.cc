@@ -1,0 +1,58 @@
+// Where NCCL, or a device, is not there: what is said, and to whom.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+#include <vector>
+
+#include "phalanx/base/error.h"
+#include "phalanx/comm/backends/local_shm/local_backend.h"
+#include "phalanx/comm/backends/nccl/nccl.h"
+#include "phalanx/comm/backends/nccl/nccl_table.h"
+#include "phalanx/comm/device/device_streams.h"
+
+namespace phalanx {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(NcclTable, SaysWhyNcclCannotBeLoaded) {
+  try {
+    load_nccl("libphalanx-has-no-such-library.so.2");
+    FAIL() << "no error";
+  } catch (const CommError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("NCCL cannot be loaded: libphalanx-has-no-such-library.so.2"));
+  }
+  try {
+    load_nccl("libm.so.6");
+    FAIL() << "no error";
+  } catch (const CommError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("libm.so.6 lacks ncclGetVersion, "));
+  }
+}
+
+TEST(NcclTable, ARankWithoutItIsNamedToAll) {
+  if (is_cuda_build() && cuda_device_count() > 0) GTEST_SKIP() << "this machine has a GPU";
+  const auto control = make_local_backends(2);
+  std::vector<std::thread> threads;
+  for (const auto& backend : control)
+    threads.emplace_back([&backend] {
+      try {
+        make_nccl_communicator(backend, 0);
+        ADD_FAILURE() << "no error";
+      } catch (const CommError& error) {
+        EXPECT_THAT(error.what(), HasSubstr("rank 0: cuda:0: "));
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(DeviceStreams, CpuBuildsHaveNone) {
+  if (is_cuda_build()) GTEST_SKIP() << "this is a CUDA build";
+  EXPECT_EQ(cuda_device_count(), 0);
+  EXPECT_EQ(cuda_device_name(0), "");
+  EXPECT_THROW(make_cuda_streams(0), ConfigError);
+}
+
+}  // namespace
+}  // namespace phalanx

@@ -1,0 +1,169 @@
+// DeviceStreams over CUDA. Only c10's CUDA headers are used: ATen's drag in cuBLAS, cuSOLVER and cuSPARSE.
+#include <c10/cuda/CUDAEvent.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include <exception>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "phalanx/base/error.h"
+#include "phalanx/comm/device/device_streams.h"
+
+namespace phalanx {
+namespace {
+
+void check_cuda(cudaError_t status, const char* what) {
+  if (status == cudaSuccess) return;
+  (void)cudaGetLastError();  // not left behind for a later call to report
+  throw CommError(fmt::format("CUDA: {}: {} ({})", what, cudaGetErrorString(status), cudaGetErrorName(status)));
+}
+
+// Frees something. Not from another device, which would make a context there that costs hundreds of megabytes; and at
+// the very end of a process the driver may be gone before us: then there is nothing to free.
+template <class Free>
+void on_device(c10::DeviceIndex device, Free free) noexcept {
+  try {
+    const c10::cuda::CUDAGuard guard(device);
+    (void)free();
+    (void)cudaGetLastError();
+  } catch (const std::exception&) {
+  }
+}
+
+// c10::cuda::CUDAEvent would do, but throws c10::Error with a C++ backtrace, and from query() too.
+class CudaEvent final : public DeviceEvent {
+ public:
+  CudaEvent(int device, cudaStream_t stream) : device_(static_cast<c10::DeviceIndex>(device)) {
+    const c10::cuda::CUDAGuard guard(device_);
+    check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate");
+    const cudaError_t status = cudaEventRecord(event_, stream);
+    if (status != cudaSuccess) (void)cudaEventDestroy(event_);
+    check_cuda(status, "cudaEventRecord");
+  }
+  ~CudaEvent() override {
+    on_device(device_, [this] { return cudaEventDestroy(event_); });
+  }
+  CudaEvent(const CudaEvent&) = delete;
+  CudaEvent& operator=(const CudaEvent&) = delete;
+
+  bool is_done() const override {
+    const cudaError_t status = cudaEventQuery(event_);
+    if (status == cudaErrorNotReady) {
+      (void)cudaGetLastError();
+      return false;
+    }
+    check_cuda(status, "cudaEventQuery");
+    return true;
+  }
+  cudaEvent_t get() const noexcept { return event_; }
+
+ private:
+  c10::DeviceIndex device_;
+  cudaEvent_t event_ = nullptr;
+};
+
+class CudaStreams final : public DeviceStreams {
+ public:
+  explicit CudaStreams(int device) : device_(device) {}
+  ~CudaStreams() override {
+    for (const cudaStream_t stream : streams_)
+      on_device(static_cast<c10::DeviceIndex>(device_), [stream] { return cudaStreamDestroy(stream); });
+  }
+
+  std::string device_identity() const override {
+    cudaDeviceProp properties{};
+    check_cuda(cudaGetDeviceProperties(&properties, device_), "cudaGetDeviceProperties");
+    std::string text = "GPU-";
+    for (const char byte : properties.uuid.bytes) text += fmt::format("{:02x}", static_cast<unsigned char>(byte));
+    return text;
+  }
+
+  std::shared_ptr<void> enter() const override {
+    return std::make_shared<c10::cuda::CUDAGuard>(static_cast<c10::DeviceIndex>(device_));
+  }
+  std::shared_ptr<void> enter_stream(DeviceStream stream) override {
+    return std::make_shared<c10::cuda::CUDAStreamGuard>(
+        c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream), static_cast<c10::DeviceIndex>(device_)));
+  }
+  // c10 has a pool of 32 for everybody: of 33 communicators two would share one, and hold each other up.
+  DeviceStream make_stream() override {
+    const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device_));
+    int least = 0, greatest = 0;
+    check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+    cudaStream_t stream = nullptr;
+    check_cuda(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest), "cudaStreamCreateWithPriority");
+    const std::lock_guard lock(mutex_);
+    streams_.push_back(stream);
+    return stream;
+  }
+  std::shared_ptr<DeviceEvent> record(DeviceStream stream) override {
+    return std::make_shared<CudaEvent>(device_, static_cast<cudaStream_t>(stream));
+  }
+  std::shared_ptr<DeviceEvent> record_current() override { return record(current()); }
+  void wait(DeviceStream stream, const DeviceEvent& event) override {
+    const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device_));
+    check_cuda(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), static_cast<const CudaEvent&>(event).get(), 0),
+               "cudaStreamWaitEvent");
+  }
+  void current_waits(const DeviceEvent& event) override { wait(current(), event); }
+  void copy(DeviceStream stream, void* to, const void* from, std::size_t bytes) override {
+    if (bytes == 0) return;
+    const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device_));
+    check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream)),
+               "cudaMemcpyAsync");
+  }
+  std::shared_ptr<std::byte> make_pinned(std::size_t bytes) override {
+    const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device_));
+    void* memory = nullptr;
+    check_cuda(cudaHostAlloc(&memory, bytes > 0 ? bytes : 1, cudaHostAllocPortable), "cudaHostAlloc");
+    return {static_cast<std::byte*>(memory), [device = device_](std::byte* pinned) {
+              on_device(static_cast<c10::DeviceIndex>(device), [pinned] { return cudaFreeHost(pinned); });
+            }};
+  }
+
+ private:
+  DeviceStream current() const {
+    return c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device_)).stream();
+  }
+  int device_;
+  std::mutex mutex_;
+  std::vector<cudaStream_t> streams_;
+};
+
+void check_device(int device) {
+  const int count = cuda_device_count();
+  if (device < 0 || device >= count)
+    throw ConfigError(fmt::format("cuda:{}: this machine has {} CUDA device{}", device, count, count == 1 ? "" : "s"));
+}
+
+}  // namespace
+
+std::shared_ptr<DeviceStreams> make_cuda_streams(int device) {
+  check_device(device);
+  return std::make_shared<CudaStreams>(device);
+}
+
+int cuda_device_count() noexcept { return c10::cuda::device_count(); }
+
+void use_cuda_device(int device) {
+  check_device(device);
+  c10::cuda::set_device(static_cast<c10::DeviceIndex>(device));
+}
+
+std::string cuda_device_name(int device) {
+  cudaDeviceProp properties{};
+  if (device < 0 || device >= cuda_device_count() || cudaGetDeviceProperties(&properties, device) != cudaSuccess) {
+    (void)cudaGetLastError();
+    return "";
+  }
+  return properties.name;
+}
+
+bool is_cuda_build() noexcept { return true; }
+
+}  // namespace phalanx

@@ -1,0 +1,27 @@
+// DeviceCompletion: how far a device is with an operation. Shared by the operation and whoever waits for it.
+#pragma once
+
+#include <memory>
+#include <mutex>
+
+#include "phalanx/comm/backend.h"
+#include "phalanx/comm/device/device_streams.h"
+
+namespace phalanx {
+
+class DeviceCompletion final : public StreamCompletion {
+ public:
+  explicit DeviceCompletion(std::shared_ptr<DeviceStreams> streams) : streams_(std::move(streams)) {}
+  bool join_current_stream() override;
+  bool is_done() const noexcept override;
+
+  void set(std::shared_ptr<DeviceEvent> event);  // all of the operation is in a stream; the event marks its end
+  std::shared_ptr<DeviceEvent> event() const;    // nullptr: not yet
+
+ private:
+  std::shared_ptr<DeviceStreams> streams_;
+  mutable std::mutex mutex_;
+  std::shared_ptr<DeviceEvent> event_;
+};
+
+}  // namespace phalanx

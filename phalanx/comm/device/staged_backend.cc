@@ -1,0 +1,189 @@
+#include "phalanx/comm/device/staged_backend.h"
+
+#include <algorithm>
+#include <bit>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "phalanx/comm/device/device_completion.h"
+
+namespace phalanx {
+namespace {
+
+using Pinned = std::shared_ptr<std::byte>;
+
+// Pinned memory is slow to make: blocks, of powers of two, are used again.
+class PinnedPool {
+ public:
+  explicit PinnedPool(std::shared_ptr<DeviceStreams> streams) : streams_(std::move(streams)) {}
+  Pinned take(std::size_t bytes) {
+    const std::size_t size = std::bit_ceil(std::max(bytes, std::size_t{4096}));
+    {
+      const std::lock_guard lock(mutex_);
+      auto& free = free_[size];
+      if (!free.empty()) {
+        Pinned block = std::move(free.back());
+        free.pop_back();
+        return block;
+      }
+    }
+    return streams_->make_pinned(size);
+  }
+  void give_back(std::size_t bytes, Pinned block) {
+    const std::lock_guard lock(mutex_);
+    free_[std::bit_ceil(std::max(bytes, std::size_t{4096}))].push_back(std::move(block));
+  }
+
+ private:
+  std::shared_ptr<DeviceStreams> streams_;
+  std::mutex mutex_;
+  std::map<std::size_t, std::vector<Pinned>> free_;
+};
+
+class StagedBackend final : public Backend {
+ public:
+  StagedBackend(std::shared_ptr<Backend> host, int cuda_device, std::shared_ptr<DeviceStreams> streams)
+      : host_(std::move(host)),
+        cuda_device_(cuda_device),
+        streams_(std::move(streams)),
+        stream_(streams_->make_stream()),
+        pool_(streams_) {}
+
+  int rank() const noexcept override { return host_->rank(); }
+  int size() const noexcept override { return host_->size(); }
+  BackendTraits traits() const noexcept override {
+    BackendTraits traits = host_->traits();
+    traits.host_only = cuda_device_ < 0;
+    traits.stream_ordered = true;
+    traits.cuda_device = cuda_device_;
+    return traits;
+  }
+  std::unique_ptr<Operation> start(const OperationDescription& description) override;
+  std::shared_ptr<Backend> split(const SplitRequest& request) override {
+    auto host = host_->split(request);
+    return host ? std::make_shared<StagedBackend>(std::move(host), cuda_device_, streams_) : nullptr;
+  }
+  void abort(const std::string& reason) noexcept override { host_->abort(reason); }
+  void check_ranks() override { host_->check_ranks(); }
+
+  Backend& host() { return *host_; }
+  const std::shared_ptr<DeviceStreams>& streams() const { return streams_; }
+  DeviceStream stream() const { return stream_; }
+  PinnedPool& pool() { return pool_; }
+
+ private:
+  std::shared_ptr<Backend> host_;
+  int cuda_device_;
+  std::shared_ptr<DeviceStreams> streams_;
+  DeviceStream stream_;
+  PinnedPool pool_;
+};
+
+// Device to pinned memory, the host's operation, pinned memory to device.
+class StagedOperation final : public Operation {
+ public:
+  StagedOperation(StagedBackend& backend, const OperationDescription& description)
+      : backend_(backend),
+        d_(description),
+        on_host_(description),
+        completion_(std::make_shared<DeviceCompletion>(backend.streams())) {
+    on_host_.on_device = false;
+    backend_.streams()->wait(backend_.stream(), *backend_.streams()->record_current());
+    const std::size_t element = element_size(d_.dtype);
+    const bool is_root = backend_.rank() == d_.root;
+    if (d_.input != nullptr)
+      on_host_.input = stage(const_cast<void*>(d_.input), bytes(d_.input_count, element), true, false);
+    if (d_.output != nullptr) {
+      const bool is_read =
+          d_.verb == Verb::all_reduce || d_.verb == Verb::reduce || (d_.verb == Verb::broadcast && is_root);
+      const bool is_written = !(d_.verb == Verb::reduce && !is_root) && !(d_.verb == Verb::broadcast && is_root);
+      on_host_.output = stage(d_.output, bytes(d_.output_count, element), is_read, is_written);
+    }
+    for (Transfer& one : on_host_.transfers)
+      one.data = stage(one.data, bytes(one.count, element_size(one.dtype)), one.is_send, !one.is_send);
+    arrived_ = backend_.streams()->record(backend_.stream());
+  }
+  ~StagedOperation() override {
+    for (Piece& piece : pieces_) backend_.pool().give_back(piece.bytes, std::move(piece.pinned));
+  }
+
+  Progress advance() override {
+    if (completion_->event()) return completion_->event()->is_done() ? Progress::done : Progress::blocked;
+    if (!operation_) {
+      if (!arrived_->is_done()) return Progress::blocked;
+      operation_ = backend_.host().start(on_host_);
+    }
+    const Progress progress = operation_->advance();
+    if (progress != Progress::done) return progress;
+    for (const Piece& piece : pieces_)
+      if (piece.is_written)
+        backend_.streams()->copy(backend_.stream(), piece.on_device, piece.pinned.get(), piece.bytes);
+    completion_->set(backend_.streams()->record(backend_.stream()));
+    return Progress::moved;
+  }
+  std::optional<Doorbell> doorbell() override {
+    return operation_ && !completion_->event() ? operation_->doorbell() : std::nullopt;
+  }
+  bool add_doorbells(std::vector<Doorbell>& bells) override {
+    return operation_ && !completion_->event() && operation_->add_doorbells(bells);
+  }
+  void check_peers() override {
+    if (operation_ && !completion_->event()) operation_->check_peers();
+  }
+  std::vector<int> missing_ranks() override { return operation_ ? operation_->missing_ranks() : std::vector<int>(); }
+  bool retire() noexcept override {
+    if (operation_ && !operation_->retire()) return false;
+    try {
+      // Our own copies, too, must be through.
+      return arrived_->is_done() && (!completion_->event() || completion_->is_done());
+    } catch (const std::exception&) {
+      return true;  // the device has failed
+    }
+  }
+  std::shared_ptr<StreamCompletion> completion() override { return completion_; }
+
+ private:
+  struct Piece {
+    void* on_device = nullptr;
+    std::size_t bytes = 0;
+    bool is_written = false;
+    Pinned pinned;
+  };
+  static std::size_t bytes(std::int64_t count, std::size_t element) {
+    return static_cast<std::size_t>(count) * element;
+  }
+
+  std::byte* stage(void* on_device, std::size_t size, bool is_read, bool is_written) {
+    pieces_.push_back({on_device, size, is_written, backend_.pool().take(size)});
+    std::byte* pinned = pieces_.back().pinned.get();
+    if (is_read) backend_.streams()->copy(backend_.stream(), pinned, on_device, size);
+    return pinned;
+  }
+
+  StagedBackend& backend_;
+  const OperationDescription& d_;
+  OperationDescription on_host_;
+  std::vector<Piece> pieces_;
+  std::shared_ptr<DeviceCompletion> completion_;
+  std::shared_ptr<DeviceEvent> arrived_;  // what is read is in pinned memory
+  std::unique_ptr<Operation> operation_;
+};
+
+std::unique_ptr<Operation> StagedBackend::start(const OperationDescription& description) {
+  if (!description.on_device) return host_->start(description);
+  return std::make_unique<StagedOperation>(*this, description);
+}
+
+}  // namespace
+
+std::shared_ptr<Backend> make_staged_backend(std::shared_ptr<Backend> host, int cuda_device) {
+  return make_staged_backend(std::move(host), cuda_device, make_cuda_streams(cuda_device));
+}
+
+std::shared_ptr<Backend> make_staged_backend(std::shared_ptr<Backend> host, int cuda_device,
+                                             std::shared_ptr<DeviceStreams> streams) {
+  return std::make_shared<StagedBackend>(std::move(host), cuda_device, std::move(streams));
+}
+
+}  // namespace phalanx

@@ -1,0 +1,306 @@
+// Reductions in rank order over several machines, each of which has a contiguous range of ranks.
+//
+// The data go in chunks, and a chunk in one piece for each lane (ranks of the same place on their machines). For each
+// chunk, on machine m:
+//   bring     the ranks of the machine bring their inputs of a piece to its lane (inside)
+//   up        the lane gets from machine m - 1 what the ranks before this machine add up to,
+//   add       adds the inputs of its machine in their order, and sends that to machine m + 1.
+//             16-bit floats go up as float32. The last machine has the result, divides it for avg, and rounds it.
+//   down      all_reduce: results go back down from machine to machine; reduce and reduce_scatter: from the last one
+//             straight to the machine that wants the chunk
+//   deal      the results of all lanes go to whoever wants them (inside)
+// Chunk t is dealt after chunk t + lag has been brought, where lag is the way up and down in chunks: so all machines
+// are at work at the same time, and a rank needs memory for a few pieces only.
+#include <algorithm>
+#include <array>
+
+#include "phalanx/comm/hierarchical/two_level_steps.h"
+#include "phalanx/comm/reduce.h"
+#include "phalanx/comm/slices.h"
+
+namespace phalanx {
+namespace {
+
+constexpr std::size_t kPiecesInMemory = 3;  // pieces of each kind that are in memory
+constexpr std::size_t kWideTile = 4096;     // elements of 16-bit floats that are in float32 at a time
+
+template <class T>
+void divide_all(void* values, std::size_t count, int by) {
+  auto* data = static_cast<T*>(values);
+  for (std::size_t i = 0; i < count; ++i) data[i] = data[i] / static_cast<T>(by);
+}
+
+// acc = (first ? nothing : acc) op inputs[0] op inputs[1] ..., in the accumulator's type.
+void add_inputs(DataType dtype, ReduceOp op, void* acc, bool is_first, const std::vector<const std::byte*>& inputs,
+                std::size_t count) {
+  const ReduceOp by = op == ReduceOp::avg ? ReduceOp::sum : op;
+  const bool is_wide = dtype == DataType::f16 || dtype == DataType::bf16;
+  std::vector<const void*> sources;
+  if (!is_wide) {
+    if (!is_first) sources.push_back(acc);
+    sources.insert(sources.end(), inputs.begin(), inputs.end());
+    reduce_kernel(dtype, by)(acc, sources.data(), static_cast<int>(sources.size()), count);
+    return;
+  }
+  const ReduceKernel kernel = reduce_kernel(DataType::f32, by);
+  std::array<float, kWideTile> wide;
+  for (std::size_t at = 0; at < count; at += kWideTile) {
+    const std::size_t length = std::min(kWideTile, count - at);
+    float* sum = static_cast<float*>(acc) + at;
+    for (std::size_t k = 0; k < inputs.size(); ++k) {
+      const bool opens = is_first && k == 0;
+      widen_floats(dtype, opens ? sum : wide.data(), inputs[k] + at * element_size(dtype), length);
+      if (opens) continue;
+      const std::array<const void*, 2> both{sum, wide.data()};
+      kernel(sum, both.data(), 2, length);
+    }
+  }
+}
+
+// The result of all ranks, from the accumulator's type to the elements'.
+void finish_sum(DataType dtype, ReduceOp op, void* result, void* acc, std::size_t count, int ranks) {
+  const bool is_wide = dtype == DataType::f16 || dtype == DataType::bf16;
+  if (op == ReduceOp::avg) {
+    if (dtype == DataType::f64)
+      divide_all<double>(acc, count, ranks);
+    else
+      divide_all<float>(acc, count, ranks);
+  }
+  if (is_wide)
+    narrow_floats(dtype, result, static_cast<const float*>(acc), count);
+  else if (result != acc)
+    std::copy_n(static_cast<const std::byte*>(acc), count * element_size(dtype), static_cast<std::byte*>(result));
+}
+
+class ReductionSteps {
+ public:
+  ReductionSteps(TwoLevelBackend& backend, const OperationDescription& d, Steps& steps)
+      : backend_(backend),
+        layout_(backend.layout()),
+        d_(d),
+        steps_(steps),
+        width_(element_size(d.dtype)),
+        acc_width_(d.dtype == DataType::f16 || d.dtype == DataType::bf16 ? sizeof(float) : width_),
+        rank_(backend.rank()),
+        machine_(backend.machine()),
+        last_(layout_.machines() - 1),
+        place_(layout_.place_of(rank_)),
+        here_(static_cast<int>(backend.neighbours().size())),
+        lanes_(layout_.lanes()),
+        is_lane_(place_ < lanes_) {}
+
+  void add() {
+    divide_into_chunks();
+    if (is_lane_) make_rings();
+    // The way of a chunk from here to the last machine and back, and one more of each for what is being added.
+    const std::size_t lag = 2 * static_cast<std::size_t>(last_ - machine_) + 2;
+    for (std::size_t t = 0; t < chunks_.size() + lag; ++t) {
+      if (t < chunks_.size()) bring_and_add(t);
+      if (t >= lag) deal(t - lag);
+    }
+  }
+
+ private:
+  using Id = Steps::Id;
+  struct Chunk {
+    std::size_t begin = 0, count = 0;  // elements
+    int home = -1;                     // the machine that wants the result; -1: all
+    Id brought = Steps::kNone, added = Steps::kNone, sent_up = Steps::kNone, has_result = Steps::kNone,
+       sent_down = Steps::kNone, dealt = Steps::kNone;
+    std::byte* result = nullptr;  // of the own lane's piece
+  };
+
+  const std::byte* source() const {
+    return static_cast<const std::byte*>(d_.verb == Verb::reduce_scatter ? d_.input : d_.output);
+  }
+  std::byte* output() const { return static_cast<std::byte*>(d_.output); }
+  Range piece(const Chunk& chunk, int lane) const { return slice_of(chunk.count, lanes_, lane); }
+  int rank_at(int machine) const { return layout_.members(machine)[static_cast<std::size_t>(place_)]; }
+  bool wants(const Chunk& chunk) const { return chunk.home < 0 || chunk.home == machine_; }
+  // Elements of reduce_scatter's input that are for one rank.
+  Range slice_for(int rank) const { return part_of(d_.counts, d_.output_count, rank); }
+
+  void divide_into_chunks() {
+    const std::size_t per_lane =
+        std::max<std::size_t>(static_cast<std::size_t>(backend_.tuning().piece_bytes) / acc_width_ / 64 * 64, 64);
+    const auto divide_range = [&](std::size_t begin, std::size_t end, int home) {
+      const std::size_t most = per_lane * static_cast<std::size_t>(lanes_);
+      for (std::size_t at = begin; at < end; at += most) {
+        Chunk& chunk = chunks_.emplace_back();
+        chunk.begin = at;
+        chunk.count = std::min(most, end - at);
+        chunk.home = home;
+      }
+    };
+    if (d_.verb != Verb::reduce_scatter)
+      return divide_range(0, static_cast<std::size_t>(d_.output_count),
+                          d_.verb == Verb::reduce ? layout_.machine_of(d_.root) : -1);
+    for (int machine = 0; machine <= last_; ++machine)
+      divide_range(slice_for(layout_.members(machine).front()).begin, slice_for(layout_.members(machine).back()).end,
+                   machine);
+  }
+
+  void make_rings() {
+    std::size_t longest = 0;
+    for (const Chunk& chunk : chunks_) longest = std::max(longest, piece(chunk, place_).size());
+    for (std::size_t k = 0; k < kPiecesInMemory; ++k) {
+      if (here_ > 1) inputs_[k] = steps_.memory(longest * width_ * static_cast<std::size_t>(here_) + 1);
+      sums_[k] = steps_.memory(longest * acc_width_ + 1);
+      if (d_.verb != Verb::all_reduce) results_[k] = steps_.memory(longest * width_ + 1);
+    }
+  }
+
+  // What was done kPiecesInMemory chunks ago, in the memory that is used again now.
+  Id before(std::size_t t, Id Chunk::*what) const {
+    return t < kPiecesInMemory ? Steps::kNone : chunks_[t - kPiecesInMemory].*what;
+  }
+
+  void bring_and_add(std::size_t t) {
+    Chunk& chunk = chunks_[t];
+    if (backend_.inner() != nullptr) bring(t);
+    if (!is_lane_) return;
+    const Range mine = piece(chunk, place_);
+    if (mine.size() == 0) return;  // so on all machines
+    add_up(t, mine);
+    send_down(t, mine);
+  }
+
+  void bring(std::size_t t) {
+    Chunk& chunk = chunks_[t];
+    OperationDescription d;
+    d.verb = Verb::all_to_all;
+    d.dtype = d_.dtype;
+    d.input = source() + chunk.begin * width_;
+    d.input_count = static_cast<std::int64_t>(chunk.count);
+    const std::size_t mine = is_lane_ ? piece(chunk, place_).size() : 0;
+    for (int place = 0; place < here_; ++place) {
+      d.input_counts.push_back(place < lanes_ ? static_cast<std::int64_t>(piece(chunk, place).size()) : 0);
+      d.output_counts.push_back(static_cast<std::int64_t>(mine));
+    }
+    d.output = inputs_[t % kPiecesInMemory];
+    d.output_count = static_cast<std::int64_t>(mine) * here_;
+    // As an even exchange it may read where the data lie.
+    const auto is_mine = [&](std::int64_t count) { return count == d.output_counts.front(); };
+    if (std::all_of(d.input_counts.begin(), d.input_counts.end(), is_mine)) {
+      d.input_counts.clear();
+      d.output_counts.clear();
+    }
+    chunk.brought = steps_.inside(std::move(d), {before(t, &Chunk::added)});
+  }
+
+  void add_up(std::size_t t, Range mine) {
+    Chunk& chunk = chunks_[t];
+    std::byte* sum = sums_[t % kPiecesInMemory];
+    Id got = Steps::kNone;
+    if (machine_ > 0)
+      got = steps_.receive(sum, mine.size() * acc_width_, rank_at(machine_ - 1),
+                           {before(t, &Chunk::added), before(t, &Chunk::sent_up)});
+    std::vector<const std::byte*> inputs;
+    inputs.reserve(static_cast<std::size_t>(here_));
+    for (int place = 0; place < here_; ++place)
+      inputs.push_back(here_ > 1 ? inputs_[t % kPiecesInMemory] + static_cast<std::size_t>(place) * mine.size() * width_
+                                 : source() + (chunk.begin + mine.begin) * width_);
+    chunk.result =
+        d_.verb == Verb::all_reduce ? output() + (chunk.begin + mine.begin) * width_ : results_[t % kPiecesInMemory];
+    const bool is_last = machine_ == last_;
+    chunk.added = steps_.work(
+        [sum, is_last, result = chunk.result, count = mine.size(), inputs = std::move(inputs), dtype = d_.dtype,
+         op = d_.op, is_first = machine_ == 0, ranks = layout_.ranks()] {
+          add_inputs(dtype, op, sum, is_first, inputs, count);
+          if (is_last) finish_sum(dtype, op, result, sum, count, ranks);
+        },
+        {chunk.brought, got, before(t, &Chunk::sent_up), before(t, &Chunk::dealt), before(t, &Chunk::sent_down)});
+    if (is_last)
+      chunk.has_result = chunk.added;
+    else
+      chunk.sent_up = steps_.send(sum, mine.size() * acc_width_, rank_at(machine_ + 1), {chunk.added});
+  }
+
+  void send_down(std::size_t t, Range mine) {
+    Chunk& chunk = chunks_[t];
+    const std::size_t bytes = mine.size() * width_;
+    if (chunk.home < 0) {
+      if (machine_ < last_)
+        chunk.has_result = steps_.receive(chunk.result, bytes, rank_at(machine_ + 1), {chunk.added});
+      if (machine_ > 0) chunk.sent_down = steps_.send(chunk.result, bytes, rank_at(machine_ - 1), {chunk.has_result});
+    } else if (machine_ == last_ && chunk.home != last_) {
+      chunk.sent_down = steps_.send(chunk.result, bytes, rank_at(chunk.home), {chunk.has_result});
+    }
+  }
+
+  // Elements of the chunk that a lane has and the rank at `place` of this machine wants.
+  std::int64_t share(const Chunk& chunk, int lane, int place) const {
+    if (lane >= lanes_) return 0;
+    const int rank = backend_.neighbours()[static_cast<std::size_t>(place)];
+    const Range has{chunk.begin + piece(chunk, lane).begin, chunk.begin + piece(chunk, lane).end};
+    if (d_.verb == Verb::reduce) return rank == d_.root ? static_cast<std::int64_t>(has.size()) : 0;
+    const Range wanted = slice_for(rank);
+    const std::size_t begin = std::max(has.begin, wanted.begin), end = std::min(has.end, wanted.end);
+    return end > begin ? static_cast<std::int64_t>(end - begin) : 0;
+  }
+
+  // Where in the output this rank's share of the chunk begins.
+  std::byte* place_in_output(const Chunk& chunk) const {
+    if (d_.verb != Verb::reduce_scatter) return output() + chunk.begin * width_;
+    const std::size_t begin = slice_for(rank_).begin;
+    return output() + (std::max(chunk.begin, begin) - begin) * width_;
+  }
+
+  void deal(std::size_t t) {
+    Chunk& chunk = chunks_[t];
+    if (!wants(chunk)) return;
+    // Not before the memory that it needs has been dealt out.
+    const std::size_t mine = is_lane_ ? piece(chunk, place_).size() : 0;
+    if (chunk.home >= 0 && machine_ < last_ && mine > 0)
+      chunk.has_result =
+          steps_.receive(chunk.result, mine * width_, rank_at(last_), {chunk.added, before(t, &Chunk::dealt)});
+    if (backend_.inner() == nullptr) {
+      if (d_.verb == Verb::all_reduce || chunk.count == 0) return;
+      // Alone on its machine, so the only one that can want it.
+      chunk.dealt = steps_.work([to = place_in_output(chunk), from = chunk.result,
+                                 bytes = chunk.count * width_] { std::copy_n(from, bytes, to); },
+                                {chunk.has_result});
+      return;
+    }
+    OperationDescription d;
+    d.dtype = d_.dtype;
+    if (d_.verb == Verb::all_reduce) {
+      d.verb = Verb::all_gather;
+      for (int place = 0; place < here_; ++place)
+        d.counts.push_back(place < lanes_ ? static_cast<std::int64_t>(piece(chunk, place).size()) : 0);
+      d.output = output() + chunk.begin * width_;
+      d.output_count = static_cast<std::int64_t>(chunk.count);
+      d.input_count = d.counts[static_cast<std::size_t>(place_)];
+      d.input = output() + (chunk.begin + (is_lane_ ? piece(chunk, place_).begin : 0)) * width_;
+    } else {
+      d.verb = Verb::all_to_all;
+      for (int place = 0; place < here_; ++place) {
+        d.input_counts.push_back(share(chunk, place_, place));
+        d.output_counts.push_back(share(chunk, place, place_));
+        d.input_count += d.input_counts.back();
+        d.output_count += d.output_counts.back();
+      }
+      d.input = chunk.result;
+      d.output = place_in_output(chunk);
+    }
+    chunk.dealt = steps_.inside(std::move(d), {chunk.has_result});
+  }
+
+  TwoLevelBackend& backend_;
+  const MachineLayout& layout_;
+  const OperationDescription& d_;
+  Steps& steps_;
+  const std::size_t width_, acc_width_;
+  const int rank_, machine_, last_, place_, here_, lanes_;
+  const bool is_lane_;
+  std::vector<Chunk> chunks_;
+  std::array<std::byte*, kPiecesInMemory> inputs_{}, sums_{}, results_{};
+};
+
+}  // namespace
+
+void add_reduction_steps(TwoLevelBackend& backend, const OperationDescription& description, Steps& steps) {
+  ReductionSteps(backend, description, steps).add();
+}
+
+}  // namespace phalanx

@@ -1,0 +1,166 @@
+#include "phalanx/config/config_checks.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
+#include <string_view>
+
+#include "phalanx/base/error.h"
+#include "phalanx/config/config_schema.h"
+
+namespace phalanx::train {
+namespace {
+
+void take_token_budget(std::string_view tokens_name, std::int64_t& tokens, std::int64_t& sequences,
+                       std::int64_t seq_len) {
+  if (tokens == -1) return;
+  if (tokens < 1 || tokens % seq_len != 0) {
+    throw ConfigError(fmt::format("[training] {} is {}: expected a multiple of seq_len {}, such as {}", tokens_name,
+                                  tokens, seq_len, std::max<std::int64_t>(1, tokens / seq_len) * seq_len));
+  }
+  sequences = tokens / seq_len;
+  tokens = -1;
+}
+
+}  // namespace
+
+void check_keys_together(TrainConfig& config, const std::set<std::string>& wrong_keys, ConfigProblems& problems) {
+  const auto check = [&](std::initializer_list<const char*> keys, auto&& body) {
+    if (std::ranges::any_of(keys, [&](const char* key) { return wrong_keys.contains(key); })) return;
+    problems.collect(body);
+  };
+  const auto below_one = [&](const char* name, double value) {
+    check({}, [&] {
+      if (value >= 1) throw ConfigError(fmt::format("[optimizer] {} is {}: expected 0 <= {} < 1", name, value, name));
+    });
+  };
+  const auto& optimizer = config.optimizer;
+  if (!wrong_keys.contains("optimizer.name") && optimizer.name == "AdamW") {
+    below_one("beta1", optimizer.beta1);
+    below_one("beta2", optimizer.beta2);
+    check({}, [&] {
+      if (optimizer.eps == 0) throw ConfigError("[optimizer] eps is 0: expected a positive number");
+    });
+  } else if (optimizer.name == "SGD") {
+    below_one("momentum", optimizer.momentum);
+  }
+  check({"checkpoint.stop_signals"}, [&] { stop_signals(config); });
+  auto& training = config.training;
+  const auto& parallelism = config.parallelism;
+  const auto& validation = config.validation;
+  check({"training.seq_len"}, [&] {
+    take_token_budget("num_tokens_per_microbatch_per_dp_rank", training.num_tokens_per_microbatch_per_dp_rank,
+                      training.local_batch_size, training.seq_len);
+  });
+  check({"training.seq_len"}, [&] {
+    take_token_budget("num_tokens_per_train_step", training.num_tokens_per_train_step, training.global_batch_size,
+                      training.seq_len);
+  });
+  const auto refuse_zero = [&](const char* section, const char* name, std::int64_t value) {
+    if (wrong_keys.contains(fmt::format("{}.{}", section, name))) return;
+    check({}, [&] {
+      if (value == 0) throw ConfigError(fmt::format("{} is 0: expected -1, or 1 or more", key_label(section, name)));
+    });
+  };
+  refuse_zero("training", "global_batch_size", training.global_batch_size);
+  refuse_zero("parallelism", "data_parallel_replicate_degree", parallelism.data_parallel_replicate_degree);
+  refuse_zero("parallelism", "data_parallel_shard_degree", parallelism.data_parallel_shard_degree);
+  refuse_zero("validation", "local_batch_size", validation.local_batch_size);
+  refuse_zero("validation", "freq", validation.freq);
+  refuse_zero("validation", "steps", validation.steps);
+
+  const auto needs_sharding = [&](const char* key, bool is_set, const std::string& setting) {
+    check({"parallelism.data_parallel_shard_degree", key}, [&] {
+      if (parallelism.data_parallel_shard_degree != 1 || !is_set) return;
+      throw ConfigError(fmt::format(
+          "{} is for sharded training: set [parallelism] data_parallel_shard_degree to -1 or 2 and more, or remove it",
+          setting));
+    });
+  };
+  needs_sharding("training.mixed_precision_reduce", training.mixed_precision_reduce != "float32",
+                 fmt::format("[training] mixed_precision_reduce = \"{}\"", training.mixed_precision_reduce));
+  needs_sharding("training.enable_cpu_offload", training.enable_cpu_offload, "[training] enable_cpu_offload");
+  needs_sharding("parallelism.fsdp_reshard_after_forward", reshard_group(config) > 0,
+                 fmt::format("[parallelism] fsdp_reshard_after_forward = {}", parallelism.fsdp_reshard_after_forward));
+  needs_sharding(
+      "parallelism.fsdp_reduce_each_microbatch", parallelism.fsdp_reduce_each_microbatch != "default",
+      fmt::format("[parallelism] fsdp_reduce_each_microbatch = \"{}\"", parallelism.fsdp_reduce_each_microbatch));
+  check(
+      {"parallelism.fsdp_reduce_each_microbatch", "parallelism.zero_stage", "parallelism.pipeline_parallel_degree"},
+      [&] {
+        if (parallelism.fsdp_reduce_each_microbatch != "always" || reduces_each_microbatch(config)) return;
+        throw ConfigError(fmt::format(
+            "[parallelism] fsdp_reduce_each_microbatch = \"always\" is for zero_stage = 2 or 3 without a pipeline, but "
+            "{}: gradients stay whole until the step ends there; remove one of them",
+            parallelism.zero_stage == 1
+                ? std::string("zero_stage = 1")
+                : fmt::format("pipeline_parallel_degree = {}", parallelism.pipeline_parallel_degree)));
+      });
+  check({"parallelism.fsdp_reshard_after_forward", "parallelism.zero_stage"}, [&] {
+    const std::int64_t group = reshard_group(config);
+    if (group == 0 || parallelism.zero_stage == 3) return;
+    throw ConfigError(fmt::format(
+        "[parallelism] fsdp_reshard_after_forward = {} is for zero_stage = 3, but that is {}: remove one of them",
+        group, parallelism.zero_stage));
+  });
+  check({"profiling.profiler_active", "profiling.profile_freq"}, [&] {
+    const auto& profiling = config.profiling;
+    if (profiling.profiler_active <= profiling.profile_freq) return;
+    throw ConfigError(
+        fmt::format("[profiling] profiler_active is {}, but profile_freq is {}: expected at most as many "
+                    "traced steps as there are from one trace to the next",
+                    profiling.profiler_active, profiling.profile_freq));
+  });
+  check({}, [&] {
+    if (config.comm.save_traces_file_prefix.find('/') == std::string::npos) return;
+    throw ConfigError(
+        fmt::format("[comm] save_traces_file_prefix is \"{}\": expected the beginning of a file's name; "
+                    "the folder is save_traces_folder",
+                    config.comm.save_traces_file_prefix));
+  });
+  check({"checkpoint.initial_load_path", "model.hf_assets_path"}, [&] {
+    if (!config.checkpoint.initial_load_in_hf || !config.checkpoint.initial_load_path.empty() ||
+        !config.model.hf_assets_path.empty()) {
+      return;
+    }
+    throw ConfigError(
+        "[checkpoint] initial_load_in_hf is true, but neither initial_load_path nor [model] hf_assets_path is set");
+  });
+  check({"checkpoint.initial_random_weights"}, [&] {
+    if (!config.checkpoint.initial_random_weights ||
+        (!config.checkpoint.initial_load_in_hf && config.checkpoint.initial_load_path.empty())) {
+      return;
+    }
+    throw ConfigError(fmt::format(
+        "[checkpoint] initial_random_weights is true, but {} says where weights come from: remove one of them",
+        config.checkpoint.initial_load_in_hf ? "initial_load_in_hf" : "initial_load_path"));
+  });
+  check({"model.hf_assets_path"}, [&] {
+    if (config.model.flavor == kFlavorOfDirectory && config.model.hf_assets_path.empty()) {
+      throw ConfigError("[model] flavor is \"hf\", but hf_assets_path (the folder of config.json) is not set");
+    }
+  });
+  check({"model.hf_assets_path"}, [&] {
+    if (config.metrics.sample_prompt.empty() || !config.model.hf_assets_path.empty()) return;
+    throw ConfigError(
+        "[metrics] sample_prompt is set, but [model] hf_assets_path (the folder of tokenizer.json) is not");
+  });
+  check({"validation.dataset_path", "validation.fraction"}, [&] {
+    if (!validation.enable || !validation.dataset_path.empty() || validation.fraction != 0) return;
+    throw ConfigError("[validation] is enabled, but fraction is 0 and dataset_path is not set: nothing is held out");
+  });
+}
+
+void require_dump_folder(const TrainConfig& config) {
+  if (!config.job.dump_folder.empty()) return;
+  throw ConfigError("[job] dump_folder is empty: expected the run's folder; \".\" is the working directory");
+}
+
+void require_dataset(const TrainConfig& config) {
+  if (!config.training.dataset_path.empty()) return;
+  throw ConfigError("[training] dataset_path is not set: expected a token file; `phalanx tokenize` makes one");
+}
+
+}  // namespace phalanx::train

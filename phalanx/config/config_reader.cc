@@ -1,0 +1,526 @@
+#include "phalanx/config/config_reader.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <toml++/toml.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <optional>
+#include <utility>
+#include <variant>
+
+#include "phalanx/base/byte_order_mark.h"
+#include "phalanx/base/dtype_names.h"
+#include "phalanx/base/error.h"
+#include "phalanx/base/nearest.h"
+#include "phalanx/base/parse_text.h"
+#include "phalanx/config/config_schema.h"
+
+namespace phalanx::train {
+namespace {
+
+// A value as somebody wrote it, in the file or on the command line.
+struct GivenValue {
+  std::variant<std::monostate, bool, std::int64_t, double, std::string, std::vector<std::string>> value;
+  std::string shown;  // as in the file
+  std::string where;  // "llama.toml:12" or "--training.steps"
+  bool from_flag = false;
+};
+
+const Key* find_key(std::string_view section, std::string_view name) {
+  for (const Key& key : known_keys()) {
+    if (key.section == section && key.name == name) return &key;
+  }
+  for (const KeyAlias& alias : key_aliases()) {
+    if (alias.section == section && alias.name == name) return find_key(alias.known_section, alias.known_name);
+  }
+  return nullptr;
+}
+
+const RefusedKey* find_refused(std::string_view section, std::string_view name) {
+  const RefusedKey* whole_section = nullptr;
+  for (const RefusedKey& key : refused_keys()) {
+    if (key.section != section) continue;
+    if (key.name == name) return &key;
+    if (key.name == "*") whole_section = &key;
+  }
+  return whole_section;
+}
+
+std::vector<std::string> known_sections() {
+  std::vector<std::string> sections;
+  for (const Key& key : known_keys()) {
+    if (sections.empty() || sections.back() != key.section) sections.emplace_back(key.section);
+  }
+  return sections;
+}
+
+bool is_known_section(std::string_view section) {
+  const auto sections = known_sections();
+  return std::find(sections.begin(), sections.end(), section) != sections.end() ||
+         std::any_of(refused_keys().begin(), refused_keys().end(),
+                     [&](const RefusedKey& key) { return key.section == section; });
+}
+
+[[noreturn]] void refuse_unknown_section(std::string_view section, const std::string& where) {
+  const auto sections = known_sections();
+  throw ConfigError(fmt::format("{}: unknown section [{}]{}; the sections are {}", where, section,
+                                did_you_mean(section, sections), fmt::join(sections, ", ")));
+}
+
+[[noreturn]] void refuse_unknown_key(std::string_view section, std::string_view name, const std::string& where) {
+  std::vector<std::string> here;
+  for (const Key& key : known_keys()) {
+    if (key.name == name) {  // right name, wrong section
+      throw ConfigError(fmt::format("{}: unknown key {} (did you mean {}?)", where, key_label(section, name),
+                                    key_label(key.section, key.name)));
+    }
+    if (key.section == section) here.emplace_back(key.name);
+  }
+  throw ConfigError(fmt::format("{}: unknown key {}{}", where, key_label(section, name), did_you_mean(name, here)));
+}
+
+void refuse_unsupported(const RefusedKey& refused, std::string_view name, const GivenValue& given) {
+  std::string_view accepted = refused.accepted;
+  std::string bare(accepted);
+  if (bare.size() >= 2 && bare.front() == '"') bare = bare.substr(1, bare.size() - 2);
+  const bool switches_off = refused.name == "*" && given.shown == "false";
+  if (switches_off || accepted == kAnyValue) return;
+  if (!accepted.empty() && (given.shown == accepted || given.shown == bare)) return;
+  throw ConfigError(fmt::format(
+      "{}: {} = {} is not supported: {}{}", given.where, key_label(refused.section, name), given.shown, refused.reason,
+      accepted.empty() || refused.name == "*" ? "; remove the key"
+                                              : fmt::format("; remove the key or set it to {}", accepted)));
+}
+
+[[noreturn]] void refuse_value(const Key& key, Slot slot, const GivenValue& given, std::string hint = "") {
+  if (!key.choices.empty()) {
+    hint = did_you_mean(given.shown, std::vector<std::string>(key.choices.begin(), key.choices.end()));
+  }
+  if (key.section == "model" && (key.name == "name" || key.name == "flavor")) {
+    hint +=
+        "; for a model of another family or size: flavor = \"hf\", with hf_assets_path the folder of its config.json";
+  }
+  throw ConfigError(fmt::format("{}: {} is {}: expected {}{}", given.where, key_label(key.section, key.name),
+                                given.shown, expectation(key, slot), hint));
+}
+
+/// "a,b" as a list; brackets and quotes, as in a file, may stand around.
+std::vector<std::string> list_in_flag(std::string_view text) {
+  const auto strip = [](std::string_view part, std::string_view first, std::string_view last) {
+    while (part.starts_with(' ')) part.remove_prefix(1);
+    while (part.ends_with(' ')) part.remove_suffix(1);
+    const bool is_wrapped = part.size() >= 2 && first.find(part.front()) != first.npos &&
+                            last.find(part.back()) == first.find(part.front());
+    return is_wrapped ? part.substr(1, part.size() - 2) : part;
+  };
+  text = strip(text, "[", "]");
+  std::vector<std::string> parts;
+  while (!text.empty()) {
+    const std::size_t comma = std::min(text.find(','), text.size());
+    if (const auto part = strip(text.substr(0, comma), "\"'", "\"'"); !part.empty()) parts.emplace_back(part);
+    text.remove_prefix(std::min(comma + 1, text.size()));
+  }
+  return parts;
+}
+
+// A flag's text takes the type of its key.
+void give_type(GivenValue& given, std::string_view type) {
+  const std::string text = std::get<std::string>(given.value);
+  if (type == "boolean") {
+    if (text == "true" || text == "false") given.value = text == "true";
+  } else if (type == "integer") {
+    if (auto value = parse_whole<std::int64_t>(text)) given.value = *value;
+  } else if (type == "number") {
+    if (auto value = parse_whole<double>(text)) given.value = *value;
+  } else if (type == "list of strings") {
+    given.value = list_in_flag(text);
+  }
+}
+
+void check_range(const Key& key, Slot slot, double value, const GivenValue& given) {
+  if (std::isinf(value)) refuse_value(key, slot, given, ", and not infinite");
+  if (std::abs(value) > std::numeric_limits<float>::max() && type_name(slot) == "number") {
+    refuse_value(key, slot, given, ", and not above 3.4e38, where float32 ends");
+  }
+  if (!(value >= key.least && value <= key.most)) refuse_value(key, slot, given);  // NaN is refused too
+}
+
+/// The value that a key takes for the one that was written: another name of a type, or torchtitan's name.
+std::string known_value(const Key& key, const std::string& text) {
+  const auto is_choice = [&](std::string_view value) {
+    return std::find(key.choices.begin(), key.choices.end(), value) != key.choices.end();
+  };
+  if (is_choice(text)) return text;
+  if (std::string meant = meant_value(key.section, key.name, text); is_choice(meant)) return meant;
+  const std::string dtype = canonical_dtype(text);
+  return is_choice(dtype) ? dtype : text;
+}
+
+/// An integer from 1 on, also one that was written as text.
+std::optional<std::int64_t> count_in(const GivenValue& given) {
+  std::optional<std::int64_t> count;
+  if (const auto* integer = std::get_if<std::int64_t>(&given.value)) count = *integer;
+  if (const auto* text = std::get_if<std::string>(&given.value)) count = parse_whole<std::int64_t>(*text);
+  return count && *count >= 1 ? count : std::nullopt;
+}
+
+void assign(TrainConfig& config, const Key& key, GivenValue given) {
+  Slot slot = key.slot(config);
+  if (given.from_flag) give_type(given, type_name(slot));
+  const auto* boolean = std::get_if<bool>(&given.value);
+  const auto* integer = std::get_if<std::int64_t>(&given.value);
+  const auto* number = std::get_if<double>(&given.value);
+  const auto* text = std::get_if<std::string>(&given.value);
+  const auto* list = std::get_if<std::vector<std::string>>(&given.value);
+  const bool is_number = number || integer;
+  const double as_number = number ? *number : integer ? static_cast<double>(*integer) : 0.0;
+
+  if (auto** p = std::get_if<bool*>(&slot); p && boolean) {
+    **p = *boolean;
+  } else if (auto** p = std::get_if<std::string*>(&slot); p && !key.or_count.empty() && count_in(given)) {
+    **p = fmt::format("{}", *count_in(given));
+  } else if (auto** p = std::get_if<std::optional<bool>*>(&slot); p && boolean) {
+    **p = *boolean;
+  } else if (auto** p = std::get_if<std::int64_t*>(&slot); p && integer) {
+    check_range(key, slot, static_cast<double>(*integer), given);
+    **p = *integer;
+  } else if (auto** p = std::get_if<double*>(&slot); p && is_number) {
+    check_range(key, slot, as_number, given);
+    **p = as_number;
+  } else if (auto** p = std::get_if<std::optional<double>*>(&slot); p && is_number) {
+    check_range(key, slot, as_number, given);
+    **p = as_number;
+  } else if (auto** p = std::get_if<std::string*>(&slot); p && text) {
+    const std::string value = key.choices.empty() ? *text : known_value(key, *text);
+    if (!key.choices.empty() && std::find(key.choices.begin(), key.choices.end(), value) == key.choices.end()) {
+      refuse_value(key, slot, given);
+    }
+    **p = value;
+  } else if (auto** p = std::get_if<std::vector<std::string>*>(&slot); p && list) {
+    **p = *list;
+  } else {
+    refuse_value(key, slot, given);
+  }
+}
+
+class Reader {
+ public:
+  Reader(TrainConfig& config, ConfigProblems& problems) : config_(config), problems_(problems) {}
+
+  /// The keys whose values were not taken.
+  const std::set<std::string>& wrong_keys() const { return wrong_keys_; }
+
+  void read_file(std::string_view text, const std::string& source) {
+    toml::table root;
+    try {
+      root = toml::parse(text_after_mark<ConfigError>(text, source), source);
+    } catch (const toml::parse_error& error) {
+      throw ConfigError(fmt::format("{}:{}:{}: not valid TOML: {}", source, error.source().begin.line,
+                                    error.source().begin.column, error.description()));
+    }
+    for (auto&& [section, node] : root) {
+      const std::string where = fmt::format("{}:{}", source, node.source().begin.line);
+      const toml::table* table = node.as_table();
+      const bool is_wrong = problems_.collect([&, &section = section] {
+        if (!table) {
+          throw ConfigError(fmt::format("{}: key '{}' stands outside of any section: write it below a [section] line",
+                                        where, section.str()));
+        }
+        if (!is_known_section(section.str())) refuse_unknown_section(section.str(), where);
+      });
+      if (is_wrong) continue;
+      const bool is_off = is_switched_off(section.str(), *table), says_off = is_said_off(*table);
+      for (auto&& [name, value] : *table) {
+        // Where a section is off, what is not supported in it asks for nothing, nor does a choice that there is not
+        // here; where it says so, nothing does. Memory snapshots have their own switch.
+        const Key* key = find_key(section.str(), name.str());
+        const bool is_choice = key && !key->choices.empty() && value.is_string();
+        const bool asks = name.str() == "enable_memory_snapshot" ||
+                          !(says_off || (is_off && (is_choice || (!key && find_refused(section.str(), name.str())))));
+        if (asks) {
+          set_or_collect(section.str(), name.str(), given_from(value, source));
+          continue;
+        }
+        IdleKey idle{.section = std::string(section.str()), .name = std::string(name.str())};
+        const bool is_read = !idle.problem.collect([&, &name = name, &value = value, &section = section] {
+          set(section.str(), name.str(), given_from(value, source));
+        });
+        if (!is_read) idle_.push_back(std::move(idle));
+      }
+      if (says_off) said_off_.insert(std::string(section.str()));
+    }
+  }
+
+  /// After the flags, which may switch a section on: keys of sections that are off are not read, and that is said.
+  void conclude(std::vector<std::string>& notes) {
+    std::vector<std::string> not_read;
+    for (const IdleKey& key : idle_) {
+      if (is_on(key.section)) {
+        problems_.collect([&] { key.problem.throw_first(); });
+        note_wrong(key.section, key.name);
+      } else {
+        not_read.push_back(key_label(key.section, key.name));
+      }
+    }
+    for (const std::string& section : said_off_) {
+      if (is_on(section)) continue;
+      for (const char* name : {"freq", "steps", "local_batch_size", "profiler_active"}) note_wrong(section, name);
+    }
+    if (config_.checkpoint.load_step >= 0 && !config_.checkpoint.enable) {
+      not_read.push_back(key_label("checkpoint", "load_step"));
+    }
+    if (!not_read.empty()) {
+      notes.push_back(fmt::format("not read, as {} off: {}",
+                                  not_read.size() == 1 ? "its section is switched" : "their sections are switched",
+                                  fmt::join(not_read, ", ")));
+    }
+    if (sequence_ && *sequence_->number != config_.training.seq_len && config_.validation.enable) {
+      problems_.collect([&] {
+        throw ConfigError(
+            fmt::format("{}: [validation] seq_len = {} is not supported: validation uses "
+                        "training.seq_len, which is {}; remove the key",
+                        sequence_->where, *sequence_->number, config_.training.seq_len));
+      });
+    }
+    notes.insert(notes.end(), twice_.begin(), twice_.end());
+    for (const auto& [section, line] : without_effect_) {
+      if (section != "checkpoint" || config_.checkpoint.enable) notes.push_back(line);
+    }
+  }
+
+  void take_preset(const Preset& preset) {
+    for (const PresetValue& value : preset.values) {
+      set(value.section, value.name,
+          {.value = std::string(value.text),
+           .shown = std::string(value.text),
+           .where = fmt::format("--like {}", preset.name),
+           .from_flag = true});
+    }
+    given_.clear();  // the file may overrule it
+  }
+
+  void read_flags(const std::vector<std::string>& flags) {
+    given_.clear();  // a flag may overrule the file
+    for (std::size_t i = 0; i < flags.size(); ++i) {
+      const std::string& flag = flags[i];
+      const std::size_t equals = flag.find('=');
+      std::string path = flag.substr(0, equals);
+      const std::size_t dot = path.find('.');
+      if (path.rfind("--", 0) != 0 || dot == std::string::npos) {
+        throw UsageError(fmt::format("unexpected argument '{}': overrides are written --section.key value", flag));
+      }
+      std::string section = path.substr(2, dot - 2);
+      std::string name = path.substr(dot + 1);
+      std::replace(section.begin(), section.end(), '-', '_');
+      std::replace(name.begin(), name.end(), '-', '_');
+      if (!is_known_section(section)) refuse_unknown_section(section, path);
+
+      GivenValue given{.where = path, .from_flag = true};
+      if (equals == std::string::npos && name.rfind("no_", 0) == 0 && is_boolean(section, name.substr(3))) {
+        name = name.substr(3);
+        given.shown = "false";
+      } else if (equals != std::string::npos) {
+        given.shown = flag.substr(equals + 1);
+      } else if (is_boolean(section, name) && (i + 1 == flags.size() || !is_boolean_text(flags[i + 1]))) {
+        given.shown = "true";
+      } else if (i + 1 < flags.size()) {
+        given.shown = flags[++i];
+      } else {
+        if (!find_key(section, name) && !find_refused(section, name)) refuse_unknown_key(section, name, path);
+        throw UsageError(fmt::format("{} needs a value", path));
+      }
+      given.value = given.shown;
+      given_.clear();  // and a later flag an earlier one
+      take_flag(path, section, name, std::move(given));
+    }
+  }
+
+ private:
+  /// A key of a section that is off, which could not be taken.
+  struct IdleKey {
+    std::string section, name;
+    ConfigProblems problem = {};
+  };
+  struct SequenceLength {
+    std::optional<std::int64_t> number;
+    std::string where;
+  };
+  struct Flag {
+    std::string path, shown, value;
+  };
+
+  static bool is_said_off(const toml::table& table) {
+    for (const char* name : {"enable", "enabled", "enable_profiling", "enable_checkpoint"}) {
+      if (const auto* value = table.get_as<bool>(name)) return !value->get();
+    }
+    return false;
+  }
+
+  bool is_on(std::string_view section) const {
+    if (section == "validation") return config_.validation.enable;
+    if (section == "checkpoint") return config_.checkpoint.enable;
+    if (section == "profiling") return config_.profiling.enable_profiling;
+    return section == "activation_checkpoint" && config_.activation_checkpoint.mode != "none";
+  }
+
+  /// Of a key that is given twice with two values, that it is.
+  void take_flag(const std::string& path, std::string_view section, std::string_view name, GivenValue given) {
+    const std::string shown = given.shown;
+    if (!set_or_collect(section, name, std::move(given))) return;
+    const Key* key = find_key(section, name);
+    if (!key) return;
+    const std::string value = toml_value(key->slot(config_));
+    if (const auto before = flags_.find(key); before != flags_.end() && before->second.value != value) {
+      twice_.push_back(fmt::format("given twice: {} {} and {} {}: the last one, {}, counts", before->second.path,
+                                   before->second.shown, path, shown, shown));
+    }
+    flags_[key] = {.path = path, .shown = shown, .value = value};
+  }
+
+  /// Whether what the section describes is off: it says so, or says nothing and that is torchtitan's default.
+  static bool is_switched_off(std::string_view section, const toml::table& table) {
+    for (const char* name : {"enable", "enabled", "enable_profiling", "enable_checkpoint"}) {
+      if (table.get_as<bool>(name)) return is_said_off(table);
+    }
+    if (section == "activation_checkpoint") return table["mode"].value_or(std::string_view()) == "none";
+    // Converters are switched on in [model].
+    constexpr std::array<std::string_view, 8> kOffByDefault = {
+        "compile", "fault_tolerance", "float8", "memory_estimation", "mx", "profiling", "quantize", "validation"};
+    return std::ranges::find(kOffByDefault, section) != kOffByDefault.end();
+  }
+
+  /// Whether it could be set.
+  bool set_or_collect(std::string_view section, std::string_view name, GivenValue given) {
+    if (!problems_.collect([&] { set(section, name, std::move(given)); })) return true;
+    note_wrong(section, name);
+    return false;
+  }
+
+  void note_wrong(std::string_view section, std::string_view name) {
+    const Key* key = find_key(section, name);
+    if (key) wrong_keys_.insert(fmt::format("{}.{}", key->section, key->name));
+  }
+
+  static bool is_boolean_text(std::string_view text) { return text == "true" || text == "false"; }
+
+  bool is_boolean(std::string_view section, std::string_view name) {
+    const Key* key = find_key(section, name);
+    if (key) return type_name(key->slot(config_)) == "boolean";
+    const RefusedKey* refused = find_refused(section, name);
+    return refused && (is_boolean_text(refused->accepted) || name == "enable");
+  }
+
+  static GivenValue given_from(const toml::node& node, const std::string& source) {
+    GivenValue given;
+    given.where = fmt::format("{}:{}", source, node.source().begin.line);
+    if (const auto* v = node.as_boolean()) {
+      given.value = v->get();
+      given.shown = v->get() ? "true" : "false";
+    } else if (const auto* v = node.as_integer()) {
+      given.value = v->get();
+      given.shown = fmt::format("{}", v->get());
+    } else if (const auto* v = node.as_floating_point()) {
+      given.value = v->get();
+      given.shown = fmt::format("{}", v->get());
+    } else if (const auto* v = node.as_string()) {
+      given.value = v->get();
+      given.shown = fmt::format("\"{}\"", v->get());
+    } else if (const auto* v = node.as_array()) {
+      std::vector<std::string> strings;
+      for (const toml::node& one : *v) {
+        if (const auto* text = one.as_string()) strings.push_back(text->get());
+      }
+      const bool is_of_strings = strings.size() == v->size();
+      given.shown = is_of_strings ? toml_value(&strings) : "a list";
+      if (is_of_strings) given.value = std::move(strings);
+    } else {
+      given.shown = node.is_table() ? "a table" : "a date or time";
+    }
+    return given;
+  }
+
+  void set(std::string_view section, std::string_view name, GivenValue given) {
+    const Key* key = find_key(section, name);
+    if (!key) {
+      const RefusedKey* refused = find_refused(section, name);
+      if (!refused) refuse_unknown_key(section, name, given.where);
+      if (const auto count = count_in(given); count && section == "validation" && name == "seq_len") {
+        sequence_ = SequenceLength{.number = count, .where = given.where};  // compared when training.seq_len is known
+        return;
+      }
+      refuse_unsupported(*refused, name, given);
+      if (!refused->said.empty() && given.shown == refused->said) {
+        without_effect_.emplace(std::string(section), fmt::format("{} = {} has no effect: {}", key_label(section, name),
+                                                                  given.shown, refused->reason));
+      }
+      return;
+    }
+    const auto [before, is_new] = given_.emplace(key, given.where);
+    if (!is_new) {
+      throw ConfigError(fmt::format("{}: {} sets {} again, after {}", given.where, key_label(section, name),
+                                    key_label(key->section, key->name), before->second));
+    }
+    assign(config_, *key, std::move(given));
+  }
+
+  TrainConfig& config_;
+  ConfigProblems& problems_;
+  std::map<const Key*, std::string> given_;
+  std::set<std::string> wrong_keys_;
+  std::vector<IdleKey> idle_;
+  std::set<std::string> said_off_;
+  std::optional<SequenceLength> sequence_;
+  std::map<const Key*, Flag> flags_;
+  std::vector<std::string> twice_;
+  std::multimap<std::string, std::string> without_effect_;  // lines, by section
+};
+
+/// Takes `--like NAME` out of the flags.
+const Preset* take_preset_flag(std::vector<std::string>& flags) {
+  constexpr std::string_view kFlag = "--like";
+  const Preset* preset = nullptr;
+  for (auto flag = flags.begin(); flag != flags.end();) {
+    const bool has_value = flag->starts_with(std::string(kFlag) + "=");
+    if (!has_value && *flag != kFlag) {
+      ++flag;
+      continue;
+    }
+    std::vector<std::string> known;
+    for (const Preset& one : presets()) known.emplace_back(one.name);
+    std::string name = has_value ? flag->substr(kFlag.size() + 1) : "";
+    flag = flags.erase(flag);
+    if (!has_value && flag != flags.end()) {
+      name = *flag;
+      flag = flags.erase(flag);
+    }
+    const auto found = std::ranges::find(presets(), name, &Preset::name);
+    if (found == presets().end()) {
+      throw UsageError(
+          fmt::format("--like is '{}': expected one of {}{}", name, fmt::join(known, ", "), did_you_mean(name, known)));
+    }
+    preset = &*found;
+  }
+  return preset;
+}
+
+}  // namespace
+
+std::set<std::string> read_keys(TrainConfig& config, std::string_view toml, const std::string& source,
+                                const std::vector<std::string>& flags, ConfigProblems& problems,
+                                std::vector<std::string>& notes) {
+  Reader reader(config, problems);
+  std::vector<std::string> overrides = flags;
+  if (const Preset* preset = take_preset_flag(overrides)) reader.take_preset(*preset);
+  reader.read_file(toml, source);
+  reader.read_flags(overrides);
+  reader.conclude(notes);
+  return reader.wrong_keys();
+}
+
+}  // namespace phalanx::train

@@ -1,0 +1,639 @@
+#include "phalanx/config/config_schema.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+namespace phalanx::train {
+namespace {
+
+using C = TrainConfig;
+
+template <auto Section, auto Member>
+Slot at(TrainConfig& config) {
+  return &(config.*Section.*Member);
+}
+
+constexpr double kAny = std::numeric_limits<double>::infinity();
+constexpr double kLargestCount = std::numeric_limits<std::int32_t>::max();
+
+/// Counts are kept and multiplied as smaller integers in places: nothing larger makes sense, but for the seed.
+std::vector<Key> with_bounded_counts(std::vector<Key> keys) {
+  TrainConfig config;
+  for (Key& key : keys) {
+    const bool is_integer = std::holds_alternative<std::int64_t*>(key.slot(config));
+    if (is_integer && std::isinf(key.most) && key.name != "seed") key.most = kLargestCount;
+  }
+  return keys;
+}
+
+}  // namespace
+
+const std::vector<Key>& known_keys() {
+  static const std::vector<Key> keys = {
+      {"job", "dump_folder", at<&C::job, &C::Job::dump_folder>,
+       "Folder of everything the run writes: checkpoints, metrics.jsonl, TensorBoard files, report.html."},
+      {"job", "description", at<&C::job, &C::Job::description>, "Title of the run in its report."},
+
+      {"model", "name", at<&C::model, &C::Model::name>, "Model family.", -kAny, kAny, {"llama"}},
+      {"model",
+       "flavor",
+       at<&C::model, &C::Model::flavor>,
+       "Named size, or hf: that of config.json in hf_assets_path. The explicit keys below change single numbers of it.",
+       -kAny,
+       kAny,
+       {"debug", "5M", "50M", "llama3_debug", "llama3_1b", "llama3_8b", "llama3_70b", "llama3_405b",
+        kFlavorOfDirectory}},
+      {"model", "hf_assets_path", at<&C::model, &C::Model::hf_assets_path>,
+       "Folder with tokenizer.json, for the sample at the end of the run; a whole model as Hugging Face keeps it, for "
+       "flavor hf and checkpoint.initial_load_in_hf."},
+      {"model", "dim", at<&C::model, &C::Model::dim>, "Width of the hidden states.", 1, kAny, {}, kFromFlavor},
+      {"model", "n_layers", at<&C::model, &C::Model::n_layers>, "Number of blocks.", 1, kAny, {}, kFromFlavor},
+      {"model", "n_heads", at<&C::model, &C::Model::n_heads>, "Query heads; divides dim.", 1, kAny, {}, kFromFlavor},
+      {"model",
+       "n_kv_heads",
+       at<&C::model, &C::Model::n_kv_heads>,
+       "Key and value heads; divides n_heads.",
+       1,
+       kAny,
+       {},
+       kFromFlavor},
+      {"model",
+       "ffn_hidden",
+       at<&C::model, &C::Model::ffn_hidden>,
+       "Width inside the feed-forward layers.",
+       1,
+       kAny,
+       {},
+       kFromFlavor},
+      {"model", "vocab_size", at<&C::model, &C::Model::vocab_size>, "Number of token ids.", 1, kAny, {}, kFromFlavor},
+      {"model",
+       "rope_theta",
+       at<&C::model, &C::Model::rope_theta>,
+       "Base of the rotary embedding's wavelengths.",
+       1,
+       kAny,
+       {},
+       kFromFlavor},
+      {"model",
+       "norm_eps",
+       at<&C::model, &C::Model::norm_eps>,
+       "Added to the mean square in RMSNorm.",
+       1e-30,
+       1,
+       {},
+       kFromFlavor},
+      {"model",
+       "tie_embeddings",
+       at<&C::model, &C::Model::tie_embeddings>,
+       "Use the embedding's weight for the output layer too.",
+       -kAny,
+       kAny,
+       {},
+       kFromFlavor},
+
+      {"optimizer", "name", at<&C::optimizer, &C::Optimizer::name>, "Optimizer.", -kAny, kAny, {"AdamW", "SGD"}},
+      {"optimizer", "lr", at<&C::optimizer, &C::Optimizer::lr>, "Peak learning rate.", 0, kAny},
+      {"optimizer", "beta1", at<&C::optimizer, &C::Optimizer::beta1>, "AdamW: decay of the mean of gradients.", 0, 1},
+      {"optimizer", "beta2", at<&C::optimizer, &C::Optimizer::beta2>, "AdamW: decay of the mean of squares.", 0, 1},
+      {"optimizer", "eps", at<&C::optimizer, &C::Optimizer::eps>, "AdamW: added to the denominator.", 0, 1},
+      {"optimizer", "weight_decay", at<&C::optimizer, &C::Optimizer::weight_decay>,
+       "Weight decay, on every parameter that no_decay does not name; AdamW's is decoupled.", 0, kAny},
+      {"optimizer", "no_decay", at<&C::optimizer, &C::Optimizer::no_decay>,
+       "Patterns of the names of parameters without weight decay, as a shell's over files: `[\"*norm*\", "
+       "\"*.bias\"]`; on the command line separated by commas."},
+      {"optimizer", "momentum", at<&C::optimizer, &C::Optimizer::momentum>, "SGD: momentum.", 0, 1},
+
+      {"lr_scheduler", "warmup_steps", at<&C::lr_scheduler, &C::LrScheduler::warmup_steps>,
+       "Steps of linear warm-up from 0.", 0, kAny},
+      {"lr_scheduler",
+       "decay_ratio",
+       at<&C::lr_scheduler, &C::LrScheduler::decay_ratio>,
+       "Share of all steps, at the end, over which the rate decays; constant before (warm-up, stable, decay). 0: "
+       "never. "
+       "Not set: the decay begins right after warm-up.",
+       0,
+       1,
+       {},
+       "not set"},
+      {"lr_scheduler",
+       "decay_type",
+       at<&C::lr_scheduler, &C::LrScheduler::decay_type>,
+       "Shape of the decay.",
+       -kAny,
+       kAny,
+       {"linear", "sqrt", "cosine"}},
+      {"lr_scheduler", "min_lr_factor", at<&C::lr_scheduler, &C::LrScheduler::min_lr_factor>,
+       "The last rate as a share of the peak.", 0, 1},
+
+      {"training", "dataset_path", at<&C::training, &C::Training::dataset_path>,
+       "Token file: made by `phalanx tokenize` (Megatron .bin with .idx), nanoGPT or llm.c .bin."},
+      {"training",
+       "dataset_dtype",
+       at<&C::training, &C::Training::dataset_dtype>,
+       "How a file of raw ids (nanoGPT's) stores an id, of dataset_path and validation.dataset_path. auto: as the "
+       "file's "
+       ".json says, else uint16, or uint32 for a vocabulary above 65536. Files with an index or a header must say the "
+       "same.",
+       -kAny,
+       kAny,
+       {"auto", "uint8", "int8", "uint16", "int16", "uint32", "int32", "int64"}},
+      {"training", "allow_tokenizer_mismatch", at<&C::training, &C::Training::allow_tokenizer_mismatch>,
+       "Train although the token files were made with another tokenizer than the one in model.hf_assets_path, or the "
+       "checkpoint's run had another. It is said."},
+      {"training", "local_batch_size", at<&C::training, &C::Training::local_batch_size>,
+       "Sequences in one forward pass of one rank.", 1, kAny},
+      {"training", "global_batch_size", at<&C::training, &C::Training::global_batch_size>,
+       "Sequences in one optimizer step over all ranks; gradients are accumulated as needed. -1: local_batch_size x "
+       "ranks.",
+       -1, kAny},
+      {"training", "num_tokens_per_microbatch_per_dp_rank",
+       at<&C::training, &C::Training::num_tokens_per_microbatch_per_dp_rank>,
+       "Another way to give local_batch_size: tokens, a multiple of seq_len. -1: not used.", -1, kAny},
+      {"training", "num_tokens_per_train_step", at<&C::training, &C::Training::num_tokens_per_train_step>,
+       "Another way to give global_batch_size: tokens, a multiple of seq_len. -1: not used.", -1, kAny},
+      {"training", "seq_len", at<&C::training, &C::Training::seq_len>, "Tokens of a sequence.", 1, kAny},
+      {"training", "max_norm", at<&C::training, &C::Training::max_norm>,
+       "Gradients are scaled down to this global norm. 0: never.", 0, kAny},
+      {"training", "steps", at<&C::training, &C::Training::steps>, "Optimizer steps of the whole run.", 1, kAny},
+      {"training", "shuffle", at<&C::training, &C::Training::shuffle>,
+       "Take the sequences in an order drawn from debug.seed; off: in the file's order."},
+      {"training",
+       "mixed_precision_param",
+       at<&C::training, &C::Training::mixed_precision_param>,
+       "Type of the matrix products. Without sharding by autocast; under sharding units are gathered in it. Weights "
+       "and "
+       "optimizer state stay float32. float16: with loss scaling.",
+       -kAny,
+       kAny,
+       {"float32", "bfloat16", "float16"}},
+      {"training",
+       "mixed_precision_reduce",
+       at<&C::training, &C::Training::mixed_precision_reduce>,
+       "Type in which sharded gradients are kept and averaged.",
+       -kAny,
+       kAny,
+       {"float32", "bfloat16", "float16"}},
+      {"training", "initial_loss_scale", at<&C::training, &C::Training::initial_loss_scale>,
+       "float16: what the loss is multiplied by at first; halved after a step whose gradients are not finite, which is "
+       "skipped on all ranks.",
+       1, 1e30},
+      {"training", "loss_scale_window", at<&C::training, &C::Training::loss_scale_window>,
+       "float16: steps in a row with finite gradients after which the scale is doubled.", 1, kAny},
+      {"training", "enable_cpu_offload", at<&C::training, &C::Training::enable_cpu_offload>,
+       "Under sharding: weights, gradients and optimizer state lie in the host's memory, where the step is done too."},
+
+      {"parallelism", "data_parallel_replicate_degree",
+       at<&C::parallelism, &C::Parallelism::data_parallel_replicate_degree>,
+       "Copies of the model, or of its shards, whose gradients are averaged (DDP, HSDP). -1: as many as "
+       "data_parallel_shard_degree leaves.",
+       -1, kAny},
+      {"parallelism", "data_parallel_shard_degree", at<&C::parallelism, &C::Parallelism::data_parallel_shard_degree>,
+       "Ranks among which a copy of the model is sharded (FSDP, ZeRO). -1: as many as data_parallel_replicate_degree "
+       "leaves; with both at -1, all.",
+       -1, kAny},
+      {"parallelism", "zero_stage", at<&C::parallelism, &C::Parallelism::zero_stage>,
+       "What is sharded: 1 the optimizer's state, 2 gradients too, 3 parameters too.", 1, 3},
+      {"parallelism",
+       "fsdp_reshard_after_forward",
+       at<&C::parallelism, &C::Parallelism::fsdp_reshard_after_forward>,
+       "Stage 3: whether a block's parameters are let go after the forward pass and gathered again for the backward "
+       "pass (less memory), kept, or kept by every so many neighbouring ranks together, which divides the shard "
+       "degree. default: always; in a pipeline never: units are gathered once a step.",
+       -kAny,
+       kAny,
+       {"default", "always", "never"},
+       {},
+       "a number of ranks"},
+      {"parallelism",
+       "fsdp_reduce_each_microbatch",
+       at<&C::parallelism, &C::Parallelism::fsdp_reduce_each_microbatch>,
+       "Stages 2 and 3 with accumulation: whether every micro-batch averages its gradients among the ranks that share "
+       "a copy, each of which adds up its rows alone; or the last one does, and whole gradients are kept until then "
+       "(more memory, less communication, the bits of data parallelism). default: always; in a pipeline once a step, "
+       "for "
+       "which a rank keeps gradients of all parameters of its stages: 4 bytes each, or those of "
+       "mixed_precision_reduce.",
+       -kAny,
+       kAny,
+       {"default", "always", "never"}},
+      {"parallelism", "tensor_parallel_degree", at<&C::parallelism, &C::Parallelism::tensor_parallel_degree>,
+       "Neighbouring ranks over which every large matrix is cut. Divides heads, ffn_hidden, vocabulary and ranks.", 1,
+       kAny},
+      {"parallelism", "enable_sequence_parallel", at<&C::parallelism, &C::Parallelism::enable_sequence_parallel>,
+       "Under tensor parallelism each rank has some of the tokens between the matrices (norms, residuals), which takes "
+       "less memory at the same communication. The degree divides seq_len then."},
+      {"parallelism", "enable_async_tensor_parallel",
+       at<&C::parallelism, &C::Parallelism::enable_async_tensor_parallel>,
+       "With enable_sequence_parallel: attention and feed-forward multiply piece by piece while tokens are on their "
+       "way "
+       "between the ranks. Otherwise before and after; the sums over the ranks are the same."},
+      {"parallelism", "pipeline_parallel_degree", at<&C::parallelism, &C::Parallelism::pipeline_parallel_degree>,
+       "Ranks over which the layers are cut into stages.", 1, kAny},
+      {"parallelism", "pipeline_parallel_schedule", at<&C::parallelism, &C::Parallelism::pipeline_parallel_schedule>,
+       "In what order stages work: GPipe, 1F1B, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble or "
+       "DualPipeV (docs/pipeline.md)."},
+      {"parallelism", "pipeline_parallel_microbatch_size",
+       at<&C::parallelism, &C::Parallelism::pipeline_parallel_microbatch_size>,
+       "Sequences that go through a pipeline together. Divides a data rank's share of the global batch.", 1, kAny},
+      {"parallelism", "pipeline_parallel_stages_per_rank",
+       at<&C::parallelism, &C::Parallelism::pipeline_parallel_stages_per_rank>,
+       "0: as many as is usual for the schedule, 1 or 2.", 0, kAny},
+      {"parallelism",
+       "pipeline_parallel_balance",
+       at<&C::parallelism, &C::Parallelism::pipeline_parallel_balance>,
+       "What makes the stages equal: the multiplications of their half-layers (counted), or the time that each kind of "
+       "half-layer and the output take, which rank 0 measures at the start (measured).",
+       -kAny,
+       kAny,
+       {"counted", "measured"}},
+
+      {"activation_checkpoint",
+       "mode",
+       at<&C::activation_checkpoint, &C::ActivationCheckpoint::mode>,
+       "Blocks that keep their input alone and compute their activations again in the backward pass: none of them, all "
+       "(full), or those that selective_ac_option says (selective).",
+       -kAny,
+       kAny,
+       {"none", "full", "selective"}},
+      {"activation_checkpoint",
+       "selective_ac_option",
+       at<&C::activation_checkpoint, &C::ActivationCheckpoint::selective_ac_option>,
+       "Under mode = \"selective\": of how many blocks one is computed again, or op: all are, but keep the outputs of "
+       "attention and of every second linear layer as well.",
+       -kAny,
+       kAny,
+       {"op"},
+       {},
+       "a number of blocks"},
+
+      {"checkpoint", "enable", at<&C::checkpoint, &C::Checkpoint::enable>,
+       "Save checkpoints and continue from the newest complete one."},
+      {"checkpoint", "folder", at<&C::checkpoint, &C::Checkpoint::folder>,
+       "Folder of the checkpoints, in job.dump_folder unless absolute."},
+      {"checkpoint", "interval", at<&C::checkpoint, &C::Checkpoint::interval>,
+       "Steps between checkpoints. One is also saved at the end and after the step in which one of stop_signals comes.",
+       1, kAny},
+      {"checkpoint", "keep_latest_k", at<&C::checkpoint, &C::Checkpoint::keep_latest_k>,
+       "Older checkpoints than the latest k are removed. 0: keep all.", 0, kAny},
+      {"checkpoint",
+       "async_mode",
+       at<&C::checkpoint, &C::Checkpoint::async_mode>,
+       "async: training goes on while a copy of the state is written; a failure ends the run in the step in "
+       "which it is known. disabled: steps wait until it is on the disk.",
+       -kAny,
+       kAny,
+       {"disabled", "async"}},
+      {"checkpoint", "load_step", at<&C::checkpoint, &C::Checkpoint::load_step>,
+       "Roll back: begin a branch from this step's checkpoint; newer ones are set aside in abandoned-N. The same "
+       "command "
+       "again goes on with its branch (docs/checkpoints.md). -1: continue from the newest complete one.",
+       -1, kAny},
+      {"checkpoint", "convert_dtype", at<&C::checkpoint, &C::Checkpoint::convert_dtype>,
+       "Convert floating-point tensors that were saved in another type while they are loaded; else they are an error, "
+       "as a run that goes on is to have the same numbers."},
+      {"checkpoint", "initial_load_path", at<&C::checkpoint, &C::Checkpoint::initial_load_path>,
+       "Weights of a new run: a checkpoint's folder, or with initial_load_in_hf a safetensors file or a folder of "
+       "them (unset: model.hf_assets_path). "
+       "Ignored when the run continues from a checkpoint of its own."},
+      {"checkpoint", "initial_load_in_hf", at<&C::checkpoint, &C::Checkpoint::initial_load_in_hf>,
+       "A new run starts from safetensors with Hugging Face's names, in fp32, fp16 or bf16."},
+      {"checkpoint", "allow_data_mismatch", at<&C::checkpoint, &C::Checkpoint::allow_data_mismatch>,
+       "Go on from a checkpoint although its run read another token file, in another order, with another seed, in "
+       "another range or with another sequence length inside a shuffled epoch. The data then begin at their beginning. "
+       "It is said."},
+      {"checkpoint", "initial_random_weights", at<&C::checkpoint, &C::Checkpoint::initial_random_weights>,
+       "With model.flavor hf: a new run starts from random weights, of the shape of config.json alone. Without this "
+       "and "
+       "without initial weights it is refused."},
+      {"checkpoint", "allow_model_mismatch", at<&C::checkpoint, &C::Checkpoint::allow_model_mismatch>,
+       "Load weights although the description of the model that comes with them (a checkpoint's metadata, config.json) "
+       "is not that of [model]: heads, rotary settings, norm_eps, ... Each difference is said."},
+      {"checkpoint", "last_save_in_hf", at<&C::checkpoint, &C::Checkpoint::last_save_in_hf>,
+       "At the end also write the model to hf/ in job.dump_folder as transformers reads it: model.safetensors, "
+       "config.json, generation_config.json and, from model.hf_assets_path, the tokenizer's files."},
+      {"checkpoint",
+       "export_dtype",
+       at<&C::checkpoint, &C::Checkpoint::export_dtype>,
+       "Type of the weights in hf/. Checkpoints keep them in float32 whatever it is.",
+       -kAny,
+       kAny,
+       {"float32", "bfloat16", "float16"}},
+      {"checkpoint", "export_file_gb", at<&C::checkpoint, &C::Checkpoint::export_file_gb>,
+       "Most gigabytes of one file of weights in hf/: more are several files and model.safetensors.index.json. 0: one "
+       "file of any size.",
+       0, 1e6},
+
+      {"checkpoint", "stop_signals", at<&C::checkpoint, &C::Checkpoint::stop_signals>,
+       "Signals at which all ranks finish the step, save a checkpoint and end with status 0; outside of the steps, or "
+       "at "
+       "the second one, the process ends at once. On the command line separated by commas."},
+
+      {"metrics", "log_freq", at<&C::metrics, &C::Metrics::log_freq>,
+       "Steps between log lines; the first step is always logged. metrics.jsonl has every step.", 1, kAny},
+      {"metrics", "enable_tensorboard", at<&C::metrics, &C::Metrics::enable_tensorboard>, "Write TensorBoard files."},
+      {"metrics", "save_tb_folder", at<&C::metrics, &C::Metrics::save_tb_folder>,
+       "Folder of the TensorBoard files, in job.dump_folder."},
+      {"metrics", "enable_report", at<&C::metrics, &C::Metrics::enable_report>,
+       "Write report.html at the end of the run (`phalanx report` writes it at any time)."},
+      {"metrics", "sample_prompt", at<&C::metrics, &C::Metrics::sample_prompt>,
+       "Text that the trained model continues at the end of the run, shown in the report. Empty: no sample."},
+      {"metrics", "sample_tokens", at<&C::metrics, &C::Metrics::sample_tokens>, "Length of that sample, in tokens.", 1,
+       kAny},
+      {"metrics", "disable_color_printing", at<&C::metrics, &C::Metrics::disable_color_printing>,
+       "Log lines have no colours, on a terminal either; the variable NO_COLOR does the same."},
+
+      {"profiling", "enable_profiling", at<&C::profiling, &C::Profiling::enable_profiling>,
+       "Write traces of training steps, one file a rank, for ui.perfetto.dev or chrome://tracing."},
+      {"profiling", "profile_freq", at<&C::profiling, &C::Profiling::profile_freq>,
+       "Steps from one trace to the next: step profile_freq is the first.", 1, kAny},
+      {"profiling", "profiler_active", at<&C::profiling, &C::Profiling::profiler_active>,
+       "Steps in one trace; the last is the one that gives its folder the name.", 1, kAny},
+      {"profiling", "save_traces_folder", at<&C::profiling, &C::Profiling::save_traces_folder>,
+       "Folder of the traces, in job.dump_folder: iteration_N/rankR_trace.json."},
+
+      {"comm", "init_timeout_seconds", at<&C::comm, &C::Comm::init_timeout_seconds>,
+       "Longest wait for another rank until the first step is done.", 1, kAny},
+      {"comm", "train_timeout_seconds", at<&C::comm, &C::Comm::train_timeout_seconds>,
+       "Longest wait for another rank afterwards.", 1, kAny},
+      {"comm", "heartbeat_seconds", at<&C::comm, &C::Comm::heartbeat_seconds>,
+       "Longest wait for a rank whose process is stopped or gives no sign of life; 0: as long as for any.", 0, 86'400},
+      {"comm",
+       "backend",
+       at<&C::comm, &C::Comm::backend>,
+       "Transport between ranks. auto: shm where all ranks share memory, shm and gloo where some do, else gloo; nccl "
+       "besides on GPUs. mpi: Open MPI, under mpirun or srun; shm+mpi: between machines only. With shm, gloo or mpi, "
+       "GPUs exchange data through host memory; with nccl+gloo or nccl+mpi only what goes from one machine to another.",
+       -kAny,
+       kAny,
+       {"auto", "shm", "gloo", "mpi", "shm+gloo", "shm+mpi", "nccl", "nccl+gloo", "nccl+mpi"}},
+      {"comm", "shared_heap", at<&C::comm, &C::Comm::shared_heap>,
+       "Large CPU tensors lie in memory that the ranks of one machine read and write where it is: collectives of shm "
+       "need fewer copies."},
+      {"comm", "strict", at<&C::comm, &C::Comm::strict>,
+       "On nccl the host waits in every operation until all ranks are known to call the same, and a mismatch is that "
+       "operation's error, not a later one's."},
+      {"comm", "trace_buf_size", at<&C::comm, &C::Comm::trace_buf_size>,
+       "Operations of each group of ranks that the flight recorder keeps, to be written on an error, a time-out or "
+       "SIGQUIT. 0: nothing is written.",
+       0, 10'000'000},
+      {"comm", "save_traces_folder", at<&C::comm, &C::Comm::save_traces_folder>,
+       "Folder of the flight recorder's files, in job.dump_folder; see `phalanx trace analyze`. The variable "
+       "PHALANX_COMM_TRACE_DIR overrules it."},
+      {"comm", "save_traces_file_prefix", at<&C::comm, &C::Comm::save_traces_file_prefix>,
+       "Beginning of the names of these files; the rank and .json follow."},
+
+      {"validation", "enable", at<&C::validation, &C::Validation::enable>, "Measure the loss on held-out tokens."},
+      {"validation", "dataset_path", at<&C::validation, &C::Validation::dataset_path>,
+       "Token file to validate on. Empty: the last part of training.dataset_path, which is then not trained on."},
+      {"validation", "fraction", at<&C::validation, &C::Validation::fraction>,
+       "Share of training.dataset_path that is held out when there is no validation.dataset_path.", 0, 0.9},
+      {"validation", "local_batch_size", at<&C::validation, &C::Validation::local_batch_size>,
+       "Sequences in one forward pass of one rank. -1: training.local_batch_size.", -1, kAny},
+      {"validation", "freq", at<&C::validation, &C::Validation::freq>,
+       "Steps between validations. One is also done after the last step.", 1, kAny},
+      {"validation", "steps", at<&C::validation, &C::Validation::steps>,
+       "Batches of one validation. -1: all held-out tokens.", -1, kAny},
+
+      {"memory", "check", at<&C::memory, &C::Memory::check>,
+       "Refuse a run whose predicted memory does not fit into what the limits of the process, its cgroup, the machine "
+       "or the card leave, before anything is allocated."},
+
+      {"debug", "seed", at<&C::debug, &C::Debug::seed>,
+       "Seed of the initial weights and of the data order; independent of the number of ranks.", 0, kAny},
+      {"debug", "deterministic", at<&C::debug, &C::Debug::deterministic>,
+       "On CUDA: use only kernels that give the same bits on every run. On the CPU that is always so."},
+      {"debug", "replica_check_freq", at<&C::debug, &C::Debug::replica_check_freq>,
+       "Every so many steps ranks that should hold the same bits of weights and optimizer state compare hashes of them "
+       "before the update; a difference ends the run and names tensor, ranks and step. 0: never.",
+       0, kAny},
+  };
+  static const std::vector<Key> bounded = with_bounded_counts(keys);
+  return bounded;
+}
+
+const std::vector<RefusedKey>& refused_keys() {
+  static const std::vector<RefusedKey> keys = {
+      {"compile", "components", "[\"model\", \"loss\"]", "there is no compiler for C++ modules"},
+      {"compile", "backend", "\"inductor\"", "there is no compiler for C++ modules"},
+      {"compile", "*", "", "there is no compiler for C++ modules: fused kernels are chosen when the program is built"},
+      {"model", "converters", "[]", "weights are trained in float32: there is no float8 or quantised training"},
+      {"model", "tokenizer_path", "\"\"", "give the tokenizer's folder as model.hf_assets_path"},
+      {"model", "print_after_conversion", "false", "there are no model converters"},
+      {"float8", "*", "", "there is no float8 training"},
+      {"mx", "*", "", "there is no MX training"},
+      {"quantize", "*", "", "there is no quantised training"},
+      {"optimizer", "implementation", "\"fused\"", "the fused implementation is the only one"},
+      {"optimizer", "early_step_in_backward", "false", "the step needs the norm of all gradients first"},
+      {"training", "dataset", "\"\"",
+       "data sets are token files: make one with `phalanx tokenize` and give it as training.dataset_path"},
+      {"training", "dtype", "\"float32\"",
+       "weights are kept in float32; training.mixed_precision_param sets the type of the matrix products"},
+      {"training", "dataloader", kAnyValue, "token files are mapped into memory: there are no workers that read ahead"},
+      {"training", "compile", "false", "there is no compiler for C++ modules"},
+      {"training", "gc_freq", "50", "there is no garbage collector to run"},
+      {"training", "gc_debug", "false", "there is no garbage collector to run"},
+      {"parallelism", "disable_loss_parallel", "false", "the logits are never held as a whole on any rank"},
+      {"parallelism", "pipeline_parallel_split_points", "[]", "stages are balanced by the work of their layers"},
+      {"parallelism", "pipeline_parallel_schedule_csv", "\"\"", "schedules are made here: pipeline_parallel_schedule"},
+      {"parallelism", "pipeline_parallel_first_stage_less_layers", "1",
+       "stages are balanced by the work of their layers"},
+      {"parallelism", "pipeline_parallel_last_stage_less_layers", "1",
+       "stages are balanced by the work of their layers"},
+      {"parallelism", "context_parallel_degree", "1", "context parallelism is not part of this version"},
+      {"parallelism", "context_parallel_rotate_method", kAnyValue, "context parallelism is not part of this version"},
+      {"parallelism", "context_parallel_load_balancer", kAnyValue, "context parallelism is not part of this version"},
+      {"parallelism", "expert_parallel_comm_backend", kAnyValue, "every rank has all experts in this version"},
+      {"parallelism", "pipeline_parallel_expert_parallel_overlap", kAnyValue,
+       "every rank has all experts in this version"},
+      {"parallelism", "expert_parallel_degree", "1", "every rank has all experts in this version"},
+      {"parallelism", "expert_tensor_parallel_degree", "1", "every rank has all experts in this version"},
+      {"parallelism", "enable_compiled_autograd", "false", "there is no compiler for C++ modules"},
+      {"checkpoint", "model_weights_only", "false", "checkpoint.last_save_in_hf writes the bare weights"},
+      {"checkpoint", "last_save_model_only", kAnyValue,
+       "the last checkpoint is whole, so that a run can be prolonged; checkpoint.last_save_in_hf adds the bare "
+       "weights",
+       /*said=*/"true"},
+      {"checkpoint", "enable_ft_dataloader_checkpoints", kAnyValue, "there is no torchft in this version"},
+      {"checkpoint", "initial_load_model_only", "true", "a new run takes over nothing but weights"},
+      {"checkpoint", "initial_load_in_hf_quantized", "false", "weights are loaded in fp32, fp16 or bf16"},
+      {"checkpoint", "exclude_from_loading", "[]", "a checkpoint is loaded whole"},
+      {"checkpoint", "create_seed_checkpoint", "false",
+       "initial weights are a function of debug.seed, whatever the layout: no seed checkpoint is needed"},
+      {"checkpoint", "enable_first_step_checkpoint", "false", "the first checkpoint is saved after `interval` steps"},
+      {"checkpoint", "load_only", "false", "checkpoint.enable both saves and loads"},
+      {"activation_checkpoint", "early_stop", "false", "blocks are computed again whole"},
+      {"activation_checkpoint", "memory_budget", "0.5", "how much memory recomputation takes is not planned"},
+      {"activation_checkpoint", "visualize_memory_budget_pareto", "false",
+       "how much memory recomputation takes is not planned"},
+      {"activation_checkpoint", "preserve_rng_state", kAnyValue, "nothing in a block is drawn at random"},
+      {"activation_checkpoint", "determinism_check", "\"default\"", "what is computed again is the same"},
+      {"activation_checkpoint", "debug", "false", "what is computed again is the same"},
+      {"activation_checkpoint", "per_op_sac_force_recompute_mm_shapes_by_fqns", "[\"moe.router.gate\"]",
+       "what selective_ac_option = \"op\" keeps is fixed"},
+      {"activation_checkpoint", "*", "",
+       "blocks are computed again whole, and how much memory that takes is not planned"},
+      {"metrics", "enable_wandb", "false",
+       "nothing is sent over the network; metrics.enable_tensorboard writes local files"},
+      {"metrics", "save_for_all_ranks", "false", "rank 0 writes the metrics of all ranks"},
+      {"profiling", "profiler_warmup", kAnyValue, "nothing has to warm up: a traced step takes as long as any other"},
+      {"profiling", "enable_memory_snapshot", "false", "there is no memory snapshot in this version"},
+      {"profiling", "save_memory_snapshot_folder", kAnyValue, "there is no memory snapshot in this version"},
+      {"profiling", "with_stack", "false", "a trace holds the phases of a step and the collectives, not single calls"},
+      {"profiling", "with_modules", "false",
+       "a trace holds the phases of a step and the collectives, not single calls"},
+      {"comm", "mode", "\"default\"", "there are no simulated communication modes"},
+      {"validation", "dataset", "\"\"", "give a token file as validation.dataset_path"},
+      {"validation", "dataloader", kAnyValue,
+       "token files are mapped into memory: there are no workers that read ahead"},
+      {"validation", "seq_len", "training.seq_len", "validation uses training.seq_len"},
+      {"memory_estimation", "*", "", "every run's memory is predicted before it starts: memory.check"},
+      {"fault_tolerance", "enable", "false", "there is no torchft in this version"},
+      {"fault_tolerance", "replica_id", "0", "there is no torchft in this version"},
+      {"fault_tolerance", "group_size", "0", "there is no torchft in this version"},
+      {"fault_tolerance", "min_replica_size", "1", "there is no torchft in this version"},
+      {"fault_tolerance", "process_group", "\"gloo\"", "there is no torchft in this version"},
+      {"fault_tolerance", "process_group_timeout_ms", "10000", "there is no torchft in this version"},
+      {"fault_tolerance", "*", "", "there is no torchft in this version"},
+      {"experimental", "custom_import", "\"\"", "Python modules cannot be loaded"},
+      {"experimental", "custom_args_module", "\"\"", "Python modules cannot be loaded"},
+      {"experimental", "*", "", "Python modules cannot be loaded"},
+      {"job", "config_file", "\"\"", "the configuration's path is the first argument of `phalanx train`"},
+      {"job", "print_args", "false", "use `phalanx train cfg.toml --print-config`"},
+      {"job", "use_for_integration_test", kAnyValue, "it has no meaning outside of torchtitan's own tests"},
+      {"job", "print_config", "false", "use `phalanx train cfg.toml --print-config`"},
+      {"debug", "deterministic_warn_only", "false", "debug.deterministic refuses what has no such kernel"},
+      {"debug", "moe_force_load_balance", "false", "experts are chosen by their router"},
+      {"job", "custom_config_module", "\"\"", "Python modules cannot be loaded"},
+  };
+  return keys;
+}
+
+const std::vector<KeyAlias>& key_aliases() {
+  static const std::vector<KeyAlias> aliases = {
+      {"training", "seed", "debug", "seed"},
+      {"training", "deterministic", "debug", "deterministic"},
+      {"training", "batch_size", "training", "local_batch_size"},
+      {"training", "data_parallel_replicate_degree", "parallelism", "data_parallel_replicate_degree"},
+      {"checkpoint", "enable_checkpoint", "checkpoint", "enable"},
+      {"validation", "enabled", "validation", "enable"},
+      {"lr_scheduler", "lr_min", "lr_scheduler", "min_lr_factor"},
+  };
+  return aliases;
+}
+
+const std::vector<ValueAlias>& value_aliases() {
+  static const std::vector<ValueAlias> aliases = {
+      {"model", "name", "llama3", "llama"},       {"model", "flavor", "debugmodel", "llama3_debug"},
+      {"model", "flavor", "8B", "llama3_8b"},     {"model", "flavor", "70B", "llama3_70b"},
+      {"model", "flavor", "405B", "llama3_405b"},
+  };
+  return aliases;
+}
+
+std::string meant_value(std::string_view section, std::string_view name, std::string_view written) {
+  for (const ValueAlias& alias : value_aliases()) {
+    if (alias.section == section && alias.name == name && alias.written == written) return std::string(alias.meant);
+  }
+  return std::string(written);
+}
+
+const std::vector<Preset>& presets() {
+  static const std::vector<Preset> all = {
+      {"torchtitan",
+       {{"training", "mixed_precision_param", "bfloat16"},
+        {"parallelism", "data_parallel_replicate_degree", "1"},
+        {"parallelism", "data_parallel_shard_degree", "-1"},
+        {"parallelism", "enable_async_tensor_parallel", "false"},
+        {"activation_checkpoint", "mode", "selective"},
+        {"activation_checkpoint", "selective_ac_option", "2"},
+        {"checkpoint", "enable", "false"},
+        {"metrics", "enable_tensorboard", "false"}}},
+  };
+  return all;
+}
+
+std::string key_label(std::string_view section, std::string_view name) { return fmt::format("[{}] {}", section, name); }
+
+std::string_view type_name(const Slot& slot) {
+  switch (slot.index()) {
+    case 0:
+    case 4:
+      return "boolean";
+    case 1:
+      return "integer";
+    case 2:
+    case 5:
+      return "number";
+    case 6:
+      return "list of strings";
+    default:
+      return "string";
+  }
+}
+
+namespace {
+
+std::string number_text(double value) {
+  std::string text = fmt::format("{}", value);  // the shortest text that reads back as the same number
+  if (text.find_first_of(".e") == std::string::npos) text += ".0";
+  return text;
+}
+
+std::string quoted(const std::string& value) {
+  std::string text = "\"";
+  for (const char c : value) {
+    if (c == '"' || c == '\\') {
+      text += '\\';
+      text += c;
+    } else if (c == '\n') {
+      text += "\\n";
+    } else if (c == '\t') {
+      text += "\\t";
+    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+      text += fmt::format("\\u{:04X}", static_cast<unsigned>(static_cast<unsigned char>(c)));
+    } else {
+      text += c;
+    }
+  }
+  return text + '"';
+}
+
+struct ToToml {
+  std::string operator()(const bool* v) const { return *v ? "true" : "false"; }
+  std::string operator()(const std::int64_t* v) const { return fmt::format("{}", *v); }
+  std::string operator()(const double* v) const { return number_text(*v); }
+  std::string operator()(const std::string* v) const { return quoted(*v); }
+  std::string operator()(const std::optional<bool>* v) const { return *v ? (**v ? "true" : "false") : ""; }
+  std::string operator()(const std::optional<double>* v) const { return *v ? number_text(**v) : ""; }
+  std::string operator()(const std::vector<std::string>* v) const {
+    std::string text = "[";
+    for (const std::string& one : *v) text += (text.size() > 1 ? ", " : "") + quoted(one);
+    return text + "]";
+  }
+};
+
+}  // namespace
+
+std::string toml_value(const Slot& slot) { return std::visit(ToToml{}, slot); }
+
+std::string expectation(const Key& key, Slot slot) {
+  if (!key.choices.empty()) {
+    std::string text = key.choices.size() == 1 ? "" : "one of ";
+    for (std::size_t i = 0; i < key.choices.size(); ++i) text += fmt::format("{}\"{}\"", i ? ", " : "", key.choices[i]);
+    return key.or_count.empty() ? text : fmt::format("{}, or {}", text, key.or_count);
+  }
+  const std::string_view type = type_name(slot);
+  if (type == "boolean") return "true or false";
+  if (type == "string") return "a string";
+  if (type == "list of strings") return "a list of strings";
+  std::string text = type == "integer" ? "an integer" : "a number";
+  const bool has_least = std::isfinite(key.least);
+  const bool has_most = std::isfinite(key.most);
+  if (has_least && key.most == kLargestCount) return text + fmt::format(", {} or more{}", key.least, kAtMostCount);
+  if (has_least && has_most) return text + fmt::format(" from {} to {}", key.least, key.most);
+  if (has_least) return text + fmt::format(", {} or more", key.least);
+  return text;
+}
+
+}  // namespace phalanx::train

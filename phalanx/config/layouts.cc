@@ -1,0 +1,201 @@
+#include "phalanx/config/layouts.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <string_view>
+
+#include "phalanx/base/dtype_names.h"
+#include "phalanx/base/error.h"
+#include "phalanx/base/nearest.h"
+
+namespace phalanx::train {
+namespace {
+
+using Parts = std::map<std::string, std::string>;
+
+Parts split_layout(const std::string& name) {
+  static const std::vector<std::string> kKnown = {"pp", "schedule", "dp_replicate", "dp_shard", "tp",       "zero",
+                                                  "sp", "ac",       "reshard",      "batch",    "precision"};
+  Parts parts;
+  std::string_view rest = name;
+  while (!rest.empty()) {
+    const std::string_view one = rest.substr(0, rest.find(','));
+    rest.remove_prefix(std::min(rest.size(), one.size() + 1));
+    const std::size_t equals = one.find('=');
+    const std::string key(one.substr(0, equals));
+    if (equals == std::string_view::npos || std::ranges::find(kKnown, key) == kKnown.end()) {
+      throw ConfigError(fmt::format("layout '{}': '{}' is not known{}: expected parts like tp=2, of {}", name, one,
+                                    did_you_mean(key, kKnown), fmt::join(kKnown, ", ")));
+    }
+    if (!parts.emplace(key, one.substr(equals + 1)).second) {
+      throw ConfigError(fmt::format("layout '{}': {} is there twice", name, key));
+    }
+  }
+  return parts;
+}
+
+std::int64_t number_of(const Parts& parts, const std::string& key, std::int64_t otherwise, const std::string& name) {
+  const auto found = parts.find(key);
+  if (found == parts.end()) return otherwise;
+  std::int64_t value = 0;
+  const char* const end = found->second.data() + found->second.size();
+  const auto [stopped, error] = std::from_chars(found->second.data(), end, value);
+  if (error != std::errc() || stopped != end || value < 1) {
+    throw ConfigError(fmt::format("layout '{}': {} is '{}': expected a number, 1 or more", name, key, found->second));
+  }
+  return value;
+}
+
+std::string choice_of(const Parts& parts, const std::string& key, const std::vector<std::string>& choices,
+                      const std::string& name) {
+  const auto found = parts.find(key);
+  if (found == parts.end()) return choices[0];
+  const std::string value = canonical_dtype(found->second);  // bf16 for bfloat16, ...
+  if (std::ranges::find(choices, value) == choices.end()) {
+    throw ConfigError(
+        fmt::format("layout '{}': {} is '{}': expected one of {}", name, key, found->second, fmt::join(choices, ", ")));
+  }
+  return value;
+}
+
+/// none, full, op, or of how many blocks one is computed again.
+TrainConfig::ActivationCheckpoint recomputation_of(const Parts& parts, const std::string& name) {
+  TrainConfig::ActivationCheckpoint result;
+  const auto found = parts.find("ac");
+  const std::string how = found == parts.end() ? "none" : found->second;
+  const bool is_number = !how.empty() && how.find_first_not_of("0123456789") == std::string::npos;
+  if (is_number) {
+    result.mode = "selective";
+    result.selective_ac_option = std::to_string(number_of(parts, "ac", 1, name));
+  } else if (how == "op") {
+    result.mode = "selective";
+    result.selective_ac_option = "op";
+  } else if (how == "none" || how == "full") {
+    result.mode = how;
+  } else {
+    throw ConfigError(fmt::format(
+        "layout '{}': ac is '{}': expected one of none, full, op, or a number: of so many blocks one is computed again",
+        name, how));
+  }
+  return result;
+}
+
+/// The batch as all layouts have it, in forward passes that this one can do.
+void share_out_batch(TrainConfig& config, std::int64_t data_ranks, std::int64_t ranks) {
+  auto& training = config.training;
+  if (training.global_batch_size == -1) training.global_batch_size = training.local_batch_size * ranks;
+  if (training.global_batch_size % data_ranks != 0) return;  // plan_run() refuses it, with the nearest choices
+  const std::int64_t share = training.global_batch_size / data_ranks;
+  training.local_batch_size = std::min(training.local_batch_size, share);
+  while (share % training.local_batch_size != 0) --training.local_batch_size;
+}
+
+}  // namespace
+
+NamedLayout with_layout(const TrainConfig& config, const std::string& name, std::int64_t ranks) {
+  const Parts parts = split_layout(name);
+  NamedLayout layout{.name = name.empty() ? "one rank" : name, .config = config};
+  auto& parallelism = layout.config.parallelism;
+  const std::string reduces = parallelism.fsdp_reduce_each_microbatch;
+  parallelism = {.enable_async_tensor_parallel = parallelism.enable_async_tensor_parallel};
+  parallelism.data_parallel_replicate_degree = number_of(parts, "dp_replicate", 1, name);
+  parallelism.data_parallel_shard_degree = number_of(parts, "dp_shard", 1, name);
+  parallelism.tensor_parallel_degree = number_of(parts, "tp", 1, name);
+  parallelism.pipeline_parallel_degree = number_of(parts, "pp", 1, name);
+  if (const auto schedule = parts.find("schedule"); schedule != parts.end()) {
+    parallelism.pipeline_parallel_schedule = schedule->second;
+  }
+  parallelism.zero_stage = number_of(parts, "zero", 3, name);
+  if (parallelism.zero_stage > 3) {
+    throw ConfigError(fmt::format("layout '{}': zero is {}: expected 1, 2 or 3", name, parallelism.zero_stage));
+  }
+  const bool can_reduce = parallelism.data_parallel_shard_degree > 1 && parallelism.zero_stage > 1 &&
+                          parallelism.pipeline_parallel_degree == 1;
+  if (can_reduce) parallelism.fsdp_reduce_each_microbatch = reduces;
+  parallelism.enable_sequence_parallel = choice_of(parts, "sp", {"on", "off"}, name) == "on";
+  parallelism.fsdp_reshard_after_forward = choice_of(parts, "reshard", {"default", "always", "never"}, name);
+  layout.config.activation_checkpoint = recomputation_of(parts, name);
+  if (parts.contains("precision")) {
+    layout.config.training.mixed_precision_param =
+        choice_of(parts, "precision", {"float32", "bfloat16", "float16"}, name);
+  }
+  const std::int64_t data_ranks = parallelism.data_parallel_replicate_degree * parallelism.data_parallel_shard_degree;
+  layout.ranks = data_ranks * parallelism.tensor_parallel_degree * parallelism.pipeline_parallel_degree;
+  if (layout.ranks > ranks) {
+    throw ConfigError(fmt::format("layout '{}' takes {} ranks, but there are {}: give more, or smaller degrees", name,
+                                  layout.ranks, ranks));
+  }
+  if (parts.contains("batch")) {
+    // All forward passes of the layout have so many; the step stays as large as it is for the others.
+    auto& training = layout.config.training;
+    if (training.global_batch_size == -1) training.global_batch_size = training.local_batch_size * ranks;
+    training.local_batch_size = number_of(parts, "batch", 1, name);
+    if (parallelism.pipeline_parallel_degree > 1) {
+      parallelism.pipeline_parallel_microbatch_size = training.local_batch_size;
+    }
+  } else {
+    share_out_batch(layout.config, data_ranks, ranks);
+  }
+  plan_run(layout.config, layout.ranks);
+  return layout;
+}
+
+std::vector<NamedLayout> all_layouts(const TrainConfig& config, std::int64_t ranks) {
+  std::vector<NamedLayout> layouts;
+  const auto add = [&](std::int64_t pp, std::int64_t replicas, std::int64_t shards, std::int64_t tp,
+                       const std::string& more) {
+    std::vector<std::string> parts;
+    if (pp > 1) parts.push_back(fmt::format("pp={}", pp));
+    if (replicas > 1) parts.push_back(fmt::format("dp_replicate={}", replicas));
+    if (shards > 1) parts.push_back(fmt::format("dp_shard={}", shards));
+    if (tp > 1) parts.push_back(fmt::format("tp={}", tp));
+    if (!more.empty()) parts.push_back(more);
+    try {
+      layouts.push_back(with_layout(config, fmt::format("{}", fmt::join(parts, ",")), ranks));
+    } catch (const ConfigError&) {
+      // What does not divide the model or the batch is no layout of it.
+    }
+  };
+  // Recomputation and 16 bits: each of each on one rank, and some with every mix of degrees of 1 and 2.
+  const auto add_with_variants = [&](std::int64_t pp, std::int64_t replicas, std::int64_t shards, std::int64_t tp,
+                                     const std::string& more) {
+    add(pp, replicas, shards, tp, more);
+    if (std::max({pp, replicas, shards, tp}) > 2) return;
+    const bool is_alone = pp * replicas * shards * tp == 1;
+    const std::vector<std::string> variants =
+        is_alone ? std::vector<std::string>{"ac=full",
+                                            "ac=2",
+                                            "ac=op",
+                                            "precision=bfloat16",
+                                            "precision=bfloat16,ac=full",
+                                            "precision=bfloat16,ac=2",
+                                            "precision=bfloat16,ac=op",
+                                            "precision=float16",
+                                            "precision=float16,ac=full",
+                                            "precision=float16,ac=2",
+                                            "precision=float16,ac=op"}
+                 : std::vector<std::string>{"precision=bfloat16,ac=full", "precision=float16,ac=op"};
+    for (const std::string& one : variants) add(pp, replicas, shards, tp, more.empty() ? one : more + "," + one);
+  };
+  for (std::int64_t tp = 1; tp <= ranks; tp *= 2) {
+    for (std::int64_t shards = 1; shards * tp <= ranks; shards *= 2) {
+      for (std::int64_t replicas = 1; replicas * shards * tp <= ranks; replicas *= 2) {
+        for (std::int64_t pp = 1; pp * replicas * shards * tp <= ranks; pp *= 2) {
+          if (shards == 1) add_with_variants(pp, replicas, shards, tp, "");
+          for (int stage = 1; shards > 1 && stage <= 3; ++stage) {
+            add_with_variants(pp, replicas, shards, tp, fmt::format("zero={}", stage));
+          }
+          if (shards > 1 && pp > 1) add(pp, replicas, shards, tp, "zero=3,reshard=always");
+        }
+      }
+    }
+  }
+  std::ranges::stable_sort(layouts, {}, &NamedLayout::ranks);
+  return layouts;
+}
+
+}  // namespace phalanx::train

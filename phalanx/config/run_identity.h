@@ -1,0 +1,83 @@
+// What the state of a run belongs to: a JSON document that is saved with every checkpoint, compared when a run goes on
+// from it, and compared between ranks when a run begins. Knows no tensor.
+//
+//   {"version": 1, "id": "0f3a...",                                    of the run: of all that it began with
+//    "model": {"n_heads": 4, "rope": {"theta": 10000.0, ...}, ...},     models/config/model_identity.h
+//    "settings": {"optimizer": {"lr": 0.001, ...}, ...},                keys that count, by setting_rules.h
+//    "data": {...}, "validation": {...}, "tokenizer": {...},            fingerprints; empty where there is none
+//    "versions": {"phalanx": "0.1.0", "libtorch": "2.13.0"}}
+//
+// In a checkpoint's metadata it is "run", without the model, which is "model" there.
+//
+//   const IdentityComparison found = compare_identities(identity_in_metadata(manifest.metadata, where), mine, config);
+//   if (!found.refused.empty()) throw CheckpointError(refusal_text(found, where));
+//   for (const auto& change : found.changes) say(change.line());
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "phalanx/config/config.h"
+#include "phalanx/config/run_plan.h"
+#include "phalanx/models/config/llama_config.h"
+
+namespace phalanx::train {
+
+struct RunIdentityParts {
+  const TrainConfig& config;
+  const RunPlan& plan;
+  const models::LlamaConfig& model;
+  const nlohmann::json& data;        // an object, as are these:
+  const nlohmann::json& validation;  // of the held-out tokens
+  const nlohmann::json& tokenizer;
+  std::string libtorch;  // its version
+};
+
+nlohmann::json run_identity(const RunIdentityParts& parts);
+
+/// The document with the model, of the metadata of a checkpoint. Sections that it does not have are empty. `where`
+/// begins the messages. CheckpointError for what is malformed, or of a version that this program does not read.
+nlohmann::json identity_in_metadata(const std::string& metadata, const std::string& where);
+/// The "id" of a run that begins with this: the same command begins the same run, wherever its folder lies. A run that
+/// goes on keeps the id that it has.
+std::string run_id(TrainConfig config, const nlohmann::json& identity);
+
+/// What goes into the metadata as "run".
+nlohmann::json identity_for_metadata(nlohmann::json identity);
+
+struct IdentityChange {
+  std::string label;                           // "[optimizer] lr", "model n_heads"
+  std::optional<nlohmann::json> saved, found;  // unset: not there
+  std::string note;                            // why it is refused, or which key allows it
+
+  std::string line() const;       // "[optimizer] lr: saved 0.001, now 0.002"
+  nlohmann::json record() const;  // {"key": ..., "saved": ..., "now": ...}
+};
+
+struct IdentityComparison {
+  std::vector<IdentityChange> refused;
+  std::vector<IdentityChange> changes;    // to be said
+  std::vector<std::string> not_compared;  // sections that one of the two does not have
+  bool other_shapes = false;              // of the models' tensors: refused whatever is allowed
+};
+
+/// `config` says which differences are asked for.
+IdentityComparison compare_identities(const nlohmann::json& saved, const nlohmann::json& found,
+                                      const TrainConfig& config);
+
+/// The text of the error, where anything is refused.
+std::string refusal_text(const IdentityComparison& comparison, const std::string& where);
+
+/// Of these, what every rank must find in its own files: without the files' names.
+nlohmann::json files_of_all_ranks(const nlohmann::json& identity);
+
+/// All keys but those that change neither state nor losses (OnResume::silent), as {"optimizer": {"lr": 0.001}, ...}.
+nlohmann::json settings_that_count(const TrainConfig& config);
+
+/// All keys that every rank must give the same value, as {"optimizer": {"lr": 0.001}, ...}.
+nlohmann::json settings_of_all_ranks(const TrainConfig& config);
+
+}  // namespace phalanx::train

@@ -1,0 +1,190 @@
+#include "phalanx/config/run_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <initializer_list>
+#include <string_view>
+
+#include "phalanx/base/error.h"
+#include "phalanx/config/model_config.h"
+#include "phalanx/models/config/llama_part.h"
+#include "phalanx/models/config/model_numbers.h"
+
+namespace phalanx::train {
+namespace {
+
+std::string ranks_text(std::int64_t count) { return fmt::format("{} rank{}", count, count == 1 ? "" : "s"); }
+
+std::string divisors_text(std::int64_t number) {
+  std::string text;
+  for (std::int64_t divisor = 1; divisor <= number; ++divisor) {
+    if (number % divisor == 0) text += fmt::format("{}{}", text.empty() ? "" : ", ", divisor);
+  }
+  return text;
+}
+
+void check_divides(std::string_view key, std::int64_t degree, std::int64_t ranks, std::string_view which) {
+  if (ranks % degree == 0) return;
+  throw ConfigError(fmt::format("[parallelism] {} {} does not divide the {}{}; degrees that do: {}", key, degree,
+                                ranks_text(ranks), which, divisors_text(ranks)));
+}
+
+/// -1 stands for the ranks that the other degrees leave; with both at -1 all of them shard. tp and pp divide the ranks.
+ParallelPlan degrees_of(const TrainConfig& config, std::int64_t world_size) {
+  const auto& given = config.parallelism;
+  ParallelPlan plan{.pp = given.pipeline_parallel_degree,
+                    .dp_replicate = given.data_parallel_replicate_degree,
+                    .dp_shard = given.data_parallel_shard_degree,
+                    .tp = given.tensor_parallel_degree,
+                    .zero_stage = static_cast<int>(given.zero_stage),
+                    .sequence_parallel = given.enable_sequence_parallel};
+  const std::int64_t left = world_size / plan.tp / plan.pp;
+  if (plan.dp_shard == -1) plan.dp_shard = left / std::max<std::int64_t>(1, plan.dp_replicate);
+  if (plan.dp_replicate == -1) plan.dp_replicate = left / std::max<std::int64_t>(1, plan.dp_shard);
+  if (plan.dp_replicate * plan.dp_shard != left || plan.dp_shard < 1) {
+    std::string cut;
+    if (plan.tp > 1) cut += fmt::format(" / tensor_parallel_degree {}", plan.tp);
+    if (plan.pp > 1) cut += fmt::format(" / pipeline_parallel_degree {}", plan.pp);
+    if (!cut.empty()) cut += fmt::format(" = {}", left);
+    throw ConfigError(
+        fmt::format("[parallelism] data_parallel_replicate_degree {} x data_parallel_shard_degree {} do not make {}{}: "
+                    "their product must be the number of ranks{}; -1 for one of them takes what the other leaves",
+                    given.data_parallel_replicate_degree, given.data_parallel_shard_degree, ranks_text(world_size), cut,
+                    plan.cuts_model() ? " that cutting the model leaves" : ""));
+  }
+  return plan;
+}
+
+void check_batch(std::int64_t global, std::int64_t local, std::int64_t ranks) {
+  const std::int64_t unit = local * ranks;
+  if (global % unit == 0) return;
+  std::string choices = fmt::format("global_batch_size {}", std::max<std::int64_t>(1, global / unit) * unit);
+  if (global > unit) choices += fmt::format(" or {}", (global / unit + 1) * unit);
+  if (global % ranks == 0) {
+    // The largest local batch below the given one that divides a rank's share.
+    std::int64_t fitting = std::min(local, global / ranks);
+    while ((global / ranks) % fitting != 0) --fitting;
+    choices += fmt::format(", or local_batch_size {}", fitting);
+  }
+  throw ConfigError(fmt::format(
+      "[training] global_batch_size {} is not a multiple of local_batch_size {} x {} ranks = {}: nearest valid: {}",
+      global, local, ranks, unit, choices));
+}
+
+/// All of a data rank's share goes through the pipeline in one step: what is accumulated are micro-batches.
+void plan_pipeline(const TrainConfig& config, const models::LlamaConfig& model, RunPlan& plan) {
+  const std::int64_t share = plan.local_batch_size * plan.accumulation_steps;
+  const std::int64_t size = config.parallelism.pipeline_parallel_microbatch_size;
+  if (share % size != 0) {
+    throw ConfigError(
+        fmt::format("[parallelism] pipeline_parallel_microbatch_size {} does not divide the {} sequences of "
+                    "a data rank; sizes that do: {}",
+                    size, share, divisors_text(share)));
+  }
+  plan.local_batch_size = share;
+  plan.accumulation_steps = 1;
+  plan.micro_batches = share / size;
+  const auto schedule = schedule::make_schedule(schedule_options(config, plan));
+  models::balance_llama(model, schedule.stages(), config.training.seq_len);  // refuses what has too few layers
+}
+
+}  // namespace
+
+std::optional<RunPlan> collect_plan(const TrainConfig& config, std::int64_t world_size,
+                                    const std::set<std::string>& wrong_keys, ConfigProblems& problems) {
+  const auto is_right = [&](std::initializer_list<const char*> keys) {
+    return std::ranges::none_of(keys, [&](const char* key) { return wrong_keys.contains(key); });
+  };
+  // What could not be read, or stands on what is wrong, is not judged.
+  const auto holds = [&](bool can_judge, auto&& check) { return can_judge && !problems.collect(check); };
+
+  const bool model_is_read = std::ranges::none_of(
+      wrong_keys, [](const std::string& key) { return key.starts_with("model.") || key == "training.seq_len"; });
+  models::LlamaConfig model;
+  const bool model_is_right = holds(model_is_read, [&] { model = model_config(config); });
+
+  const auto& given = config.parallelism;
+  const std::int64_t tp = given.tensor_parallel_degree, pp = given.pipeline_parallel_degree;
+  const bool tp_divides = holds(is_right({"parallelism.tensor_parallel_degree"}),
+                                [&] { check_divides("tensor_parallel_degree", tp, world_size, ""); });
+  const bool pp_divides = holds(is_right({"parallelism.pipeline_parallel_degree"}), [&] {
+    const bool leaves = tp_divides && tp > 1;
+    check_divides("pipeline_parallel_degree", pp, leaves ? world_size / tp : world_size,
+                  leaves ? " that tensor parallelism leaves" : "");
+  });
+  ParallelPlan parallel;
+  const bool dp_is_read = is_right({"parallelism.data_parallel_replicate_degree",
+                                    "parallelism.data_parallel_shard_degree", "parallelism.zero_stage"}) &&
+                          given.data_parallel_replicate_degree != 0 && given.data_parallel_shard_degree != 0;
+  const bool degrees_are_right =
+      holds(tp_divides && pp_divides && dp_is_read, [&] { parallel = degrees_of(config, world_size); });
+  // It must be one, also where there is no pipeline.
+  const bool has_schedule = holds(true, [&] {
+    try {
+      schedule::schedule_name(given.pipeline_parallel_schedule);
+    } catch (const ConfigError& error) {
+      throw ConfigError(fmt::format("[parallelism] pipeline_parallel_schedule: {}", error.what()));
+    }
+  });
+  const bool fits = holds(model_is_right && degrees_are_right, [&] {
+    check(parallel, models::model_numbers(model, parallel.tp, config.training.seq_len), world_size,
+          {.tp = "[parallelism] tensor_parallel_degree",
+           .pp = "[parallelism] pipeline_parallel_degree",
+           .sequence_parallel = "enable_sequence_parallel"});
+  });
+  holds(degrees_are_right, [&] {
+    if (parallel.dp_shard != 1 || !config.training.enable_cpu_offload) return;
+    throw ConfigError(fmt::format(
+        "[training] enable_cpu_offload is for sharded training, but of {} none shares the model with another: "
+        "start more, or remove it",
+        ranks_text(world_size)));
+  });
+  holds(degrees_are_right, [&] {
+    const std::int64_t group = reshard_group(config);
+    if (group == 0 || parallel.dp_shard % group == 0) return;
+    throw ConfigError(fmt::format(
+        "[parallelism] fsdp_reshard_after_forward = {} does not divide the {} ranks among which the model is sharded",
+        group, parallel.dp_shard));
+  });
+  // Without the degrees: as of one data rank, whose batches any number of them makes multiples of.
+  const std::int64_t data_ranks = degrees_are_right ? parallel.data_ranks() : 1;
+  const std::int64_t local = config.training.local_batch_size;
+  const std::int64_t unit = local * data_ranks;
+  const std::int64_t global = config.training.global_batch_size == -1 ? unit : config.training.global_batch_size;
+  const bool batches_are_right =
+      holds(global != 0 && is_right({"training.local_batch_size", "training.global_batch_size",
+                                     "training.num_tokens_per_microbatch_per_dp_rank",
+                                     "training.num_tokens_per_train_step", "training.seq_len"}),
+            [&] { check_batch(global, local, data_ranks); });
+  if (!degrees_are_right || !batches_are_right) return std::nullopt;
+  RunPlan plan{.world_size = world_size,
+               .parallel = parallel,
+               .local_batch_size = local,
+               .accumulation_steps = global / unit,
+               .global_batch_size = global};
+  if (parallel.pp > 1 && !holds(fits && has_schedule &&
+                                    is_right({"parallelism.pipeline_parallel_microbatch_size",
+                                              "parallelism.pipeline_parallel_stages_per_rank"}),
+                                [&] { plan_pipeline(config, model, plan); })) {
+    return std::nullopt;
+  }
+  if (!fits || !has_schedule) return std::nullopt;
+  return plan;
+}
+
+RunPlan plan_run(const TrainConfig& config, std::int64_t world_size) {
+  ConfigProblems problems;
+  const auto plan = collect_plan(config, world_size, {}, problems);
+  problems.throw_first();
+  return plan.value();
+}
+
+schedule::ScheduleOptions schedule_options(const TrainConfig& config, const RunPlan& plan) {
+  return {.name = config.parallelism.pipeline_parallel_schedule,
+          .ranks = static_cast<int>(plan.parallel.pp),
+          .stages_per_rank = static_cast<int>(config.parallelism.pipeline_parallel_stages_per_rank),
+          .micro_batches = static_cast<int>(plan.micro_batches)};
+}
+
+}  // namespace phalanx::train

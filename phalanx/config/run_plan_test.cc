@@ -1,0 +1,134 @@
+#include "phalanx/config/run_plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "phalanx/base/error.h"
+
+namespace phalanx::train {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+TrainConfig config_of(const std::string& text) { return parse_config(text, "run.toml", {}); }
+
+std::string plan_refusal(const TrainConfig& config, std::int64_t ranks) {
+  try {
+    plan_run(config, ranks);
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+TEST(RunPlan, AccumulatesUpToTheGlobalBatch) {
+  TrainConfig config = config_of("[training]\nlocal_batch_size = 4\nglobal_batch_size = 24\n");
+  EXPECT_EQ(plan_run(config, 2).accumulation_steps, 3);
+  config.training.global_batch_size = -1;
+  EXPECT_EQ(plan_run(config, 3).global_batch_size, 12);
+  EXPECT_EQ(plan_run(config, 3).accumulation_steps, 1);
+}
+
+TEST(RunPlan, IndivisibleBatchGivesEquationAndChoices) {
+  const TrainConfig config = config_of("[training]\nlocal_batch_size = 4\nglobal_batch_size = 18\n");
+  EXPECT_THAT(plan_refusal(config, 2),
+              AllOf(HasSubstr("global_batch_size 18 is not a multiple of local_batch_size 4 x 2 ranks = 8"),
+                    HasSubstr("global_batch_size 16 or 24"), HasSubstr("local_batch_size 3")));
+  TrainConfig degree = config;
+  degree.parallelism.data_parallel_replicate_degree = 4;
+  EXPECT_THROW(plan_run(degree, 2), ConfigError);
+  degree.training.global_batch_size = -1;
+  EXPECT_THROW(plan_run(degree, 2), ConfigError);
+  EXPECT_EQ(plan_run(degree, 4).global_batch_size, 16);
+}
+
+TEST(RunPlan, DegreesMakeTheRanks) {
+  const auto degrees = [](std::int64_t replicate, std::int64_t shard, std::int64_t ranks, std::int64_t tp = 1) {
+    TrainConfig config;
+    config.parallelism.data_parallel_replicate_degree = replicate;
+    config.parallelism.data_parallel_shard_degree = shard;
+    config.parallelism.tensor_parallel_degree = tp;
+    const RunPlan plan = plan_run(config, ranks);
+    return std::pair(plan.parallel.dp_replicate, plan.parallel.dp_shard);
+  };
+  EXPECT_EQ(degrees(-1, 1, 4), std::pair(4L, 1L));
+  EXPECT_EQ(degrees(-1, -1, 4), std::pair(1L, 4L));
+  EXPECT_EQ(degrees(1, -1, 4), std::pair(1L, 4L));
+  EXPECT_EQ(degrees(-1, 2, 8), std::pair(4L, 2L));
+  EXPECT_EQ(degrees(2, -1, 8), std::pair(2L, 4L));
+  EXPECT_EQ(degrees(-1, 1, 8, 2), std::pair(4L, 1L));
+  EXPECT_EQ(degrees(2, -1, 8, 2), std::pair(2L, 2L));
+  EXPECT_THROW(degrees(2, 2, 8), ConfigError);
+  EXPECT_THROW(degrees(-1, 3, 8), ConfigError);
+  EXPECT_THROW(degrees(3, -1, 8), ConfigError);
+  EXPECT_THROW(degrees(-1, 16, 8), ConfigError);
+  EXPECT_THROW(degrees(4, 1, 8, 4), ConfigError);
+}
+
+TEST(RunPlan, TensorParallelRanksShareABatch) {
+  const TrainConfig config = config_of(
+      "[training]\nlocal_batch_size = 4\nglobal_batch_size = 24\n[parallelism]\n"
+      "tensor_parallel_degree = 2\ndata_parallel_shard_degree = 3\n");
+  const RunPlan plan = plan_run(config, 6);
+  EXPECT_EQ(plan.accumulation_steps, 2);
+  EXPECT_EQ(plan.parallel.text(), "dp_shard=3 (ZeRO-3) x tp=2 (sequence parallel)");
+}
+
+TEST(RunPlan, WhatTheModelCannotBeCutIntoIsRefused) {
+  TrainConfig config = config_of("[parallelism]\ntensor_parallel_degree = 3\n");
+  EXPECT_THAT(plan_refusal(config, 4),
+              HasSubstr("tensor_parallel_degree 3 does not divide the 4 ranks; degrees that do: 1, 2, 4"));
+  EXPECT_THAT(
+      plan_refusal(config, 3),
+      AllOf(HasSubstr("[parallelism] tensor_parallel_degree = 3 does not fit the model: n_heads 4 / 3 leaves 1"),
+            HasSubstr("degrees that do: 1, 2, 4")));
+  config = config_of("[training]\nseq_len = 250\n[parallelism]\ntensor_parallel_degree = 4\n");
+  EXPECT_THAT(plan_refusal(config, 4), HasSubstr("seq_len 250 / 4 leaves 2; degrees that do: 1, 2; or switch "
+                                                 "enable_sequence_parallel off"));
+  config.parallelism.enable_sequence_parallel = false;
+  EXPECT_EQ(plan_run(config, 4).parallel.tp, 4);
+}
+
+TEST(RunPlan, APipelineTakesAStepAtOnce) {
+  TrainConfig config = config_of(
+      "[training]\nlocal_batch_size = 2\nglobal_batch_size = 16\n[parallelism]\npipeline_parallel_degree = 2\n"
+      "tensor_parallel_degree = 2\npipeline_parallel_microbatch_size = 2\n");
+  const RunPlan plan = plan_run(config, 8);
+  EXPECT_EQ(plan.parallel.text(), "pp=2 x dp_replicate=2 x tp=2 (sequence parallel)");
+  EXPECT_EQ(plan.micro_batches, 4);
+  EXPECT_EQ(plan.local_batch_size * plan.accumulation_steps, 8);
+  EXPECT_EQ(plan.accumulation_steps, 1);
+
+  EXPECT_THAT(plan_refusal(config, 10), HasSubstr("pipeline_parallel_degree 2 does not divide the 5 ranks that tensor "
+                                                  "parallelism leaves; degrees that do: 1, 5"));
+  config.parallelism.pipeline_parallel_microbatch_size = 3;
+  EXPECT_THAT(plan_refusal(config, 8),
+              HasSubstr("pipeline_parallel_microbatch_size 3 does not divide the 8 sequences of "
+                        "a data rank; sizes that do: 1, 2, 4, 8"));
+  config.parallelism.pipeline_parallel_microbatch_size = 8;
+  EXPECT_THAT(plan_refusal(config, 8), HasSubstr("1F1B"));  // fewer micro-batches than stages
+  config.parallelism.pipeline_parallel_microbatch_size = 1;
+  config.parallelism.pipeline_parallel_schedule = "2F2B";
+  EXPECT_THAT(plan_refusal(config, 8), HasSubstr("1F1B"));
+  config.parallelism.pipeline_parallel_schedule = "zbv";
+  EXPECT_EQ(plan_run(config, 8).micro_batches, 8);
+  config.parallelism.data_parallel_shard_degree = 2;
+  EXPECT_EQ(plan_run(config, 8).parallel.text(), "pp=2 x dp_shard=2 (ZeRO-3) x tp=2 (sequence parallel)");
+  config.parallelism.data_parallel_shard_degree = 1;
+  config.parallelism.tensor_parallel_degree = 1;
+  config.parallelism.pipeline_parallel_degree = 5;
+  EXPECT_THAT(plan_refusal(config, 5), HasSubstr("pipeline_parallel_degree = 5 stages, but the model has 4 layers"));
+}
+
+TEST(RunPlan, ShardingIsForSeveralRanks) {
+  const std::string shards = "[parallelism]\ndata_parallel_shard_degree = -1\n";
+  const TrainConfig grouped = config_of(shards + "fsdp_reshard_after_forward = 2\n");
+  EXPECT_EQ(plan_run(grouped, 4).parallel.dp_shard, 4);
+  EXPECT_THAT(plan_refusal(grouped, 3), HasSubstr("fsdp_reshard_after_forward = 2 does not divide the 3 ranks"));
+  EXPECT_THAT(plan_refusal(config_of(shards + "[training]\nenable_cpu_offload = true\n"), 1),
+              HasSubstr("of 1 rank none shares the model"));
+}
+
+}  // namespace
+}  // namespace phalanx::train

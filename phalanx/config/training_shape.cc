@@ -1,0 +1,41 @@
+#include "phalanx/config/training_shape.h"
+
+#include "phalanx/config/model_config.h"
+
+namespace phalanx::train {
+
+plan::TrainingShape shape_without_layout(const TrainConfig& config) {
+  const auto bytes_of = [](const std::string& type) { return type == "float32" ? 4 : 2; };
+  plan::TrainingShape shape{.model = model_config(config), .seq = config.training.seq_len};
+  shape.validation_batch = config.validation.enable ? config.validation.local_batch_size : 0;
+  shape.optimizer_copies = config.optimizer.name == "AdamW" ? 2 : config.optimizer.momentum > 0 ? 1 : 0;
+  shape.gather_bytes = bytes_of(config.training.mixed_precision_param);
+  shape.reduce_bytes = bytes_of(config.training.mixed_precision_reduce);
+  shape.offload = config.training.enable_cpu_offload;
+  shape.copies_to_save = config.checkpoint.enable && config.checkpoint.async_mode == "async";
+  shape.exports_at_end = config.checkpoint.last_save_in_hf;
+  return shape;
+}
+
+plan::Layout layout_of(const TrainConfig& config, const RunPlan& plan) {
+  plan::Layout layout{.parallel = plan.parallel, .batch = plan.local_batch_size, .passes = plan.accumulation_steps};
+  if (plan.parallel.pp > 1) {
+    // Stages that are balanced by what is measured later are taken for those that are counted.
+    layout.batch = config.parallelism.pipeline_parallel_microbatch_size;
+    layout.passes = plan.micro_batches;
+  }
+  layout.reshard_after_forward = reshards_after_forward(config);
+  layout.reshard_group = reshard_group(config);
+  layout.reduces_each_pass = config.parallelism.fsdp_reduce_each_microbatch != "never";
+  layout.recompute_every = recompute_every(config);
+  layout.keeps_costly = keeps_costly(config);
+  layout.schedule = config.parallelism.pipeline_parallel_schedule;
+  layout.stages_per_rank = config.parallelism.pipeline_parallel_stages_per_rank;
+  return layout;
+}
+
+plan::TrainingShape training_shape(const TrainConfig& config, const RunPlan& plan) {
+  return plan::laid_out(shape_without_layout(config), layout_of(config, plan));
+}
+
+}  // namespace phalanx::train

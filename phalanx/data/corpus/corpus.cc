@@ -1,0 +1,408 @@
+#include "phalanx/data/corpus/corpus.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <fnmatch.h>
+#include <glob.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+#include <string_view>
+#include <system_error>
+#include <unordered_set>
+#include <utility>
+
+#include "phalanx/base/byte_order_mark.h"
+#include "phalanx/base/error.h"
+#include "phalanx/base/file_kind.h"
+#include "phalanx/base/hub_name.h"
+#include "phalanx/base/mapped_file.h"
+#include "phalanx/base/parse_text.h"
+#include "phalanx/base/utf8.h"
+#include "phalanx/data/corpus/record_signs.h"
+#include "phalanx/data/corpus/token_statistics.h"
+#include "phalanx/data/token_file_writer.h"
+#include "phalanx/data/tokenizer/added_tokens.h"
+#include "phalanx/data/tokenizer/bpe_model.h"
+#include "phalanx/data/tokenizer/tokenizer_fingerprint.h"
+
+namespace phalanx::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t kChunkBytes = std::size_t{4} << 20;
+
+class CorpusLister {
+ public:
+  explicit CorpusLister(const CorpusOptions& options) : options_(options) {}
+
+  void add_input(const std::string& input) {
+    std::error_code error;
+    const auto status = fs::status(input, error);
+    if (fs::is_directory(status)) return add_directory(input);
+    if (fs::exists(status)) return add_file(input, /*is_named=*/true);
+    if (input.find_first_of("*?[") == std::string::npos) {
+      throw DataError(fmt::format("{}: no such file or directory{}", input, hub_hint(input)));
+    }
+    add_matches(input);
+  }
+
+  CorpusListing take() { return std::move(listing_); }
+
+ private:
+  bool excluded(const fs::path& path) const {
+    const std::string whole = path.string(), name = path.filename().string();
+    return std::any_of(options_.exclude.begin(), options_.exclude.end(), [&](const std::string& pattern) {
+      return fnmatch(pattern.c_str(), whole.c_str(), 0) == 0 || fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
+    });
+  }
+
+  void add_matches(const std::string& pattern) {
+    glob_t found{};
+    const int status = ::glob(pattern.c_str(), 0, nullptr, &found);
+    std::vector<std::string> paths;
+    if (status == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+    ::globfree(&found);
+    if (paths.empty()) throw DataError(fmt::format("{}: matches no file", pattern));
+    for (const std::string& path : paths) {
+      if (excluded(path)) continue;
+      if (fs::is_directory(path)) {
+        add_directory(path);
+      } else {
+        add_file(path, /*is_named=*/false);
+      }
+    }
+  }
+
+  void add_directory(const fs::path& directory) {
+    std::error_code error;
+    std::vector<fs::path> entries;
+    for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
+      entries.push_back(it->path());
+    }
+    if (error) throw DataError(fmt::format("{}: cannot list the directory: {}", directory.string(), error.message()));
+    std::sort(entries.begin(), entries.end());
+    refuse_dataset(directory);
+    for (const fs::path& entry : entries) {
+      if (entry.filename().string().starts_with('.') || excluded(entry)) continue;
+      const auto status = fs::symlink_status(entry, error);
+      if (fs::is_directory(status)) {
+        add_directory(entry);
+      } else if (fs::is_regular_file(fs::status(entry, error)) && wanted(entry)) {
+        add_file(entry, /*is_named=*/false);
+      }
+    }
+  }
+
+  bool wanted(const fs::path& path) const {
+    if (options_.extensions.empty()) return true;
+    const std::string extension = lower_case(path.extension().string());
+    return std::ranges::any_of(options_.extensions,
+                               [&](const std::string& wanted) { return lower_case(wanted) == extension; });
+  }
+
+  /// A folder that the datasets package saved: its Arrow files are no text, and nothing else in it is.
+  static void refuse_dataset(const fs::path& directory) {
+    std::error_code error;
+    const bool several = fs::exists(directory / "dataset_dict.json", error);
+    if (!several && !fs::exists(directory / "state.json", error) && !has_arrow_file(directory)) return;
+    throw DataError(
+        fmt::format("{0} is a folder of the datasets package, in Arrow files, which are not read here: write its text "
+                    "as JSON lines "
+                    "by\n    python3 -c \"import datasets; datasets.load_from_disk('{0}'){1}.to_json('data.jsonl')\"\n"
+                    "  and tokenize data.jsonl",
+                    directory.string(), several ? "['train']" : ""));
+  }
+
+  static bool has_arrow_file(const fs::path& directory) {
+    std::error_code error;
+    if (!fs::exists(directory / "dataset_info.json", error)) return false;
+    for (const auto& entry : fs::directory_iterator(directory, error)) {
+      if (entry.path().extension() == ".arrow") return true;
+    }
+    return false;
+  }
+
+  void add_file(const fs::path& path, bool is_named) {
+    std::error_code error;
+    const fs::path canonical = fs::weakly_canonical(path, error);
+    if (!seen_.insert((error ? path : canonical).string()).second) return;
+    if (const auto type = fs::status(path, error).type(); type != fs::file_type::regular) {
+      throw DataError(
+          fmt::format("{} is {}, which cannot be read twice: give what comes out of it as standard input, -",
+                      shown(path), type == fs::file_type::fifo ? "a pipe" : "no regular file"));
+    }
+    const MappedFile file(path);
+    if (file.size() == 0 || file.text() == kUtf8Mark) {
+      ++listing_.empty;
+      return;
+    }
+    Document document{.path = path.string(), .end = static_cast<std::int64_t>(file.size()), .field = options_.field};
+    if (path == options_.standard_input) document.name = "standard input";
+    const std::string_view raw = file.text().substr(0, kFileKindProbe);
+    std::string unpacked;
+    std::string_view head = raw;
+    FileKind kind = file_kind(raw, file.size());
+    if (kind == FileKind::gzip || kind == FileKind::zstd) {
+      document.compression = kind == FileKind::gzip ? Compression::gzip : Compression::zstd;
+      unpacked = TextReader(path, document.compression).read(kFileKindProbe);
+      head = unpacked;
+      kind = file_kind(head, head.size() < kFileKindProbe ? head.size() : ~std::uint64_t{0} >> 1);
+      if (head.empty()) {
+        ++listing_.empty;
+        return;
+      }
+    }
+    const bool is_packed = document.compression != Compression::none;
+    if (kind == FileKind::lfs_pointer) throw DataError(fmt::format("{}: {}", shown(path), kLfsHint));
+    if (kind == FileKind::arrow_file || kind == FileKind::arrow_stream) {
+      throw DataError(fmt::format(
+          "{0} is an Arrow file, which is not read here: write its text as JSON lines by\n    python3 -c \"import "
+          "datasets; datasets.Dataset.from_file('{0}').to_json('data.jsonl')\"\n  and tokenize data.jsonl",
+          path.string()));
+    }
+    const bool is_text =
+        kind == FileKind::text || (kind == FileKind::unknown && head.find('\0') == std::string_view::npos);
+    if (kind == FileKind::unknown && is_named) {
+      if (const auto fault = encoding_fault(head)) throw DataError(fmt::format("{}: {}", shown(path), *fault));
+    }
+    if (kind == FileKind::parquet && !is_packed) {
+      document.format = TextFormat::parquet;
+    } else if (path.extension() == ".parquet") {
+      throw DataError(fmt::format("{} is no Parquet file, whatever its name says: it is {}", shown(path),
+                                  kind == FileKind::unknown ? "of no known kind" : name_of(kind)));
+    } else if (is_text) {
+      document.format = format_of(path, head, document.compression);
+      if (document.format == TextFormat::text && !is_packed && head.starts_with(kUtf8Mark)) {
+        document.begin = static_cast<std::int64_t>(kUtf8Mark.size());
+      }
+    } else if (is_named) {
+      throw DataError(fmt::format(
+          "{} is {}{}: expected UTF-8 text, JSON lines or a Parquet file, plain or compressed by gzip or zstd{}",
+          shown(path), kind == FileKind::unknown ? "binary" : name_of(kind), is_packed ? " when unpacked" : "",
+          kind == FileKind::wide_text ? "; convert it with `iconv -t UTF-8`" : ""));
+    } else {
+      listing_.skipped.push_back(path.string());
+      return;
+    }
+    listing_.documents.push_back(std::move(document));
+  }
+
+  /// A file in messages; what came from standard input is in a file of ours.
+  std::string shown(const fs::path& path) const {
+    return path == options_.standard_input ? "standard input" : path.string();
+  }
+
+  /// Of a text: its own, or records by the file's name. What looks like records under another name is not guessed at.
+  TextFormat format_of(const fs::path& path, std::string_view head, Compression compression) const {
+    if (options_.format) return *options_.format;
+    std::string name = lower_case(path.filename().string());
+    for (const char* packed : {".gz", ".zst", ".zstd"}) {
+      if (name.ends_with(packed)) name.resize(name.size() - std::string_view(packed).size());
+    }
+    for (const char* records : {".jsonl", ".ndjson", ".jsonlines"}) {
+      if (name.ends_with(records)) return TextFormat::json_lines;
+    }
+    for (const auto& [table, separator] : {std::pair(".csv", ","), std::pair(".tsv", "\\t")}) {
+      if (name.ends_with(table)) refuse_table("is a table", path, separator, name);
+    }
+    const auto looks = data_in(start_of_records(path, head, compression));
+    if (!looks) return TextFormat::text;
+    if (path == options_.standard_input && looks->is_json_lines) return TextFormat::json_lines;
+    if (looks->separator != '\0') {
+      refuse_table("looks like a table", path, looks->separator == ',' ? "," : "\\t",
+                   path == options_.standard_input ? "table.csv" : name);
+    }
+    if (!looks->instead.empty()) {
+      throw DataError(
+          fmt::format("{} looks like {}: {}, read it as text by --format text, or leave it out by --exclude",
+                      shown(path), looks->what, looks->instead));
+    }
+    std::string as_records;
+    if (looks->is_json_lines || !looks->command.empty()) as_records = "read it as records by --format jsonl";
+    if (!looks->command.empty()) {
+      as_records += fmt::format(" after `{}`", fmt::format(fmt::runtime(looks->command), shown(path)));
+    }
+    throw DataError(
+        fmt::format("{} looks like {}: expected text, or records under a name that ends in .jsonl; {}{}as text by "
+                    "--format text, or leave it out by --exclude",
+                    shown(path), looks->what, as_records, as_records.empty() ? "read it " : ", "));
+  }
+
+  /// What is looked at for records: more than of other kinds, where it may begin with one.
+  static std::string start_of_records(const fs::path& path, std::string_view head, Compression compression) {
+    const std::string_view text = without_utf8_mark(head);
+    const std::size_t first = text.find_first_not_of(" \t\r\n");
+    if (head.size() < kFileKindProbe || first == text.npos || std::string_view("{[#/").find(text[first]) == text.npos) {
+      return std::string(head);
+    }
+    return TextReader(path, compression).read(kRecordProbe);
+  }
+
+  [[noreturn]] void refuse_table(std::string_view is, const fs::path& path, std::string_view separator,
+                                 std::string_view name) const {
+    throw DataError(fmt::format(
+        "{0} {1}, of which text is one column: write its rows as JSON lines by\n    python3 -c \"import csv, "
+        "json, sys; [print(json.dumps(row)) for row in csv.DictReader(sys.stdin, delimiter='{2}')]\" < {3} > "
+        "data.jsonl\n  and tokenize data.jsonl with --field COLUMN; or read it as text by --format text, or leave it "
+        "out by --exclude",
+        shown(path), is, separator, name));
+  }
+
+  const CorpusOptions& options_;
+  CorpusListing listing_;
+  std::unordered_set<std::string> seen_;
+};
+
+}  // namespace
+
+std::int64_t total_bytes(const std::vector<Document>& documents) {
+  std::int64_t bytes = 0;
+  for (const Document& document : documents) bytes += document.size();
+  return bytes;
+}
+
+CorpusListing list_corpus(const std::vector<std::string>& inputs, const CorpusOptions& options) {
+  CorpusLister lister(options);
+  for (const std::string& input : inputs) lister.add_input(input);
+  CorpusListing listing = lister.take();
+  if (listing.documents.empty()) {
+    std::string found;
+    if (!listing.skipped.empty()) found += fmt::format("; {} binary", listing.skipped.size());
+    if (listing.empty > 0) found += fmt::format("; {} empty", listing.empty);
+    std::vector<std::string> names = inputs;
+    if (!options.standard_input.empty()) std::ranges::replace(names, options.standard_input, "standard input");
+    throw DataError(fmt::format("no text in {}{}", fmt::join(names, ", "),
+                                found.empty() ? ": no file fits the extensions and exclusions" : found));
+  }
+  return listing;
+}
+
+CorpusSplit split_corpus(const std::vector<Document>& documents, double fraction) {
+  if (!(fraction >= 0.0 && fraction < 1.0)) {
+    throw ConfigError(fmt::format("the validation fraction is {}: expected 0 or more and less than 1", fraction));
+  }
+  CorpusSplit split;
+  if (fraction == 0.0) {
+    split.train = documents;
+    return split;
+  }
+  const auto is_plain = [](const Document& document) {
+    return document.format == TextFormat::text && document.compression == Compression::none;
+  };
+  if (documents.size() == 1 && is_plain(documents[0])) {
+    const Document& whole = documents[0];
+    const MappedFile file(whole.path);
+    const std::string_view text =
+        file.text().substr(0, static_cast<std::size_t>(whole.end)).substr(static_cast<std::size_t>(whole.begin));
+    const auto wish = static_cast<std::size_t>(static_cast<double>(text.size()) * (1.0 - fraction));
+    const std::size_t line_break = text.substr(0, wish).rfind('\n');
+    if (line_break != std::string_view::npos && line_break + 1 < text.size()) {
+      const auto cut = whole.begin + static_cast<std::int64_t>(line_break) + 1;
+      split.train = split.validation = {whole};
+      split.train[0].end = split.validation[0].begin = cut;
+    }
+  } else {
+    HoldOut hold_out(fraction);
+    for (Document document : documents) {
+      if (document.format == TextFormat::text) {
+        (hold_out.takes(document.size()) ? split.validation : split.train).push_back(document);
+        continue;
+      }
+      document.held_out_fraction = fraction;  // among its records
+      split.train.push_back(document);
+      document.is_held_out = true;
+      split.validation.push_back(document);
+    }
+  }
+  if (split.train.empty() || split.validation.empty()) {
+    throw ConfigError(fmt::format(
+        "a validation fraction of {} leaves no document for {}: the corpus has {} ({} bytes); "
+        "use another fraction, or more and smaller files",
+        fraction, split.train.empty() ? "training" : "validation", documents.size(), total_bytes(documents)));
+  }
+  return split;
+}
+
+BpeTokenizer train_tokenizer(const std::vector<Document>& documents, BpeTrainerOptions options,
+                             const Advance& bytes_read, const std::function<void(TrainingProgress)>& merged) {
+  BpeTrainer trainer(std::move(options));
+  for (const Document& document : documents) {
+    each_text(
+        document, [&](std::string_view text) { trainer.add(text); }, bytes_read);
+  }
+  return trainer.train(merged);
+}
+
+EncodingSummary encode_corpus(const std::vector<Document>& documents, const BpeTokenizer& tokenizer,
+                              const std::string& prefix, const EncodingOptions& options) {
+  const std::optional<TokenId> end = tokenizer.end_of_text();
+  if (options.end_of_text && !end) {
+    throw DataError(
+        "the tokenizer has no end-of-text token (<|endoftext|>, <|end_of_text|>, </s> or <eos>), nor do the files "
+        "beside it name one: encode without one between documents (--no-end-of-text)");
+  }
+  const fs::path directory = fs::path(prefix).parent_path();
+  if (!directory.empty()) posix_file_system().make_directory(directory);
+  TokenFileWriter writer(prefix, {.vocab_size = tokenizer.vocab_size(),
+                                  .tokenizer = tokenizer_fingerprint(tokenizer),
+                                  .document_end = options.end_of_text ? *end : kNoDocumentEnd,
+                                  .set_aside = options.set_aside});
+  EncodingSummary summary{.path = writer.bin_path()};
+  AddedTokenFinder specials;
+  for (const AddedToken& token : tokenizer.model().added_tokens) {
+    if (token.special) specials.add(token.content, token);
+  }
+  std::vector<std::int64_t> counts(static_cast<std::size_t>(tokenizer.vocab_size()), 0);
+  std::vector<TokenId> ids;
+  const auto write_ids = [&] {
+    for (const TokenId id : ids) ++counts[static_cast<std::size_t>(id)];
+    writer.append(ids);
+    ids.clear();
+  };
+  const auto encode = [&](const Document& document, std::string_view text, const Advance& bytes_done) {
+    summary.bytes += static_cast<std::int64_t>(text.size());
+    if (document.format == TextFormat::text && !is_utf8(text) && ++summary.not_utf8 == 1) {
+      summary.first_not_utf8 = document.shown();
+    }
+    if (const auto special = specials.next(text, 0); special.length > 0 && ++summary.with_special == 1) {
+      summary.first_special = fmt::format("'{}' in {}", text.substr(special.begin, special.length), document.shown());
+    }
+    while (!text.empty()) {
+      std::size_t cut = text.size() > kChunkBytes ? tokenizer.safe_cut(text, kChunkBytes) : text.size();
+      if (cut == 0) cut = text.size();
+      tokenizer.encode_to(text.substr(0, cut), ids, {.added_tokens = false});
+      write_ids();
+      if (bytes_done) bytes_done(cut);
+      text.remove_prefix(cut);
+    }
+    if (options.end_of_text) {
+      ids.push_back(*end);
+      write_ids();
+    }
+    writer.end_document();
+  };
+  for (const Document& document : documents) {
+    // Of a plain text the progress is that of encoding it, of others that of reading their files.
+    const bool is_plain = document.format == TextFormat::text && document.compression == Compression::none;
+    const TextCount count = each_text(
+        document, [&](std::string_view text) { encode(document, text, is_plain ? options.bytes_done : Advance()); },
+        is_plain ? Advance() : options.bytes_done);
+    summary.empty += count.empty;
+  }
+  if (writer.document_count() == 0) {
+    throw DataError(
+        fmt::format("no text for {}.bin: {} records, all without text or set aside; use more text or "
+                    "another validation fraction",
+                    prefix, summary.empty));
+  }
+  writer.finish();
+  summary.documents = writer.document_count();
+  summary.tokens = writer.size();
+  summary.unigram_entropy = unigram_entropy(counts);
+  return summary;
+}
+
+}  // namespace phalanx::data

@@ -1,0 +1,165 @@
+#include "phalanx/data/corpus/corpus.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "phalanx/base/error.h"
+#include "phalanx/base/temp_directory.h"
+#include "phalanx/data/corpus/token_statistics.h"
+#include "phalanx/data/token_file.h"
+
+namespace phalanx::data {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class CorpusTest : public ::testing::Test {
+ protected:
+  std::string write(const std::string& name, const std::string& text) {
+    const auto path = directory_.path() / name;
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path, std::ios::binary) << text;
+    return path.string();
+  }
+  std::string root(const std::string& name = "") { return (directory_.path() / name).string(); }
+  std::vector<std::string> names(const CorpusListing& listing) {
+    std::vector<std::string> out;
+    for (const Document& d : listing.documents)
+      out.push_back(std::filesystem::relative(d.path, directory_.path()).string());
+    return out;
+  }
+  template <typename F>
+  std::string corpus_error(F&& f) {
+    try {
+      f();
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "no error";
+  }
+  TempDirectory directory_{"corpus"};
+};
+
+TEST_F(CorpusTest, ListsFilesDirectoriesAndPatternsOnceAndInOrder) {
+  write("b/two.md", "two"), write("b/one.cc", "one"), write("b/deep/three.md", "3"), write("b/.hidden.md", "x");
+  write("b/.git/config.md", "x"), write("b/image.md", std::string("P\0N", 3)), write("b/empty.md", "");
+  write("b/generated/g.md", "g"), write("a.txt", "a");
+  std::filesystem::create_directory_symlink(root("b"), root("b/loop"));
+  const CorpusListing all = list_corpus({root("b"), root("*.txt"), root("a.txt"), root("b/two.md")});
+  EXPECT_THAT(names(all), ElementsAre("b/deep/three.md", "b/generated/g.md", "b/one.cc", "b/two.md", "a.txt"));
+  EXPECT_THAT(all.skipped, ElementsAre(root("b/image.md")));
+  EXPECT_EQ(all.empty, 1);
+  EXPECT_EQ(total_bytes(all.documents), 3 + 3 + 1 + 1 + 1);
+  EXPECT_THAT(names(list_corpus({root("b")}, {.extensions = {".md"}, .exclude = {"generated"}})),
+              ElementsAre("b/deep/three.md", "b/two.md"));
+  EXPECT_THAT(names(list_corpus({root("b")}, {.exclude = {"*.md"}})), ElementsAre("b/one.cc"));
+  // A file that is named is taken whatever its extension.
+  EXPECT_THAT(names(list_corpus({root("a.txt")}, {.extensions = {".md"}})), ElementsAre("a.txt"));
+}
+
+TEST_F(CorpusTest, InputsWithoutTextAreErrors) {
+  write("empty.md", ""), write("image.png", std::string("\0", 1));
+  EXPECT_THAT(corpus_error([&] { list_corpus({root("nowhere")}); }),
+              AllOf(HasSubstr("nowhere"), HasSubstr("no such file")));
+  EXPECT_THAT(corpus_error([&] { list_corpus({root("*.zip")}); }), HasSubstr("*.zip: matches no file"));
+  EXPECT_THAT(corpus_error([&] { list_corpus({root()}); }),
+              AllOf(HasSubstr("no text in"), HasSubstr("1 binary; 1 empty")));
+  EXPECT_THAT(corpus_error([&] { list_corpus({root()}, {.extensions = {".cc"}}); }), HasSubstr("no file fits"));
+}
+
+TEST_F(CorpusTest, ValidationTakesAboutTheFractionFromAllOver) {
+  std::vector<Document> documents;
+  for (int i = 0; i < 200; ++i) documents.push_back({fmt::format("d{}", i), 0, 100 + (i * 37) % 900});
+  const CorpusSplit split = split_corpus(documents, 0.1);
+  EXPECT_NEAR(static_cast<double>(total_bytes(split.validation)) / total_bytes(documents), 0.1, 0.01);
+  EXPECT_EQ(split.train.size() + split.validation.size(), 200u);
+  std::set<std::string> train, validation;
+  for (const Document& d : split.train) train.insert(d.path);
+  for (const Document& d : split.validation) {
+    validation.insert(d.path);
+    EXPECT_EQ(train.count(d.path), 0u);
+  }
+  // Not the tail alone: some from each half.
+  const auto half = std::count_if(split.validation.begin(), split.validation.end(),
+                                  [](const Document& d) { return std::stoi(d.path.substr(1)) < 100; });
+  EXPECT_GT(half, 3);
+  EXPECT_LT(half, static_cast<std::ptrdiff_t>(validation.size()) - 3);
+  EXPECT_TRUE(split_corpus(documents, 0.0).validation.empty());
+  EXPECT_THROW(split_corpus(documents, 1.0), ConfigError);
+  EXPECT_THAT(corpus_error([&] {
+                split_corpus({{"x", 0, 1000}, {"y", 0, 10}}, 0.0001);
+              }),
+              HasSubstr("no document for validation"));
+}
+
+TEST_F(CorpusTest, OneDocumentIsCutAtALineBreak) {
+  const std::string path = write("one.txt", "aaaa\nbbbb\ncccc\ndddd\neeee\n");
+  const CorpusSplit split = split_corpus(list_corpus({path}).documents, 0.3);
+  ASSERT_EQ(split.train.size(), 1u);
+  ASSERT_EQ(split.validation.size(), 1u);
+  EXPECT_EQ(split.train[0].end, 15);
+  EXPECT_EQ(split.validation[0].begin, 15);
+  EXPECT_EQ(split.validation[0].end, 25);
+  EXPECT_THROW(split_corpus(list_corpus({write("line.txt", "no line break")}).documents, 0.3), ConfigError);
+}
+
+TEST_F(CorpusTest, EncodedCorpusDecodesToItsDocuments) {
+  std::vector<std::string> texts = {"first text, with a literal <|endoftext|> in it\n", "second\n",
+                                    std::string("caf\xe9 \xff and so on, and so on\n")};
+  std::string large;
+  while (large.size() < (9u << 20)) large += fmt::format("line {} of a long file\n\n", large.size() % 1000);
+  texts.push_back(large);  // several chunks
+  std::vector<std::string> paths;
+  for (std::size_t i = 0; i < texts.size(); ++i) paths.push_back(write(fmt::format("{}.txt", i), texts[i]));
+  const auto documents = list_corpus(paths).documents;
+  std::uint64_t read = 0, encoded = 0;
+  const BpeTokenizer tokenizer = train_tokenizer(documents, {.vocab_size = 300}, [&](std::uint64_t n) { read += n; });
+  const EncodingSummary summary = encode_corpus(documents, tokenizer, root("new/folder/train"),
+                                                {.bytes_done = [&](std::uint64_t n) { encoded += n; }});
+  EXPECT_EQ(read, static_cast<std::uint64_t>(total_bytes(documents)));
+  EXPECT_EQ(encoded, read);
+  EXPECT_EQ(summary.bytes, total_bytes(documents));
+  EXPECT_EQ(summary.documents, 4);
+  const TokenFile file(summary.path, {.vocab_size = tokenizer.vocab_size()});
+  EXPECT_EQ(file.size(), summary.tokens);
+  EXPECT_NEAR(unigram_entropy(file, {0, file.size()}), summary.unigram_entropy, 1e-9);
+  ASSERT_EQ(file.document_count(), 4);
+  for (int i = 0; i < 4; ++i) {
+    const TokenRange range = file.document(i);
+    std::vector<std::int64_t> ids(static_cast<std::size_t>(range.size()));
+    file.read(range.begin, ids);
+    EXPECT_EQ(ids.back(), *tokenizer.end_of_text());
+    EXPECT_EQ(std::count(ids.begin(), ids.end(), *tokenizer.end_of_text()), 1);
+    ids.pop_back();
+    EXPECT_TRUE(tokenizer.decode(ids) == texts[static_cast<std::size_t>(i)]) << i;
+    EXPECT_TRUE(std::vector<TokenId>(ids.begin(), ids.end()) ==
+                tokenizer.encode(texts[static_cast<std::size_t>(i)], {.added_tokens = false}))
+        << i;
+  }
+  BpeTrainer bare({.vocab_size = 256, .special_tokens = {}});
+  const BpeTokenizer without_end = bare.train();
+  EXPECT_THAT(corpus_error([&] { encode_corpus(documents, without_end, root("x")); }),
+              HasSubstr("nor do the files beside it name one"));
+  EXPECT_EQ(encode_corpus({documents[1]}, without_end, root("x"), {.end_of_text = false}).tokens, 7);
+}
+
+TEST_F(CorpusTest, AFileThatShrankIsAnError) {
+  const std::string path = write("a.txt", "short");
+  EXPECT_THAT(corpus_error([&] {
+                train_tokenizer({{path, 0, 50}}, {.vocab_size = 300});
+              }),
+              AllOf(HasSubstr("became shorter"), HasSubstr("expected 50 bytes, found 5")));
+}
+
+}  // namespace
+}  // namespace phalanx::data

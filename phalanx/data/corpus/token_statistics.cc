@@ -1,0 +1,35 @@
+#include "phalanx/data/corpus/token_statistics.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "phalanx/base/error.h"
+
+namespace phalanx::data {
+
+std::vector<std::int64_t> token_counts(const TokenFile& tokens, TokenRange range) {
+  if (tokens.vocab_size() == 0) {  // an id of a hostile file would size the table
+    throw ConfigError(tokens.path() + ": counting tokens needs the file opened with its vocab_size");
+  }
+  std::vector<std::int64_t> counts(static_cast<std::size_t>(tokens.vocab_size()), 0);
+  std::vector<std::int64_t> block(4096);
+  for (std::int64_t at = range.begin; at < range.end; at += static_cast<std::int64_t>(block.size())) {
+    block.resize(static_cast<std::size_t>(std::min<std::int64_t>(4096, range.end - at)));
+    tokens.read(at, block);
+    for (const std::int64_t id : block) ++counts[static_cast<std::size_t>(id)];
+  }
+  return counts;
+}
+
+double unigram_entropy(std::span<const std::int64_t> counts) {
+  double total = 0.0;
+  for (const std::int64_t count : counts) total += static_cast<double>(count);
+  if (total == 0.0) return 0.0;
+  double entropy = 0.0;
+  for (const std::int64_t count : counts) {
+    if (count > 0) entropy -= static_cast<double>(count) / total * std::log(static_cast<double>(count) / total);
+  }
+  return entropy;
+}
+
+}  // namespace phalanx::data

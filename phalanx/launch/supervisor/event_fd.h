@@ -1,0 +1,24 @@
+// An eventfd, by which a thread wakes another that polls.
+//
+//   const UniqueFd wake = new_event_fd();
+#pragma once
+
+#include <fmt/format.h>
+#include <sys/eventfd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "phalanx/base/error.h"
+#include "phalanx/store/tcp_store_socket.h"
+
+namespace phalanx {
+
+/// Closed on exec, never blocks. Error where the process may open no more files.
+inline UniqueFd new_event_fd() {
+  UniqueFd fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!fd) throw Error(fmt::format("eventfd: {}", std::strerror(errno)));
+  return fd;
+}
+
+}  // namespace phalanx

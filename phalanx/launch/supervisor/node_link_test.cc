@@ -1,0 +1,111 @@
+// The link between a node's launcher and the node that hosts the rendezvous turns bad, by a proxy.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "phalanx/base/temp_directory.h"
+#include "phalanx/launch/testing/launcher_process.h"
+#include "phalanx/store/tcp_store.h"
+#include "phalanx/store/testing/tcp_proxy.h"
+
+namespace phalanx {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::AllOf;
+using testing::HasSubstr;
+
+// Two nodes: the host, and one that reaches it through the link. Their ranks meet at the host's store, beside the link.
+class NodeLinkTest : public testing::Test {
+ protected:
+  NodeLinkTest() : endpoint_(TcpStoreServer().address()), link_(endpoint_), notes_("notes") {}
+
+  void start(const std::vector<std::string>& more = {}) {
+    for (int node = 0; node < 2; ++node) {
+      std::vector<std::string> words{"--endpoint=" + (node == 0 ? endpoint_ : link_.address()).text(), "--min-nodes=2",
+                                     "--max-nodes=2", fmt::format("--node-rank={}", node), "--keep-alive-ms=500"};
+      words.insert(words.end(), more.begin(), more.end());
+      for (const std::string& word : {test_program(), std::string("hold"), notes_.path().string()})
+        words.push_back(word);
+      launchers_.push_back(std::make_unique<RunningLauncher>(
+          1, words,
+          RunningLauncher::Options{.environment = {{"PHALANX_JOB_SECRET", "a secret of the two nodes here"}}}));
+    }
+  }
+  void await_ranks() {
+    for (int rank = 0; rank < 2; ++rank) ranks_.push_back(noted_pid(notes_, fmt::format("hold.{}.of.2", rank)));
+  }
+  void expect_no_orphans() {
+    for (const pid_t rank : ranks_) EXPECT_TRUE(comes_true([&] { return is_gone(rank); })) << rank;
+  }
+  // Neither knows how the other is: each says what it knows, once.
+  void expect_lost(const std::string& host_says) {
+    EXPECT_EQ(launchers_[0]->wait(), 1);
+    EXPECT_EQ(launchers_[1]->wait(), 1);
+    EXPECT_THAT(launchers_[0]->err(), AllOf(HasSubstr(" with rank 1 was lost: "), HasSubstr(host_says)));
+    EXPECT_THAT(launchers_[1]->err(),
+                HasSubstr(fmt::format("the node that hosts the rendezvous at {} cannot be reached any more",
+                                      link_.address().text())));
+    expect_no_orphans();
+  }
+
+  const HostPort endpoint_;  // a port that was free a moment ago
+  TcpProxy link_;
+  TempDirectory notes_;
+  std::vector<std::unique_ptr<RunningLauncher>> launchers_;
+  std::vector<pid_t> ranks_;
+};
+
+TEST_F(NodeLinkTest, ASlowAndLossyLinkIsNoFailure) {
+  link_.delay(30ms);
+  link_.lose_one_of(7);
+  start();
+  await_ranks();
+  const auto carried = link_.bytes();
+  EXPECT_GT(carried, 100);
+  EXPECT_TRUE(comes_true([&] { return link_.bytes() > carried + 1000; }));  // signs of life
+  write_note(notes_, "go");
+  for (const auto& launcher : launchers_) EXPECT_EQ(launcher->wait(), 0) << launcher->err();
+}
+
+TEST_F(NodeLinkTest, ALinkThatGoesSilentIsALostNode) {
+  start();
+  await_ranks();
+  const auto stalled_at = std::chrono::steady_clock::now();
+  link_.stall();
+  expect_lost("no sign of life for ");
+  // Three signs of life are 1.5 s, an answer of the store's is waited for for 5 s; the ranks are given 5 s to end.
+  EXPECT_LT(std::chrono::steady_clock::now() - stalled_at, 60s);
+}
+
+TEST_F(NodeLinkTest, ALinkThatBreaksIsALostNode) {
+  start();
+  await_ranks();
+  link_.cut();
+  expect_lost("its launcher has ended");
+}
+
+// A silence in which one sign of life or two are missed, and less than are allowed.
+TEST_F(NodeLinkTest, ALinkThatRecoversInTimeIsNoFailure) {
+  start({"--keep-alive-ms=2000"});
+  await_ranks();
+  link_.stall();
+  const auto carried = link_.bytes();
+  write_note(notes_, "go");
+  expect_no_orphans();  // the ranks have ended, and the nodes cannot say so to each other
+  std::this_thread::sleep_for(2500ms);
+  EXPECT_EQ(link_.bytes(), carried);
+  link_.resume();
+  for (const auto& launcher : launchers_) EXPECT_EQ(launcher->wait(), 0) << launcher->err();
+  EXPECT_GT(link_.bytes(), carried);
+}
+
+}  // namespace
+}  // namespace phalanx

@@ -1,0 +1,383 @@
+#include "phalanx/launch/supervisor/worker_group.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "phalanx/base/cpu.h"
+#include "phalanx/base/error.h"
+#include "phalanx/base/log.h"
+#include "phalanx/base/signals.h"
+#include "phalanx/launch/supervisor/visible_gpus.h"
+#include "phalanx/launch/supervisor/worker_report.h"
+
+namespace phalanx {
+namespace {
+
+constexpr std::chrono::milliseconds kHearEvery{500};
+// For a rank that stands still while it is to stop, so that all have ended within 5 s.
+constexpr std::chrono::milliseconds kStoppedInStop{2'500};
+
+constexpr std::string_view kLocalRankMacro = "${local_rank}";
+
+double now_since_epoch() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+std::vector<std::string> command_of(std::vector<std::string> command, int local_rank) {
+  const std::string value = std::to_string(local_rank);
+  for (std::string& word : command)
+    for (std::size_t at = word.find(kLocalRankMacro); at != std::string::npos;
+         at = word.find(kLocalRankMacro, at + value.size()))
+      word.replace(at, kLocalRankMacro.size(), value);
+  return command;
+}
+
+// The GPU of a rank that is to see no other: the local rank's entry of the list that is visible to all.
+std::string gpu_of(const EnvironmentMap& environment, int local_rank) {
+  const auto found = environment.find("CUDA_VISIBLE_DEVICES");
+  if (found == environment.end()) return std::to_string(local_rank);
+  const std::vector<std::string> gpus = listed_gpus(found->second);
+  if (static_cast<std::size_t>(local_rank) >= gpus.size())
+    throw UsageError(
+        fmt::format("--virtual-local-rank: there is no GPU for local rank {}: CUDA_VISIBLE_DEVICES is '{}', of which "
+                    "CUDA sees {}; start fewer ranks, or list a GPU for each",
+                    local_rank, found->second, gpus.size()));
+  return gpus[static_cast<std::size_t>(local_rank)];
+}
+
+}  // namespace
+
+bool WorkerGroup::Rank::failed() const {
+  return !alive && pid > 0 && !(WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 0);
+}
+
+WorkerGroup::WorkerGroup(Surroundings surroundings, const Order& start_order, const Seat& seat)
+    : around_(std::move(surroundings)), host_(seat.host), cores_(usable_cores()) {
+  ranks_.reserve(static_cast<std::size_t>(seat.local_world_size));
+  try {
+    for (int local_rank = 0; local_rank < seat.local_world_size; ++local_rank) start(local_rank, start_order, seat);
+    if (start_order.seats.size() > 1) {
+      std::map<int, pid_t> processes;
+      for (const Rank& rank : ranks_) processes[rank.rank] = rank.pid;
+      stopped_ranks_ = std::make_unique<StoppedRanks>(parse_host_port(start_order.store, "the store of the ranks"),
+                                                      around_.secret, std::move(processes));
+    }
+  } catch (...) {
+    kill_all();
+    throw;
+  }
+}
+
+WorkerGroup::~WorkerGroup() { kill_all(); }
+
+void WorkerGroup::kill_all() {
+  for (Rank& rank : ranks_) {
+    if (!rank.alive) continue;
+    kill(-rank.pid, SIGKILL);
+    around_.guard->release(rank.pid);
+    waitpid(rank.pid, nullptr, 0);
+  }
+}
+
+void WorkerGroup::start(int local_rank, const Order& order, const Seat& seat) {
+  Rank& entry = ranks_.emplace_back();
+  entry.local_rank = local_rank;
+  entry.rank = seat.first_rank + local_rank;
+  entry.report_directory = fmt::format("{}/{}", around_.reports, local_rank);
+  std::filesystem::create_directories(entry.report_directory);
+  ChildSpec spec;
+  for (int stream = 0; stream < 2; ++stream)
+    entry.streams[stream] = around_.logs->open({entry.rank, local_rank, seat.role}, stream);
+  entry.error_file = around_.logs->error_file(local_rank);
+  if (entry.error_file.empty()) entry.error_file = entry.report_directory + "/torch_error.json";
+  spec.command = command_of(around_.options->command, local_rank);
+  spec.environment = environment_of(entry, order, seat);
+  spec.signal_mask = around_.signal_mask;
+  if (!around_.cpus.empty()) spec.cpus = around_.cpus[static_cast<std::size_t>(local_rank)];
+  const UniqueFd null(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  if (entry.rank != 0 || isatty(STDIN_FILENO)) spec.stdin_fd = null.get();
+  spec.stdout_fd = entry.streams[0].child_fd();
+  spec.stderr_fd = entry.streams[1].child_fd();
+  entry.pid = spawn_child(spec);
+  entry.alive = true;
+  around_.guard->watch(entry.pid);
+  note_started_process(entry.report_directory, entry.rank, entry.pid);
+  for (WorkerStream& stream : entry.streams) {
+    if (stream.relay) stream.relay->close_write_end();
+    stream.file.reset();
+  }
+}
+
+EnvironmentMap WorkerGroup::environment_of(const Rank& entry, const Order& order, const Seat& seat) const {
+  EnvironmentMap result = around_.options->environment;
+  int world_size = 0, role_rank = entry.local_rank, role_size = 0;
+  for (const Seat& other : order.seats) {
+    world_size += other.local_world_size;
+    if (other.role != seat.role) continue;
+    role_size += other.local_world_size;
+    if (other.node_rank < seat.node_rank) role_rank += other.local_world_size;
+  }
+  if (around_.cpus.empty())
+    prepare_environment(result, seat.local_world_size, cores_);
+  else
+    prepare_environment(result, 1, cores_for_rank(around_.cpus, entry.local_rank));
+  const bool is_virtual = around_.options->virtual_local_rank;
+  const std::vector<std::pair<std::string, std::string>> variables{
+      {"RANK", std::to_string(entry.rank)},
+      {"LOCAL_RANK", std::to_string(is_virtual ? 0 : entry.local_rank)},
+      {"ROLE_RANK", std::to_string(role_rank)},
+      {"WORLD_SIZE", std::to_string(world_size)},
+      {"LOCAL_WORLD_SIZE", std::to_string(seat.local_world_size)},
+      {"ROLE_WORLD_SIZE", std::to_string(role_size)},
+      {"GROUP_RANK", std::to_string(seat.node_rank)},
+      {"GROUP_WORLD_SIZE", std::to_string(order.seats.size())},
+      {"ROLE_NAME", seat.role},
+      {"MASTER_ADDR", order.master_address},
+      {"MASTER_PORT", std::to_string(order.master_port)},
+      {"TORCHELASTIC_RESTART_COUNT", std::to_string(order.restarts)},
+      {"TORCHELASTIC_MAX_RESTARTS", std::to_string(around_.options->max_restarts)},
+      {"TORCHELASTIC_RUN_ID", around_.options->run_id},
+      {"TORCHELASTIC_USE_AGENT_STORE", "False"},
+      {"TORCHELASTIC_ERROR_FILE", entry.error_file},
+      {"PHALANX_STORE", order.store},
+      {"PHALANX_REPORT_DIR", entry.report_directory},
+      {kTraceFolderVariable, around_.logs->traces().folder()}};
+  for (const auto& [name, value] : variables) result[name] = value;
+  result.try_emplace("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
+  if (is_virtual) result["CUDA_VISIBLE_DEVICES"] = gpu_of(around_.options->environment, entry.local_rank);
+  if (!around_.secret.empty()) {
+    result["PHALANX_JOB_SECRET"] = around_.secret;
+    result.erase("PHALANX_JOB_SECRET_FILE");
+  }
+  return result;
+}
+
+void WorkerGroup::add_poll_fds(std::vector<pollfd>& fds) {
+  first_polled_ = fds.size();
+  polled_.clear();
+  for (Rank& rank : ranks_)
+    for (WorkerStream& stream : rank.streams)
+      if (stream.relay && stream.relay->is_open()) {
+        fds.push_back({stream.relay->poll_fd(), POLLIN, 0});
+        polled_.push_back(stream.relay.get());
+      }
+}
+
+void WorkerGroup::pump(const std::vector<pollfd>& fds) {
+  for (std::size_t i = 0; i < polled_.size(); ++i)
+    if (fds[first_polled_ + i].revents != 0) polled_[i]->pump();
+}
+
+WorkerGroup::Clock::time_point WorkerGroup::wake_at() const {
+  auto result = failure_certain_at_;
+  if (any_alive()) result = std::min(result, stops_looked_for_ + kHearEvery);
+  if (stopping_ && any_alive()) result = std::min(result, announcements_heard_ + kHearEvery);
+  for (const Rank& rank : ranks_)
+    if (rank.alive) result = std::min(result, rank.kill_at);
+  return result;
+}
+
+void WorkerGroup::step(Clock::time_point now) {
+  for (Rank& rank : ranks_)
+    if (rank.alive) reap(rank);
+  hear_announcements(now);
+  look_for_who_stands_still(now);
+  for (Rank& rank : ranks_) {
+    if (!rank.alive || now < rank.kill_at) continue;
+    rank.told_to_end = true;
+    kill(-rank.pid, SIGKILL);
+    rank.kill_at = kNever;
+  }
+}
+
+void WorkerGroup::reap(Rank& rank) {
+  siginfo_t info{};
+  // While the dead leader is not reaped, its group's number is surely its own: what it started ends with it.
+  if (waitid(P_PID, static_cast<id_t>(rank.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) return;
+  kill(-rank.pid, SIGKILL);
+  around_.guard->release(rank.pid);
+  waitpid(rank.pid, &rank.wait_status, 0);
+  rank.alive = false;
+  rank.ended_at_s = now_since_epoch();
+  for (WorkerStream& stream : rank.streams)
+    if (stream.relay && stream.relay->is_open()) stream.relay->finish();
+  if (rank.failed() && !failure_taken_) {
+    // What a rank tells may have its cause in another, or be the same there: those are to tell it, too.
+    const auto report = read_worker_report(rank.report_directory);
+    const auto moment = !report                       ? std::chrono::milliseconds(0)
+                        : report->kind == "CommError" ? around_.options->blame_grace
+                                                      : around_.options->same_grace;
+    failure_certain_at_ = std::min(failure_certain_at_, Clock::now() + moment);
+  }
+}
+
+bool WorkerGroup::take_failure(Clock::time_point now) {
+  if (failure_taken_ || failure_certain_at_ == kNever) return false;
+  const bool nobody_else = around_.options->nodes.max_nodes == 1 && !any_alive();
+  if (now < failure_certain_at_ && !nobody_else) return false;
+  failure_taken_ = true;
+  failure_certain_at_ = kNever;
+  return true;
+}
+
+bool WorkerGroup::any_alive() const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.alive; });
+}
+
+bool WorkerGroup::all_succeeded() const {
+  return std::none_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.alive || rank.failed(); });
+}
+
+void WorkerGroup::terminate(std::chrono::milliseconds grace) {
+  failure_taken_ = true;
+  failure_certain_at_ = kNever;
+  for (Rank& rank : ranks_) {
+    if (!rank.alive) continue;
+    rank.told_to_end = true;
+    kill(-rank.pid, SIGTERM);
+    // One that stands still cannot hear it.
+    rank.kill_at = std::min(rank.kill_at, Clock::now() + (is_stopped(rank.pid) ? std::chrono::milliseconds(0) : grace));
+  }
+}
+
+void WorkerGroup::stop(int signal, bool again) {
+  failure_taken_ = true;
+  failure_certain_at_ = kNever;
+  for (Rank& rank : ranks_) {
+    if (!rank.alive) continue;
+    rank.told_to_end = true;
+    kill(-rank.pid, again ? SIGKILL : signal);
+    if (again) continue;
+    rank.announced = read_graceful_stop(rank.report_directory);
+    const auto grace = rank.announced     ? std::chrono::milliseconds(*rank.announced)
+                       : signal == SIGINT ? around_.options->interrupt_grace
+                                          : around_.options->terminate_grace;
+    rank.kill_at = std::min(rank.kill_at, Clock::now() + grace);
+  }
+  stopping_ = true;
+}
+
+bool WorkerGroup::any_ended() const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.pid > 0 && !rank.alive; });
+}
+
+// Ranks watch over each other as long as they wait for each other. A rank that is stopped while it ends is waited for
+// by the launcher alone: of programs that announce how they stop, which are ours. One that is to stop cannot hear it.
+void WorkerGroup::look_for_who_stands_still(Clock::time_point now) {
+  if (now < stops_looked_for_ + kHearEvery) return;
+  // Of time in which the launcher itself stood still nothing is known: the whole job may have been suspended.
+  const bool has_slept = now - stops_looked_for_ > 4 * kHearEvery;
+  stops_looked_for_ = now;
+  any_ended() || stopping_ ? end_who_stands_still(now, has_slept) : say_that_all_stand_still(now, has_slept);
+}
+
+// Nobody is left to tell of it, and somebody may want it so.
+void WorkerGroup::say_that_all_stand_still(Clock::time_point now, bool has_slept) {
+  const bool all = any_alive() && std::ranges::all_of(ranks_, [](const Rank& rank) { return is_stopped(rank.pid); });
+  if (!all || has_slept) {
+    all_stopped_since_.reset();
+    all_stopped_said_ = false;
+  }
+  if (!all) return;
+  if (!all_stopped_since_) all_stopped_since_ = now;
+  if (all_stopped_said_ || now - *all_stopped_since_ < around_.options->stopped_grace) return;
+  all_stopped_said_ = true;
+  std::vector<pid_t> processes;
+  for (const Rank& rank : ranks_) processes.push_back(rank.pid);
+  log::warn(fmt::format(
+      "{} stopped (SIGSTOP) for {:.1f} s: the job stands still; `kill -CONT {}` lets it go on, and SIGTERM to this "
+      "launcher ends it",
+      ranks_.size() == 1 ? fmt::format("rank {} has been", ranks_.front().rank)
+                         : fmt::format("all {} ranks here have been", ranks_.size()),
+      std::chrono::duration<double>(now - *all_stopped_since_).count(), fmt::join(processes, " ")));
+}
+
+void WorkerGroup::end_who_stands_still(Clock::time_point now, bool has_slept) {
+  for (Rank& rank : ranks_) {
+    if (!rank.alive || !is_stopped(rank.pid) || !(stopping_ || read_graceful_stop(rank.report_directory))) {
+      rank.stopped_since.reset();
+      continue;
+    }
+    if (!rank.stopped_since || has_slept) rank.stopped_since = now;
+    const auto grace = around_.options->stopped_grace;
+    if (now - *rank.stopped_since < (stopping_ ? std::min(grace, kStoppedInStop) : grace)) continue;
+    log::warn(
+        fmt::format("rank {} is stopped (SIGSTOP): process {} has stood still for {:.1f} s while {}: it is killed",
+                    rank.rank, rank.pid, std::chrono::duration<double>(now - *rank.stopped_since).count(),
+                    stopping_ ? "the job is to stop" : "other ranks have ended"));
+    kill(-rank.pid, SIGKILL);
+  }
+}
+
+// A rank whose work is saved needs less time from then on.
+void WorkerGroup::hear_announcements(Clock::time_point now) {
+  if (!stopping_ || now < announcements_heard_ + kHearEvery) return;
+  announcements_heard_ = now;
+  for (Rank& rank : ranks_) {
+    if (!rank.alive || !rank.announced) continue;
+    const auto announced = read_graceful_stop(rank.report_directory);
+    if (!announced || announced == rank.announced) continue;
+    rank.announced = announced;
+    rank.kill_at = std::min(rank.kill_at, now + *announced);
+  }
+}
+
+int WorkerGroup::pass_on(int signal) const {
+  int reached = 0;
+  for (const Rank& rank : ranks_) {
+    if (!rank.alive) continue;
+    if (signal != SIGQUIT) {
+      if (kill(-rank.pid, signal) == 0) ++reached;
+      continue;
+    }
+    // A question, which must not end who does not know it: a program that is still starting, a shell around it.
+    for (const pid_t process : processes_of_group(rank.pid))
+      if (handles_signal(process, signal) && kill(process, signal) == 0) ++reached;
+  }
+  return reached;
+}
+
+std::vector<WorkerFailure> WorkerGroup::failures() const {
+  std::vector<WorkerFailure> result;
+  for (const Rank& rank : ranks_) {
+    if (!rank.failed()) continue;
+    auto report = read_worker_report(rank.report_directory);
+    if (!report) report = read_torch_error_file(rank.error_file);
+    if (!report && rank.told_to_end) continue;
+    WorkerFailure failure;
+    failure.rank = rank.rank;
+    failure.local_rank = rank.local_rank;
+    failure.host = host_;
+    failure.pid = rank.pid;
+    failure.time_s = rank.ended_at_s;
+    if (WIFSIGNALED(rank.wait_status))
+      failure.signal = WTERMSIG(rank.wait_status);
+    else
+      failure.exit_status = WEXITSTATUS(rank.wait_status);
+    if (report) {
+      failure.kind = report->kind;
+      failure.message = report->message;
+      if (report->time_s > 0) failure.time_s = report->time_s;
+      // Told to end, because a peer ended first, while it was still on its way out: what it reported is what counts.
+      if (rank.told_to_end) {
+        failure.signal = 0;
+        failure.exit_status = report->exit_status;
+      }
+    }
+    failure.log_file = rank.streams[1].path;
+    result.push_back(std::move(failure));
+  }
+  return result;
+}
+
+}  // namespace phalanx

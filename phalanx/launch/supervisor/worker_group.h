@@ -1,0 +1,104 @@
+// WorkerGroup: the ranks of one node in one round: their processes, output and reports. Knows nothing of other nodes.
+#pragma once
+
+#include <poll.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "phalanx/launch/supervisor/child_process.h"
+#include "phalanx/launch/supervisor/rendezvous_messages.h"
+#include "phalanx/launch/supervisor/stopped_ranks.h"
+#include "phalanx/launch/supervisor/supervisor.h"
+#include "phalanx/launch/supervisor/worker_failure.h"
+
+namespace phalanx {
+
+class WorkerGroup {
+ public:
+  using Clock = std::chrono::steady_clock;
+  static constexpr Clock::time_point kNever = Clock::time_point::max();
+
+  struct Surroundings {
+    const SupervisorOptions* options;
+    ProcessGuard* guard;
+    WorkerLogs* logs;
+    sigset_t signal_mask;  // of the ranks
+    std::string reports;   // a folder of this round
+    std::string secret;
+    std::vector<std::vector<int>> cpus;  // per local rank; empty: not bound
+  };
+
+  /// Starts the ranks of `seat`. Throws UsageError if the program cannot be run.
+  WorkerGroup(Surroundings surroundings, const Order& start, const Seat& seat);
+  ~WorkerGroup();  // what still runs is killed
+  WorkerGroup(const WorkerGroup&) = delete;
+  WorkerGroup& operator=(const WorkerGroup&) = delete;
+
+  void add_poll_fds(std::vector<pollfd>& fds);
+  void pump(const std::vector<pollfd>& fds);  // the vector that add_poll_fds() filled
+  Clock::time_point wake_at() const;
+
+  /// Collects who has ended, kills who is overdue.
+  void step(Clock::time_point now);
+  bool any_alive() const;
+  bool all_succeeded() const;
+  /// True, once, when a rank has failed and others have had a moment to tell the cause of its error, or the same one.
+  bool take_failure(Clock::time_point now);
+
+  /// SIGTERM now, SIGKILL after `grace`, to ranks that are stopped at once.
+  void terminate(std::chrono::milliseconds grace);
+  /// Passes on a signal to stop. `again`: there was one before, so all are killed.
+  void stop(int signal, bool again);
+  /// Passes on a signal that is no reason to end; SIGQUIT to those processes that handle it. Returns to how many.
+  int pass_on(int signal) const;
+
+  /// What did not end well, without those that only did as they were told. For when no rank is alive, or while some
+  /// are.
+  std::vector<WorkerFailure> failures() const;
+
+ private:
+  struct Rank {
+    int rank = 0, local_rank = 0;
+    pid_t pid = -1;
+    bool alive = false;
+    bool told_to_end = false;  // by us: its death then says nothing
+    int wait_status = 0;
+    double ended_at_s = 0;
+    Clock::time_point kill_at = kNever;
+    std::optional<std::chrono::seconds> announced;  // how long it takes for a stop, as it said when told
+    std::string report_directory, error_file;
+    WorkerStream streams[2];
+    std::optional<Clock::time_point> stopped_since;
+    bool failed() const;
+  };
+
+  void start(int local_rank, const Order& order, const Seat& seat);
+  EnvironmentMap environment_of(const Rank& entry, const Order& order, const Seat& seat) const;
+  void reap(Rank& rank);
+  void hear_announcements(Clock::time_point now);
+  bool any_ended() const;
+  void look_for_who_stands_still(Clock::time_point now);
+  void say_that_all_stand_still(Clock::time_point now, bool has_slept);
+  void end_who_stands_still(Clock::time_point now, bool has_slept);
+  void kill_all();
+
+  Surroundings around_;
+  std::string host_;
+  const int cores_;  // that this process may use
+  std::vector<Rank> ranks_;
+  std::vector<OutputRelay*> polled_;
+  std::size_t first_polled_ = 0;
+  bool failure_taken_ = false;  // or of no interest any more
+  Clock::time_point failure_certain_at_ = kNever;
+  bool stopping_ = false;                        // by a signal
+  std::unique_ptr<StoppedRanks> stopped_ranks_;  // in a job of several nodes
+  Clock::time_point announcements_heard_{}, stops_looked_for_{};
+  std::optional<Clock::time_point> all_stopped_since_;
+  bool all_stopped_said_ = false;
+};
+
+}  // namespace phalanx

@@ -1,0 +1,73 @@
+// ParallelPlan: how the ranks of a run share a model and its batch. Knows no tensor and no communicator.
+//
+// The ranks are numbered over the axes pp, dp_replicate, dp_shard, tp, the last one innermost: the ranks of a tensor
+// group are neighbours (of one machine), pipeline stages are furthest apart.
+//
+//   pp            the layers are cut into stages; a rank has some of them
+//   dp_replicate  copies of the model, or of its shards, that average their gradients
+//   dp_shard      ranks that share one copy (ZeRO); what they share is `zero_stage`
+//   tp            every large matrix is cut over these ranks
+//
+// Contract
+// - Whoever makes a plan checks it, before anything is allocated or sent: check() throws a ConfigError with the
+//   equation, the numbers and the nearest valid choices. Callers name the settings: `names`.
+// - The same plan is made by all ranks, by themselves, from the same configuration.
+//
+//   const ParallelPlan plan{.dp_shard = 2, .tp = 2};
+//   const ModelNumbers model{
+//       .n_layers = 4, .n_heads = 8, .n_kv_heads = 2, .ffn_hidden = 688, .vocab_size = 4096, .seq_len = 256};
+//   check(plan, model, /*ranks=*/4);
+//   DeviceMesh mesh(world, plan.axes());  // (dp_shard=2, tp=2)
+//   plan.text();                          // "dp_shard=2 (ZeRO-3) x tp=2 (sequence parallel)"
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "phalanx/layout/mesh_shape.h"
+
+namespace phalanx {
+
+struct ParallelPlan {
+  std::int64_t pp = 1;
+  std::int64_t dp_replicate = 1;
+  std::int64_t dp_shard = 1;
+  std::int64_t tp = 1;
+  int zero_stage = 3;             // with dp_shard above 1
+  bool sequence_parallel = true;  // with tp above 1: between the blocks' matrices each rank has some of the tokens
+
+  std::int64_t ranks() const noexcept { return pp * dp_replicate * dp_shard * tp; }
+  /// Ranks, or groups of ranks, that have batches of their own.
+  std::int64_t data_ranks() const noexcept { return dp_replicate * dp_shard; }
+  /// Which of them `rank` belongs to.
+  std::int64_t data_rank(std::int64_t rank) const noexcept { return rank / tp % data_ranks(); }
+  bool cuts_model() const noexcept { return pp > 1 || tp > 1; }
+  /// The axes of more than one rank, outermost first; never empty: one rank is (dp_shard=1).
+  std::vector<MeshAxis> axes() const;
+  std::string text() const;
+
+  bool operator==(const ParallelPlan&) const = default;
+};
+
+/// The numbers of a transformer that its layout has to divide.
+struct ModelNumbers {
+  std::int64_t n_layers = 0;
+  std::int64_t n_heads = 0;
+  std::int64_t n_kv_heads = 0;
+  std::int64_t ffn_hidden = 0;
+  std::int64_t vocab_size = 0;
+  std::int64_t seq_len = 0;
+};
+
+/// What a plan's degrees are called where the user sets them.
+struct PlanNames {
+  std::string tp = "tp";
+  std::string pp = "pp";
+  std::string sequence_parallel = "sequence_parallel";
+};
+
+/// Throws ConfigError where the degrees do not make `ranks`, or do not divide the model's numbers.
+void check(const ParallelPlan& plan, const ModelNumbers& model, std::int64_t ranks, const PlanNames& names = {});
+
+}  // namespace phalanx

@@ -1,0 +1,76 @@
+#include "phalanx/layout/parallel_plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "phalanx/base/error.h"
+
+namespace phalanx {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr ModelNumbers kModel{
+    .n_layers = 4, .n_heads = 8, .n_kv_heads = 2, .ffn_hidden = 688, .vocab_size = 4096, .seq_len = 256};
+
+std::string refusal(const ParallelPlan& plan, ModelNumbers model, std::int64_t ranks) {
+  try {
+    check(plan, model, ranks, {.tp = "[parallelism] tensor_parallel_degree"});
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(ParallelPlan, AxesAreThoseOfMoreThanOneRank) {
+  EXPECT_EQ(ParallelPlan{}.axes(), (std::vector<MeshAxis>{{"dp_shard", 1}}));
+  const ParallelPlan all{.pp = 2, .dp_replicate = 3, .dp_shard = 4, .tp = 5};
+  EXPECT_EQ(all.axes(), (std::vector<MeshAxis>{{"pp", 2}, {"dp_replicate", 3}, {"dp_shard", 4}, {"tp", 5}}));
+  EXPECT_EQ(all.ranks(), 120);
+  EXPECT_EQ(all.text(), "pp=2 x dp_replicate=3 x dp_shard=4 (ZeRO-3) x tp=5 (sequence parallel)");
+  EXPECT_EQ(ParallelPlan{}.text(), "1 rank");
+}
+
+TEST(ParallelPlan, RanksOfOneTensorGroupOrStageHaveOneBatch) {
+  const ParallelPlan plan{.pp = 2, .dp_replicate = 2, .dp_shard = 2, .tp = 2};
+  const MeshShape mesh(plan.axes());
+  for (int rank = 0; rank < plan.ranks(); ++rank) {
+    const auto place = mesh.coordinates_of(rank);
+    EXPECT_EQ(plan.data_rank(rank), place[1] * 2 + place[2]) << rank;
+  }
+  EXPECT_EQ(plan.data_ranks(), 4);
+}
+
+TEST(ParallelPlan, DegreesMakeTheRanks) {
+  EXPECT_EQ(refusal({.dp_shard = 2, .tp = 2}, kModel, 4), "");
+  EXPECT_THAT(refusal({.dp_shard = 2, .tp = 2}, kModel, 6), HasSubstr("dp_shard 2 x tp 2 = 4 ranks, but there are 6"));
+  EXPECT_THAT(refusal({.tp = 0}, kModel, 1), HasSubstr("tensor_parallel_degree is 0: expected 1 or more"));
+}
+
+TEST(ParallelPlan, TensorParallelismDividesTheModel) {
+  for (const std::int64_t tp : {1, 2, 4, 8}) EXPECT_EQ(refusal({.tp = tp}, kModel, tp), "") << tp;
+  EXPECT_THAT(refusal({.tp = 3}, kModel, 3),
+              AllOf(HasSubstr("tensor_parallel_degree = 3 does not fit the model: n_heads 8 / 3 leaves 2, ffn_hidden "
+                              "688 / 3 leaves 1, vocab_size 4096 / 3 leaves 1, of n_kv_heads 2 and 3 neither divides "
+                              "the other, seq_len 256 / 3 leaves 1"),
+                    HasSubstr("degrees that do: 1, 2, 4, 8"), Not(HasSubstr("switch"))));
+  ModelNumbers model = kModel;
+  model.n_kv_heads = 6;
+  model.n_heads = 12;
+  model.vocab_size = 4096;
+  EXPECT_THAT(refusal({.tp = 4}, model, 4), HasSubstr("model: of n_kv_heads 6 and 4 neither divides the other; deg"));
+  model = kModel;
+  model.seq_len = 250;
+  EXPECT_THAT(refusal({.tp = 4}, model, 4), HasSubstr("seq_len 250 / 4 leaves 2; degrees that do: 1, 2; or switch"));
+  EXPECT_EQ(refusal({.tp = 4, .sequence_parallel = false}, model, 4), "");
+}
+
+TEST(ParallelPlan, AStageHasALayer) {
+  EXPECT_EQ(refusal({.pp = 4}, kModel, 4), "");
+  EXPECT_THAT(refusal({.pp = 5}, kModel, 5), HasSubstr("pp = 5 stages, but the model has 4 layers"));
+}
+
+}  // namespace
+}  // namespace phalanx

@@ -1,0 +1,253 @@
+#include "phalanx/models/config/hf_config.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <tuple>
+
+#include "phalanx/base/error.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/models/config/llama_config.h"
+#include "phalanx/models/config/llama_json.h"
+#include "phalanx/models/config/testing/tiny_hf_config.h"
+
+namespace phalanx::models {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+LlamaConfig read_config(const nlohmann::json& description) {
+  return llama_config_from_hf(description.dump(), "config.json");
+}
+
+std::string config_error(const nlohmann::json& description) {
+  return error_text<CheckpointError>([&] { read_config(description); });
+}
+
+/// The description with one key changed.
+std::string config_error(const char* key, const nlohmann::json& value, const char* type = "llama") {
+  auto config = tiny_hf_config();
+  config["model_type"] = type;
+  config[key] = value;
+  return config_error(config);
+}
+
+TEST(HfConfig, EndTokensAreOneOrSeveral) {
+  const auto ends = [](const std::string& text) { return hf_end_tokens(text, "f.json"); };
+  EXPECT_THAT(ends(R"({"eos_token_id": 2})"), ElementsAre(2));
+  EXPECT_THAT(ends(R"({"eos_token_id": [128001, 128009]})"), ElementsAre(128001, 128009));
+  EXPECT_TRUE(ends(R"({"eos_token_id": null})").empty());
+  EXPECT_TRUE(ends("{}").empty());
+  const auto refused = [&](const std::string& text) { return error_text<CheckpointError>([&] { ends(text); }); };
+  for (const char* wrong : {R"({"eos_token_id": "x"})", R"({"eos_token_id": [1, -1]})", R"({"eos_token_id": 1.5})"}) {
+    EXPECT_THAT(refused(wrong), HasSubstr("f.json: \"eos_token_id\" is")) << wrong;
+  }
+  EXPECT_THAT(refused("["), HasSubstr("f.json: not valid JSON at column 2"));
+}
+
+TEST(HfConfig, HuggingFacesDefaultsAreTakenForWhatIsNotSaid) {
+  auto description = tiny_hf_config();
+  for (const char* key : {"num_key_value_heads", "rms_norm_eps", "rope_theta", "tie_word_embeddings"}) {
+    description.erase(key);
+  }
+  const auto config = read_config(description);
+  EXPECT_EQ(config.n_kv_heads, config.n_heads);
+  EXPECT_EQ(config.norm_eps, 1e-6);
+  EXPECT_EQ(config.rope_theta, 10000.0);
+  EXPECT_FALSE(config.tie_embeddings);
+  description["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 5e5}};
+  EXPECT_EQ(read_config(description).rope_theta, 5e5);
+}
+
+TEST(HfConfig, HuggingFaceModelsThatCannotBeRunAreRefusedByName) {
+  EXPECT_EQ(config_error("torch_dtype", "bfloat16"), "");
+  EXPECT_EQ(
+      config_error("model_type", "gpt_neox"),
+      "config.json: model_type \"gpt_neox\" is not supported; expected one of llama, mistral, qwen2, qwen3, gpt2, "
+      "mixtral");
+  EXPECT_THAT(config_error("hidden_act", "gelu"), HasSubstr("config.json: hidden_act \"gelu\" is not supported"));
+  EXPECT_THAT(config_error("attention_bias", true), HasSubstr("\"attention_bias\": true is not supported"));
+  EXPECT_THAT(config_error("mlp_bias", true), HasSubstr("\"mlp_bias\": true is not supported"));
+  EXPECT_THAT(config_error("quantization_config", {{"bits", 4}}),
+              HasSubstr("\"quantization_config\" is not supported"));
+  EXPECT_THAT(config_error("num_local_experts", 8), HasSubstr("\"num_local_experts\" is not supported"));
+  EXPECT_THAT(config_error("partial_rotary_factor", 0.5), HasSubstr("\"partial_rotary_factor\": 0.5"));
+  EXPECT_THAT(config_error("rope_scaling", {{"rope_type", "yarn"}}),
+              HasSubstr("rope_scaling of type \"yarn\" is not supported; expected default, linear, dynamic or llama3"));
+  EXPECT_THAT(config_error("rope_parameters", {{"rope_type", "default"}, {"partial_rotary_factor", 0.25}}),
+              HasSubstr("\"partial_rotary_factor\": 0.25 in rope_parameters"));
+  EXPECT_THAT(config_error("layer_types", {"linear_attention"}, "qwen3"), HasSubstr("type \"linear_attention\""));
+  auto some = tiny_hf_config();
+  some.update({{"model_type", "qwen2"}, {"num_hidden_layers", 4}, {"use_sliding_window", true}, {"sliding_window", 4}});
+  some["max_window_layers"] = 3;
+  EXPECT_THAT(config_error(some), HasSubstr("a sliding window in 1 of 4 layers is not supported"));
+}
+
+// What GPT-2 and Mixtral may say that changes their results.
+TEST(HfConfig, WhatOtherFamiliesCannotDoIsRefusedByName) {
+  const nlohmann::json gpt2 = {{"model_type", "gpt2"}, {"n_embd", 12},     {"n_layer", 1},
+                               {"n_head", 4},          {"n_positions", 8}, {"vocab_size", 11}};
+  const auto gpt2_error = [&](const char* key, const nlohmann::json& value) {
+    auto description = gpt2;
+    description[key] = value;
+    return config_error(description);
+  };
+  EXPECT_EQ(config_error(gpt2), "");
+  EXPECT_EQ(gpt2_error("activation_function", "gelu_pytorch_tanh"), "");
+  EXPECT_EQ(gpt2_error("activation_function", "relu"),
+            "config.json: activation_function \"relu\" is not supported; expected \"gelu_new\"");
+  EXPECT_EQ(gpt2_error("scale_attn_weights", false),
+            "config.json: \"scale_attn_weights\": false is not supported; expected true");
+  for (const char* flag : {"scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"}) {
+    EXPECT_EQ(gpt2_error(flag, true), fmt::format("config.json: \"{}\": true is not supported; expected false", flag));
+  }
+  EXPECT_THAT(gpt2_error("quantization_config", {{"bits", 8}}), HasSubstr("\"quantization_config\" is not supported"));
+  EXPECT_THAT(gpt2_error("n_head", 5), AllOf(HasSubstr("dim = 12 and n_heads = 5"), HasSubstr("nearest")));
+  auto without = gpt2;
+  without.erase("n_positions");
+  EXPECT_EQ(config_error(without), "config.json has no \"n_positions\"");
+
+  auto mixtral = tiny_hf_config();
+  mixtral.update({{"model_type", "mixtral"}, {"num_local_experts", 4}});
+  const auto mixtral_error = [&](const char* key, const nlohmann::json& value) {
+    auto description = mixtral;
+    description[key] = value;
+    return config_error(description);
+  };
+  EXPECT_EQ(config_error(mixtral), "");
+  EXPECT_EQ(mixtral_error("num_experts_per_tok", 4), "");
+  EXPECT_THAT(mixtral_error("num_experts_per_tok", 5),
+              HasSubstr("experts = 4 and experts_per_token = 5: expected 1 to 4096"));
+  EXPECT_THAT(mixtral_error("num_local_experts", 5000), HasSubstr("experts = 5000"));
+  EXPECT_THAT(mixtral_error("num_experts_per_tok", 0), HasSubstr("experts_per_token = 0: expected 1 to 4096 experts"));
+  EXPECT_EQ(mixtral_error("router_jitter_noise", 0.5),
+            "config.json: \"router_jitter_noise\": 0.5 is not supported; expected 0");
+  EXPECT_EQ(mixtral_error("output_router_logits", true),
+            "config.json: \"output_router_logits\": true is not supported; expected false");
+  mixtral.erase("num_local_experts");
+  EXPECT_EQ(config_error(mixtral), "config.json has no \"num_local_experts\"");
+}
+
+TEST(HfConfig, MalformedDescriptionsNameFileAndKey) {
+  EXPECT_THAT(config_error("vocab_size", "many"), HasSubstr("config.json: \"vocab_size\" is \"many\""));
+  EXPECT_THAT(config_error("hidden_size", 256.7), HasSubstr("\"hidden_size\" is 256.7"));
+  EXPECT_THAT(config_error("hidden_size", std::uint64_t{1} << 63), HasSubstr("\"hidden_size\" is 9223372036854775808"));
+  EXPECT_THAT(config_error("num_attention_heads", 0), AllOf(HasSubstr("config.json: "), HasSubstr("n_heads")));
+  EXPECT_THAT(config_error("head_dim", 7), AllOf(HasSubstr("config.json: "), HasSubstr("head_dim = 7")));
+  EXPECT_THAT(config_error("rope_scaling", 3), HasSubstr("\"rope_scaling\" is not an object"));
+  EXPECT_THAT(config_error("rope_scaling", {{"type", "linear"}}), HasSubstr("rope_scaling has no \"factor\""));
+  EXPECT_THAT(config_error("rope_scaling", {{"type", "linear"}, {"factor", 0.5}}), HasSubstr("expected 1 or above"));
+  EXPECT_THAT(config_error("rope_scaling", {{"type", "dynamic"}, {"factor", 1e300}}),
+              HasSubstr("\"factor\" is 1e+300"));
+  EXPECT_THAT(config_error("rope_scaling", {{"rope_type", "llama3"},
+                                            {"factor", 8},
+                                            {"low_freq_factor", 4},
+                                            {"high_freq_factor", 4},
+                                            {"original_max_position_embeddings", 8}}),
+              HasSubstr("expected 0 < low < high"));
+  EXPECT_THAT(config_error("layer_types", {"full_attention", "full_attention"}, "qwen2"),
+              HasSubstr("\"layer_types\" names 2 layers, but \"num_hidden_layers\" is 1"));
+  EXPECT_THAT(config_error("sliding_window", -1, "mistral"), HasSubstr("sliding_window = -1"));
+  auto no_groups = tiny_hf_config();
+  no_groups["model_type"] = "mistral";
+  no_groups.erase("num_key_value_heads");
+  EXPECT_THAT(config_error(no_groups), HasSubstr("has no \"num_key_value_heads\""));
+  EXPECT_THROW(llama_config_from_hf("[", "config.json"), CheckpointError);
+}
+
+// Numbers that would overflow, loop for years or take all memory; brackets that would overflow the stack.
+TEST(HfConfig, HostileDescriptionsAreRefusedAtOnce) {
+  EXPECT_THAT(config_error("num_hidden_layers", std::int64_t{1} << 40),
+              HasSubstr("n_layers = 1099511627776: expected at most 10000"));
+  EXPECT_THAT(config_error("head_dim", std::int64_t{1} << 40), HasSubstr("head_dim = 1099511627776"));
+  auto large = tiny_hf_config();
+  large.update({{"hidden_size", 1 << 30}, {"num_attention_heads", 1 << 10}, {"num_hidden_layers", 1 << 13}});
+  EXPECT_THAT(config_error(large), AllOf(HasSubstr("config.json: "), HasSubstr("parameters: expected at most 1e+15")));
+  large = tiny_hf_config();
+  large.update({{"hidden_size", 2147483647}, {"num_attention_heads", 1 << 30}});
+  EXPECT_THAT(config_error(large), HasSubstr("n_heads = 1073741824; nearest: n_heads = 1"));
+  for (const std::string key : {"model_type", "rope_scaling", "other"}) {
+    const std::string deep = "{\"" + key + "\": " + std::string(200'000, '[') + std::string(200'000, ']') + "}";
+    EXPECT_THAT(error_text<CheckpointError>([&] { llama_config_from_hf(deep, "config.json"); }),
+                HasSubstr("config.json: its JSON nests deeper than 100 levels"))
+        << key;
+  }
+}
+
+// What older and newer files say differently.
+TEST(HfConfig, RotarySettingsMayStandInEitherPlace) {
+  auto older = tiny_hf_config(), newer = tiny_hf_config();
+  older["rope_scaling"] = {{"type", "linear"}, {"factor", 2.0}};
+  newer.erase("rope_theta");
+  newer["rope_parameters"] = {{"rope_type", "linear"}, {"factor", 2.0}, {"rope_theta", 20000.0}};
+  const auto config = read_config(older);
+  EXPECT_EQ(config, read_config(newer));
+  EXPECT_EQ(config.rope_scaling, (RopeScaling{.type = RopeScalingType::linear, .factor = 2.0}));
+  EXPECT_EQ(config.max_seq_len, 12);
+  older["rope_scaling"]["type"] = "dynamic";
+  EXPECT_EQ(read_config(older).max_seq_len, 24);
+}
+
+TEST(HfConfig, TwoKeysThatSayTheSameThingMustAgree) {
+  auto description = tiny_hf_config();
+  const nlohmann::json linear = {{"rope_type", "linear"}, {"factor", 2.0}};
+  description["rope_scaling"] = linear;
+  description["rope_parameters"] = linear;
+  EXPECT_EQ(config_error(description), "");
+  description["rope_parameters"]["factor"] = 3.0;
+  EXPECT_THAT(config_error(description), HasSubstr("\"rope_scaling\" and \"rope_parameters\" say different things"));
+  description.erase("rope_scaling");
+  description["rope_parameters"]["rope_theta"] = 5e5;
+  EXPECT_THAT(config_error(description), HasSubstr("\"rope_theta\" is 20000, but 500000 in rope_parameters"));
+  description["rope_parameters"] = {{"type", "linear"}, {"rope_type", "default"}, {"factor", 2.0}};
+  EXPECT_THAT(config_error(description), HasSubstr("\"type\" is \"linear\", but \"rope_type\" is \"default\""));
+  // Another turning for each kind of layer.
+  description["rope_parameters"] = {{"full_attention", linear}, {"sliding_attention", {{"rope_type", "default"}}}};
+  EXPECT_THAT(config_error(description), HasSubstr("rope_parameters of its own for \"full_attention\" layers"));
+}
+
+TEST(HfConfig, AFamilysDefaultsAreTransformers) {
+  auto description = tiny_hf_config();
+  description["model_type"] = "mistral";
+  EXPECT_EQ(read_config(description).sliding_window, 4096);
+  description["sliding_window"] = nullptr;
+  EXPECT_EQ(read_config(description).sliding_window, 0);
+  description["model_type"] = "qwen3";
+  EXPECT_EQ(read_config(description).head_dim(), 128);
+  description["model_type"] = "qwen2";
+  EXPECT_EQ(read_config(description).head_dim(), 8);
+  description.erase("rope_theta");
+  description.erase("rms_norm_eps");
+  description.update({{"model_type", "mixtral"}, {"num_local_experts", 3}});
+  const auto mixtral = read_config(description);
+  EXPECT_EQ(std::tuple(mixtral.rope_theta, mixtral.norm_eps, mixtral.experts, mixtral.experts_per_token),
+            std::tuple(1e6, 1e-5, 3, 2));
+  const auto gpt2 = llama_config_from_hf(
+      R"({"model_type": "gpt2", "n_embd": 12, "n_layer": 1, "n_head": 4, "n_positions": 8, "vocab_size": 11})", "");
+  EXPECT_EQ(std::tuple(gpt2.ffn_hidden, gpt2.norm_eps, gpt2.tie_embeddings), std::tuple(48, 1e-5, true));
+}
+
+TEST(HfConfig, ACheckpointKnowsItsFamily) {
+  LlamaConfig config = read_config(tiny_hf_config());
+  config.family = LlamaFamily::qwen3;
+  config.own_head_dim = 6;
+  config.sliding_window = 4;
+  config.rope_scaling = {.type = RopeScalingType::llama3,
+                         .factor = 8.0,
+                         .low_freq_factor = 2.0,
+                         .high_freq_factor = 3.0,
+                         .original_max_seq_len = 10};
+  auto metadata = llama_metadata(config);
+  EXPECT_EQ(llama_from_metadata(metadata, "here"), config);
+  metadata["name"] = "gpt";
+  EXPECT_THROW(llama_from_metadata(metadata, "here"), CheckpointError);
+}
+
+}  // namespace
+}  // namespace phalanx::models

@@ -1,0 +1,147 @@
+#include "phalanx/models/config/hf_names.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <utility>
+
+#include "phalanx/base/error.h"
+
+namespace phalanx::models {
+namespace {
+
+constexpr std::array<std::pair<const char*, const char*>, 3> kOutside = {{
+    {"tok_embeddings.weight", "model.embed_tokens.weight"},
+    {"norm.weight", "model.norm.weight"},
+    {"output.weight", "lm_head.weight"},
+}};
+constexpr std::array<std::pair<const char*, const char*>, 15> kInLayer = {{
+    {"attention.wq.weight", "self_attn.q_proj.weight"},
+    {"attention.wk.weight", "self_attn.k_proj.weight"},
+    {"attention.wv.weight", "self_attn.v_proj.weight"},
+    {"attention.wo.weight", "self_attn.o_proj.weight"},
+    {"attention.wq.bias", "self_attn.q_proj.bias"},
+    {"attention.wk.bias", "self_attn.k_proj.bias"},
+    {"attention.wv.bias", "self_attn.v_proj.bias"},
+    {"attention.q_norm.weight", "self_attn.q_norm.weight"},
+    {"attention.k_norm.weight", "self_attn.k_norm.weight"},
+    {"feed_forward.w1.weight", "mlp.gate_proj.weight"},
+    {"feed_forward.w2.weight", "mlp.down_proj.weight"},
+    {"feed_forward.w3.weight", "mlp.up_proj.weight"},
+    {"moe.gate.weight", "block_sparse_moe.gate.weight"},
+    {"attention_norm.weight", "input_layernorm.weight"},
+    {"ffn_norm.weight", "post_attention_layernorm.weight"},
+}};
+
+// An expert's three matrices have the same names on both sides.
+constexpr const char* kExperts = "moe.experts.";
+constexpr const char* kHfExperts = "block_sparse_moe.experts.";
+
+struct Gpt2Place {
+  const char* ours;
+  const char* theirs;
+  PlaceInFile::Form form = {};
+};
+constexpr PlaceInFile::Form kTurned = {.transposed = true};
+constexpr std::array<Gpt2Place, 5> kGpt2Outside = {{
+    {"tok_embeddings.weight", "transformer.wte.weight"},
+    {"pos_embeddings.weight", "transformer.wpe.weight"},
+    {"norm.weight", "transformer.ln_f.weight"},
+    {"norm.bias", "transformer.ln_f.bias"},
+    {"output.weight", "lm_head.weight"},
+}};
+// The matrices are [in, out] there; queries, keys and values are one.
+constexpr std::array<Gpt2Place, 16> kGpt2InLayer = {{
+    {"attention.wq.weight", "attn.c_attn.weight", {.transposed = true, .part = 0, .parts = 3}},
+    {"attention.wk.weight", "attn.c_attn.weight", {.transposed = true, .part = 1, .parts = 3}},
+    {"attention.wv.weight", "attn.c_attn.weight", {.transposed = true, .part = 2, .parts = 3}},
+    {"attention.wq.bias", "attn.c_attn.bias", {.part = 0, .parts = 3}},
+    {"attention.wk.bias", "attn.c_attn.bias", {.part = 1, .parts = 3}},
+    {"attention.wv.bias", "attn.c_attn.bias", {.part = 2, .parts = 3}},
+    {"attention.wo.weight", "attn.c_proj.weight", kTurned},
+    {"attention.wo.bias", "attn.c_proj.bias"},
+    {"feed_forward.w1.weight", "mlp.c_fc.weight", kTurned},
+    {"feed_forward.w1.bias", "mlp.c_fc.bias"},
+    {"feed_forward.w2.weight", "mlp.c_proj.weight", kTurned},
+    {"feed_forward.w2.bias", "mlp.c_proj.bias"},
+    {"attention_norm.weight", "ln_1.weight"},
+    {"attention_norm.bias", "ln_1.bias"},
+    {"ffn_norm.weight", "ln_2.weight"},
+    {"ffn_norm.bias", "ln_2.bias"},
+}};
+
+/// "<prefix><digits>.<rest>" into digits and rest; empty strings where the name has another form.
+std::pair<std::string, std::string> split_layer(const std::string& name, const std::string& prefix) {
+  if (!name.starts_with(prefix)) return {};
+  const std::size_t dot = name.find('.', prefix.size());
+  if (dot == std::string::npos || dot == prefix.size()) return {};
+  const std::string digits = name.substr(prefix.size(), dot - prefix.size());
+  if (digits.find_first_not_of("0123456789") != std::string::npos) return {};
+  return {digits, name.substr(dot + 1)};
+}
+
+/// "<prefix><digits>.<rest>" with another prefix, where rest is a matrix of an expert; empty otherwise.
+std::string expert_name(const std::string& name, const std::string& from, const std::string& to) {
+  const auto [number, rest] = split_layer(name, from);
+  if (rest != "w1.weight" && rest != "w2.weight" && rest != "w3.weight") return {};
+  return fmt::format("{}{}.{}", to, number, rest);
+}
+
+PlaceInFile gpt2_place(const std::string& fqn) {
+  for (const auto& [ours, theirs, form] : kGpt2Outside) {
+    if (fqn == ours) return {theirs, form};
+  }
+  const auto [layer, rest] = split_layer(fqn, "layers.");
+  for (const auto& [ours, theirs, form] : kGpt2InLayer) {
+    if (rest == ours) return {fmt::format("transformer.h.{}.{}", layer, theirs), form};
+  }
+  throw Error(fmt::format("'{}' is not a parameter of a GPT-2 model", fqn));
+}
+
+}  // namespace
+
+PlaceInFile hf_place(const LlamaConfig& config, const std::string& fqn) {
+  return config.family == LlamaFamily::gpt2 ? gpt2_place(fqn) : llama_hf_name(fqn);
+}
+
+std::string hf_optional_prefix(const LlamaConfig& config) {
+  return config.family == LlamaFamily::gpt2 ? "transformer." : "";
+}
+
+bool hf_may_ignore(const LlamaConfig& config, const std::string& hf_name) {
+  // GPT-2's older files have the causal mask of each layer.
+  const bool computed = config.family == LlamaFamily::gpt2
+                            ? hf_name.ends_with(".attn.bias") || hf_name.ends_with(".attn.masked_bias")
+                            : hf_name.ends_with("rotary_emb.inv_freq");
+  return computed || (config.tie_embeddings && hf_name == "lm_head.weight");
+}
+
+std::string llama_hf_name(const std::string& fqn) {
+  for (const auto& [ours, theirs] : kOutside) {
+    if (fqn == ours) return theirs;
+  }
+  const auto [layer, rest] = split_layer(fqn, "layers.");
+  for (const auto& [ours, theirs] : kInLayer) {
+    if (rest == ours) return fmt::format("model.layers.{}.{}", layer, theirs);
+  }
+  if (const std::string expert = expert_name(rest, kExperts, kHfExperts); !expert.empty()) {
+    return fmt::format("model.layers.{}.{}", layer, expert);
+  }
+  throw Error(fmt::format("'{}' is not a parameter of a Llama model", fqn));
+}
+
+std::string llama_fqn_from_hf(const std::string& hf_name) {
+  for (const auto& [ours, theirs] : kOutside) {
+    if (hf_name == theirs) return ours;
+  }
+  const auto [layer, rest] = split_layer(hf_name, "model.layers.");
+  for (const auto& [ours, theirs] : kInLayer) {
+    if (rest == theirs) return fmt::format("layers.{}.{}", layer, ours);
+  }
+  if (const std::string expert = expert_name(rest, kHfExperts, kExperts); !expert.empty()) {
+    return fmt::format("layers.{}.{}", layer, expert);
+  }
+  throw Error(fmt::format("'{}' is not a parameter of Hugging Face's LlamaForCausalLM", hf_name));
+}
+
+}  // namespace phalanx::models

@@ -1,0 +1,160 @@
+#include "phalanx/models/config/llama_json.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <utility>
+
+#include "phalanx/base/error.h"
+#include "phalanx/models/config/json_reader.h"
+
+namespace phalanx::models {
+namespace {
+
+constexpr std::array<std::pair<RopeScalingType, const char*>, 4> kScalings = {{
+    {RopeScalingType::none, "default"},
+    {RopeScalingType::linear, "linear"},
+    {RopeScalingType::dynamic, "dynamic"},
+    {RopeScalingType::llama3, "llama3"},
+}};
+
+/// All that says of which model weights are; any other could change what they mean.
+constexpr std::array<std::string_view, 17> kKeys = {
+    "name",       "flavor",         "dim",         "n_layers",          "n_heads",     "n_kv_heads",
+    "ffn_hidden", "vocab_size",     "max_seq_len", "rope_theta",        "norm_eps",    "tie_embeddings",
+    "head_dim",   "sliding_window", "experts",     "experts_per_token", "rope_scaling"};
+
+}  // namespace
+
+const char* rope_scaling_name(RopeScalingType type) {
+  for (const auto& [known, name] : kScalings) {
+    if (known == type) return name;
+  }
+  return "";
+}
+
+std::optional<RopeScalingType> rope_scaling_from_name(std::string_view name) {
+  for (const auto& [type, known] : kScalings) {
+    if (name == known) return type;
+  }
+  return std::nullopt;
+}
+nlohmann::json llama_metadata(const LlamaConfig& config) {
+  nlohmann::json model = {{"name", family_name(config.family)},
+                          {"dim", config.dim},
+                          {"n_layers", config.n_layers},
+                          {"n_heads", config.n_heads},
+                          {"n_kv_heads", config.n_kv_heads},
+                          {"ffn_hidden", config.ffn_hidden},
+                          {"vocab_size", config.vocab_size},
+                          {"max_seq_len", config.max_seq_len},
+                          {"rope_theta", config.rope_theta},
+                          {"norm_eps", config.norm_eps},
+                          {"tie_embeddings", config.tie_embeddings}};
+  if (config.own_head_dim != 0) model["head_dim"] = config.own_head_dim;
+  if (config.sliding_window != 0) model["sliding_window"] = config.sliding_window;
+  if (config.has_experts()) {
+    model["experts"] = config.experts;
+    model["experts_per_token"] = config.experts_per_token;
+  }
+  if (const RopeScaling& rope = config.rope_scaling; rope.type != RopeScalingType::none) {
+    model["rope_scaling"] = {{"type", rope_scaling_name(rope.type)},
+                             {"factor", rope.factor},
+                             {"low_freq_factor", rope.low_freq_factor},
+                             {"high_freq_factor", rope.high_freq_factor},
+                             {"original_max_seq_len", rope.original_max_seq_len}};
+  }
+  return model;
+}
+
+LlamaConfig llama_from_metadata(const nlohmann::json& model, const std::string& where) {
+  const JsonReader read(model, where);
+  LlamaConfig config;
+  const auto name = read.get_or<std::string>("name", "llama");
+  const auto family = family_from_name(name);
+  if (!family) {
+    throw CheckpointError(fmt::format("{}: \"name\" is \"{}\": expected one of {}", where, name, family_names()));
+  }
+  config.family = *family;
+  config.dim = read.get<std::int64_t>("dim");
+  config.n_layers = read.get<std::int64_t>("n_layers");
+  config.n_heads = read.get<std::int64_t>("n_heads");
+  config.n_kv_heads = read.get<std::int64_t>("n_kv_heads");
+  config.ffn_hidden = read.get<std::int64_t>("ffn_hidden");
+  config.vocab_size = read.get<std::int64_t>("vocab_size");
+  config.max_seq_len = read.get<std::int64_t>("max_seq_len");
+  config.rope_theta = read.get<double>("rope_theta");
+  config.norm_eps = read.get<double>("norm_eps");
+  config.tie_embeddings = read.get<bool>("tie_embeddings");
+  config.own_head_dim = read.get_or<std::int64_t>("head_dim", 0);
+  config.sliding_window = read.get_or<std::int64_t>("sliding_window", 0);
+  config.experts = read.get_or<std::int64_t>("experts", 0);
+  config.experts_per_token = read.get_or<std::int64_t>("experts_per_token", 0);
+  for (const auto& [key, value] : model.items()) {
+    if (std::ranges::find(kKeys, key) != kKeys.end()) continue;
+    throw CheckpointError(fmt::format(
+        "{} says \"{}\", which this program does not know: a later version of Phalanx wrote it", where, key));
+  }
+  if (model.contains("rope_scaling")) {
+    const JsonReader rope(model.at("rope_scaling"), where + ": rope_scaling");
+    const auto type = rope_scaling_from_name(rope.get<std::string>("type"));
+    if (!type) throw CheckpointError(fmt::format("{}: rope_scaling has an unknown \"type\"", where));
+    config.rope_scaling = {.type = *type,
+                           .factor = rope.get<double>("factor"),
+                           .low_freq_factor = rope.get<double>("low_freq_factor"),
+                           .high_freq_factor = rope.get<double>("high_freq_factor"),
+                           .original_max_seq_len = rope.get<std::int64_t>("original_max_seq_len")};
+  }
+  return config;
+}
+
+std::map<std::string, std::vector<std::int64_t>> llama_parameter_shapes(const LlamaConfig& config) {
+  const std::int64_t dim = config.dim, q_dim = config.n_heads * config.head_dim(),
+                     kv_dim = config.n_kv_heads * config.head_dim(), hidden = config.ffn_hidden;
+  std::map<std::string, std::vector<std::int64_t>> shapes = {{"tok_embeddings.weight", {config.vocab_size, dim}},
+                                                             {"norm.weight", {dim}}};
+  if (!config.tie_embeddings) shapes["output.weight"] = {config.vocab_size, dim};
+  const auto net = [&](const std::string& name) {
+    shapes[name + "w1.weight"] = {hidden, dim};
+    shapes[name + "w2.weight"] = {dim, hidden};
+    if (!config.is_gpt2()) shapes[name + "w3.weight"] = {hidden, dim};
+  };
+  if (config.is_gpt2()) {
+    shapes["pos_embeddings.weight"] = {config.max_seq_len, dim};
+    shapes["norm.bias"] = {dim};
+  }
+  for (std::int64_t i = 0; i < config.n_layers; ++i) {
+    const std::string layer = fmt::format("layers.{}.", i);
+    shapes[layer + "attention_norm.weight"] = {dim};
+    shapes[layer + "attention.wq.weight"] = {q_dim, dim};
+    shapes[layer + "attention.wk.weight"] = {kv_dim, dim};
+    shapes[layer + "attention.wv.weight"] = {kv_dim, dim};
+    shapes[layer + "attention.wo.weight"] = {dim, q_dim};
+    if (config.has_qkv_bias()) {
+      shapes[layer + "attention.wq.bias"] = {q_dim};
+      shapes[layer + "attention.wk.bias"] = {kv_dim};
+      shapes[layer + "attention.wv.bias"] = {kv_dim};
+    }
+    if (config.has_qk_norm()) {
+      shapes[layer + "attention.q_norm.weight"] = {config.head_dim()};
+      shapes[layer + "attention.k_norm.weight"] = {config.head_dim()};
+    }
+    shapes[layer + "ffn_norm.weight"] = {dim};
+    if (config.has_experts()) shapes[layer + "moe.gate.weight"] = {config.experts, dim};
+    for (std::int64_t e = 0; e < config.experts; ++e) net(fmt::format("{}moe.experts.{}.", layer, e));
+    if (!config.has_experts()) net(layer + "feed_forward.");
+    if (!config.is_gpt2()) continue;
+    shapes[layer + "attention_norm.bias"] = {dim};
+    shapes[layer + "attention.wo.bias"] = {dim};
+    shapes[layer + "ffn_norm.bias"] = {dim};
+    shapes[layer + "feed_forward.w1.bias"] = {hidden};
+    shapes[layer + "feed_forward.w2.bias"] = {dim};
+  }
+  return shapes;
+}
+
+}  // namespace phalanx::models

@@ -1,0 +1,76 @@
+#include "phalanx/models/config/model_identity.h"
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+
+#include "phalanx/models/config/llama_json.h"
+
+namespace phalanx::models {
+
+nlohmann::json model_identity(const LlamaConfig& config) {
+  nlohmann::json model = {{"family", family_name(config.family)},
+                          {"dim", config.dim},
+                          {"n_layers", config.n_layers},
+                          {"n_heads", config.n_heads},
+                          {"n_kv_heads", config.n_kv_heads},
+                          {"head_dim", config.head_dim()},
+                          {"ffn_hidden", config.ffn_hidden},
+                          {"vocab_size", config.vocab_size},
+                          {"norm", config.is_gpt2() ? "layer" : "rms"},
+                          {"norm_eps", config.norm_eps},
+                          {"activation", config.is_gpt2() ? "gelu_new" : "silu"},
+                          {"tie_embeddings", config.tie_embeddings},
+                          {"qkv_bias", config.has_qkv_bias()},
+                          {"qk_norm", config.has_qk_norm()},
+                          {"sliding_window", config.sliding_window},
+                          {"experts", config.experts},
+                          {"experts_per_token", config.experts_per_token}};
+  if (config.is_gpt2()) {  // positions are learnt
+    model["max_seq_len"] = config.max_seq_len;
+    return model;
+  }
+  const RopeScaling& scaling = config.rope_scaling;
+  nlohmann::json& rope = model["rope"];
+  rope = {{"theta", config.rope_theta}, {"scaling", rope_scaling_name(scaling.type)}};
+  if (scaling.type == RopeScalingType::none) return model;
+  rope["factor"] = scaling.factor;
+  if (scaling.type == RopeScalingType::linear) return model;
+  rope["original_max_seq_len"] = scaling.original_max_seq_len;
+  if (scaling.type == RopeScalingType::llama3) {
+    rope["low_freq_factor"] = scaling.low_freq_factor;
+    rope["high_freq_factor"] = scaling.high_freq_factor;
+  }
+  return model;
+}
+
+std::vector<JsonDifference> model_differences(const LlamaConfig& saved, const LlamaConfig& found) {
+  return json_differences(model_identity(saved), model_identity(found));
+}
+
+bool have_same_shapes(const nlohmann::json& saved, const nlohmann::json& found) {
+  const auto rows_of = [](const nlohmann::json& model, const char* heads) {
+    return model.value(heads, std::int64_t{0}) * model.value("head_dim", std::int64_t{0});
+  };
+  const auto of = [](const nlohmann::json& model, const char* key) { return model.value(key, nlohmann::json()); };
+  const auto is_same = [&](const char* key) { return of(saved, key) == of(found, key); };
+  for (const char* key : {"dim", "n_layers", "ffn_hidden", "vocab_size", "norm", "tie_embeddings", "qkv_bias",
+                          "qk_norm", "experts", "max_seq_len"}) {
+    if (!is_same(key)) return false;
+  }
+  if (of(saved, "qk_norm") == true && !is_same("head_dim")) return false;
+  return rows_of(saved, "n_heads") == rows_of(found, "n_heads") &&
+         rows_of(saved, "n_kv_heads") == rows_of(found, "n_kv_heads");
+}
+
+std::string model_differences_text(const std::vector<JsonDifference>& differences) {
+  std::string text;
+  for (const auto& [key, saved, found] : differences) {
+    text += fmt::format("\n  {}: the weights were saved with {}, this model has {}", key, json_value_text(saved),
+                        json_value_text(found));
+  }
+  return text;
+}
+
+}  // namespace phalanx::models

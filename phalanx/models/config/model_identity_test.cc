@@ -1,0 +1,148 @@
+#include "phalanx/models/config/model_identity.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "phalanx/models/config/hf_config.h"
+#include "phalanx/models/config/llama_json.h"
+
+namespace phalanx::models {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::vector<std::string> keys_of(const LlamaConfig& saved, const LlamaConfig& found) {
+  std::vector<std::string> keys;
+  for (const auto& difference : model_differences(saved, found)) keys.push_back(difference.key);
+  return keys;
+}
+
+LlamaConfig changed(LlamaConfig config, const std::function<void(LlamaConfig&)>& change) {
+  change(config);
+  return config;
+}
+
+TEST(ModelIdentity, EveryNumberThatChangesResultsIsADifference) {
+  const LlamaConfig plain = llama_flavor("debug");
+  using C = LlamaConfig;
+  const std::vector<std::pair<std::function<void(C&)>, std::vector<std::string>>> cases = {
+      {[](C& c) { c.dim = 128; }, {"dim", "head_dim"}},
+      {[](C& c) { c.n_layers = 3; }, {"n_layers"}},
+      {[](C& c) { c.n_heads = 8; }, {"head_dim", "n_heads"}},
+      {[](C& c) { c.n_kv_heads = 1; }, {"n_kv_heads"}},
+      {[](C& c) { c.own_head_dim = 8; }, {"head_dim"}},
+      {[](C& c) { c.ffn_hidden = 8; }, {"ffn_hidden"}},
+      {[](C& c) { c.vocab_size = 8; }, {"vocab_size"}},
+      {[](C& c) { c.rope_theta = 500000; }, {"rope.theta"}},
+      {[](C& c) { c.rope_scaling = {.type = RopeScalingType::linear, .factor = 2}; }, {"rope.factor", "rope.scaling"}},
+      {[](C& c) { c.norm_eps = 1e-6; }, {"norm_eps"}},
+      {[](C& c) { c.tie_embeddings = true; }, {"tie_embeddings"}},
+      {[](C& c) { c.sliding_window = 16; }, {"sliding_window"}},
+      {[](C& c) { c.family = LlamaFamily::qwen2; }, {"family", "qkv_bias"}},
+      {[](C& c) { c.family = LlamaFamily::qwen3; }, {"family", "qk_norm"}},
+  };
+  for (const auto& [change, keys] : cases) EXPECT_EQ(keys_of(plain, changed(plain, change)), keys);
+  const LlamaConfig stretched = changed(plain, [](C& c) {
+    c.rope_scaling = {.type = RopeScalingType::llama3,
+                      .factor = 8,
+                      .low_freq_factor = 1,
+                      .high_freq_factor = 4,
+                      .original_max_seq_len = 64};
+    c.family = LlamaFamily::mixtral;
+    c.experts = 4;
+    c.experts_per_token = 2;
+  });
+  const std::vector<std::pair<std::function<void(C&)>, std::string>> more = {
+      {[](C& c) { c.rope_scaling.factor = 4; }, "rope.factor"},
+      {[](C& c) { c.rope_scaling.low_freq_factor = 2; }, "rope.low_freq_factor"},
+      {[](C& c) { c.rope_scaling.high_freq_factor = 8; }, "rope.high_freq_factor"},
+      {[](C& c) { c.rope_scaling.original_max_seq_len = 32; }, "rope.original_max_seq_len"},
+      {[](C& c) { c.experts = 8; }, "experts"},
+      {[](C& c) { c.experts_per_token = 1; }, "experts_per_token"},
+  };
+  for (const auto& [change, key] : more) {
+    EXPECT_EQ(keys_of(stretched, changed(stretched, change)), std::vector<std::string>{key});
+  }
+  EXPECT_THAT(keys_of(plain, changed(plain, [](C& c) { c.family = LlamaFamily::gpt2; })),
+              ::testing::IsSupersetOf({"activation", "norm", "qkv_bias", "rope.theta", "max_seq_len"}));
+}
+
+// As the parameters themselves say it, for every two of these models.
+TEST(ModelIdentity, ShapesAreTheSameWhereTheParametersAre) {
+  using C = LlamaConfig;
+  const std::vector<std::function<void(C&)>> changes = {
+      [](C&) {},
+      [](C& c) { c.rope_theta = 7; },
+      [](C& c) { c.norm_eps = 7; },
+      [](C& c) { c.sliding_window = 7; },
+      [](C& c) { c.max_seq_len *= 2; },
+      [](C& c) { c.dim *= 2; },
+      [](C& c) { c.n_layers += 1; },
+      [](C& c) { c.n_heads *= 2; },  // narrower heads: keys and values have fewer rows
+      [](C& c) { c.n_heads *= 2, c.n_kv_heads *= 2; },
+      [](C& c) { c.own_head_dim = c.head_dim() * 2; },
+      [](C& c) { c.ffn_hidden += 8; },
+      [](C& c) { c.vocab_size += 1; },
+      [](C& c) { c.tie_embeddings = !c.tie_embeddings; },
+      [](C& c) { c.family = LlamaFamily::mistral; },
+      [](C& c) { c.family = LlamaFamily::qwen2; },
+      [](C& c) { c.family = LlamaFamily::qwen3; },
+      [](C& c) { c.family = LlamaFamily::qwen3, c.n_heads *= 2, c.n_kv_heads *= 2; },
+      [](C& c) { c.family = LlamaFamily::gpt2, c.n_kv_heads = c.n_heads; },
+      [](C& c) { c.family = LlamaFamily::gpt2, c.n_kv_heads = c.n_heads, c.max_seq_len *= 2; },
+      [](C& c) { c.family = LlamaFamily::mixtral, c.experts = 4, c.experts_per_token = 2; },
+      [](C& c) { c.family = LlamaFamily::mixtral, c.experts = 4, c.experts_per_token = 1; },
+      [](C& c) { c.family = LlamaFamily::mixtral, c.experts = 2, c.experts_per_token = 1; },
+  };
+  int same = 0;
+  for (std::size_t i = 0; i < changes.size(); ++i) {
+    for (std::size_t j = 0; j < changes.size(); ++j) {
+      const C a = changed(llama_flavor("debug"), changes[i]), b = changed(llama_flavor("debug"), changes[j]);
+      const bool is_same = llama_parameter_shapes(a) == llama_parameter_shapes(b);
+      EXPECT_EQ(have_same_shapes(model_identity(a), model_identity(b)), is_same) << i << " and " << j;
+      same += i != j && is_same;
+    }
+  }
+  EXPECT_GT(same, 20);
+}
+
+TEST(ModelIdentity, WhatDoesNotChangeResultsIsNone) {
+  const LlamaConfig plain = llama_flavor("debug");
+  EXPECT_TRUE(keys_of(plain, plain).empty());
+  // The same head size said in another way, and longer sequences, which weights do not depend on.
+  EXPECT_TRUE(keys_of(plain, changed(plain, [](LlamaConfig& c) { c.own_head_dim = c.dim / c.n_heads; })).empty());
+  EXPECT_TRUE(keys_of(plain, changed(plain, [](LlamaConfig& c) { c.max_seq_len *= 2; })).empty());
+}
+
+// A description that went through a file is the same.
+TEST(ModelIdentity, FilesKeepIt) {
+  for (const auto family : {LlamaFamily::llama, LlamaFamily::mistral, LlamaFamily::qwen2, LlamaFamily::qwen3,
+                            LlamaFamily::gpt2, LlamaFamily::mixtral}) {
+    LlamaConfig config = llama_flavor("debug");
+    config.family = family;
+    config.tie_embeddings = true;
+    config.norm_eps = 3e-6;
+    if (family == LlamaFamily::gpt2) config.n_kv_heads = config.n_heads;
+    if (family == LlamaFamily::mixtral) config.experts = 3, config.experts_per_token = 2;
+    if (family == LlamaFamily::llama) {
+      config.rope_scaling = {.type = RopeScalingType::llama3, .factor = 8, .original_max_seq_len = 64};
+    }
+    if (family == LlamaFamily::mistral) config.sliding_window = 12;
+    EXPECT_TRUE(keys_of(config, llama_from_metadata(llama_metadata(config), "here")).empty()) << family_name(family);
+    EXPECT_TRUE(keys_of(config, llama_config_from_hf(llama_hf_config(config, "float32"), "config.json")).empty())
+        << family_name(family);
+  }
+}
+
+TEST(ModelIdentity, TheTextNamesKeyAndBothValues) {
+  LlamaConfig other = llama_flavor("debug");
+  other.rope_theta = 500000;
+  EXPECT_EQ(model_differences_text(model_differences(llama_flavor("debug"), other)),
+            "\n  rope.theta: the weights were saved with 10000.0, this model has 500000.0");
+}
+
+}  // namespace
+}  // namespace phalanx::models

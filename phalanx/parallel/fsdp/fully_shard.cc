@@ -1,0 +1,241 @@
+#include "phalanx/parallel/fsdp/fully_shard.h"
+
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "phalanx/base/error.h"
+#include "phalanx/base/human.h"
+#include "phalanx/base/log.h"
+#include "phalanx/nn/init.h"
+#include "phalanx/parallel/fsdp/find_units.h"
+#include "phalanx/parallel/fsdp/sharded_units.h"
+#include "phalanx/parallel/replicate.h"
+
+namespace phalanx {
+namespace {
+
+constexpr const char* kShardAxis = "dp_shard";
+constexpr const char* kReplicateAxis = "dp_replicate";
+constexpr std::size_t kBroadcastBytes = 25 << 20;
+
+void check_options(const DeviceMesh& mesh, const FullyShardOptions& options) {
+  if (!mesh.has(kShardAxis)) {
+    throw ConfigError(
+        fmt::format("fully_shard: {} has no axis '{}': make one, of one rank if need be", mesh.text(), kShardAxis));
+  }
+  if (options.stage < 1 || options.stage > 3) {
+    throw ConfigError(fmt::format("fully_shard: stage is {}: expected 1, 2 or 3", options.stage));
+  }
+  const int group = options.reshard_group, ranks = mesh.size(kShardAxis);
+  if (group != 0 && (options.stage < 3 || !options.reshard_after_forward)) {
+    throw ConfigError(
+        fmt::format("fully_shard: reshard_group is {}, but with stage = {} and reshard_after_forward = {} units stay "
+                    "whole; expected stage 3 and true",
+                    group, options.stage, options.reshard_after_forward));
+  }
+  if (group < 0 || (group > 0 && ranks % group != 0)) {
+    throw ConfigError(fmt::format("fully_shard: reshard_group is {}: expected a divisor of the {} ranks along '{}'",
+                                  group, ranks, kShardAxis));
+  }
+  for (const auto& [name, dtype] :
+       {std::pair{"param_dtype", options.param_dtype}, std::pair{"reduce_dtype", options.reduce_dtype},
+        std::pair{"output_dtype", options.output_dtype}}) {
+    if (!dtype || *dtype == at::kFloat || *dtype == at::kBFloat16 || *dtype == at::kHalf || *dtype == at::kDouble) {
+      continue;
+    }
+    throw ConfigError(
+        fmt::format("fully_shard: {} is {}: expected Float, BFloat16, Half or Double", name, c10::toString(*dtype)));
+  }
+}
+
+at::Tensor in_dtype(const at::Tensor& tensor, std::optional<at::ScalarType> dtype) {
+  const bool changes = dtype && tensor.defined() && tensor.is_floating_point() && tensor.scalar_type() != *dtype;
+  return changes ? tensor.to(*dtype) : tensor;
+}
+
+std::string text_of(std::optional<at::ScalarType> dtype) { return dtype ? c10::toString(*dtype) : "unset"; }
+
+/// The values of the mesh's first rank become everybody's. Parameters without memory have none.
+void take_first_ranks_values(const std::vector<NamedTensor>& all, Communicator& comm, Communicator* replicas) {
+  std::vector<NamedTensor> present;
+  for (const auto& named : all) {
+    if (has_memory(named.tensor)) present.push_back(named);
+  }
+  if (replicas != nullptr) broadcast_coalesced(*replicas, present, kBroadcastBytes);
+  broadcast_coalesced(comm, present, kBroadcastBytes);
+}
+
+fsdp::Around around_unit(fsdp::ShardedUnits& units, std::size_t unit, std::optional<at::ScalarType> dtype) {
+  const std::weak_ptr<fsdp::ShardedUnits> weak = units.weak_from_this();
+  return {.before =
+              [weak, unit] {
+                if (const auto alive = weak.lock()) alive->before_use(unit);
+              },
+          .after =
+              [weak, unit](at::Tensor output) {
+                const auto alive = weak.lock();
+                return alive ? alive->after_use(unit, std::move(output)) : output;
+              },
+          .input = dtype ? [dtype](const at::Tensor& input) { return in_dtype(input, dtype); }
+                         : std::function<at::Tensor(const at::Tensor&)>()};
+}
+
+void attach_hooks(fsdp::ShardedUnits& units, const std::vector<fsdp::UnitPlan>& plans,
+                  std::optional<at::ScalarType> dtype) {
+  for (std::size_t u = 0; u < plans.size(); ++u) {
+    for (std::size_t i = 0; i < plans[u].uses.size(); ++i) {
+      fsdp::Around around = around_unit(units, u, dtype);
+      if (i + 1 < plans[u].uses.size()) around.after = [](at::Tensor output) { return output; };
+      plans[u].uses[i](std::move(around));
+    }
+  }
+}
+
+}  // namespace
+
+FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, const DeviceMesh& mesh,
+                                                   FullyShardOptions options)
+    : param_dtype_(options.param_dtype) {
+  check_options(mesh, options);
+  const std::shared_ptr<Communicator> comm = mesh.communicator(kShardAxis);
+  const std::shared_ptr<Communicator> replicas = mesh.has(kReplicateAxis) ? mesh.communicator(kReplicateAxis) : nullptr;
+  const std::vector<NamedTensor> all = nn::named_parameters(module);
+  std::vector<std::string> lines = {
+      fmt::format("stage = {}, reshard_after_forward = {}, reshard_group = {}, prefetch = {}, offload = {}, "
+                  "smallest_unit = {}, param_dtype = {}, reduce_dtype = {}",
+                  options.stage, options.reshard_after_forward, options.reshard_group, options.prefetch,
+                  options.offload, options.smallest_unit, text_of(options.param_dtype), text_of(options.reduce_dtype))};
+  for (const auto& [name, tensor, shard] : all)
+    lines.push_back(fmt::format("parameter '{}' {}", name, describe(tensor)));
+  if (replicas) require_same_on_all_ranks(*replicas, lines);
+  require_same_on_all_ranks(*comm, lines);
+  if (all.empty()) throw Error("fully_shard: the module has no parameters");
+  take_first_ranks_values(all, *comm, replicas.get());
+  AttachedParameters attached(module);
+  std::map<std::string, Init> init_of;
+  for (const auto& [name, parameter, init, shard] : nn::parameter_inits(module)) init_of.emplace(name, init);
+
+  std::vector<std::string> axes;
+  if (replicas) axes.emplace_back(kReplicateAxis);
+  axes.emplace_back(kShardAxis);
+  const DeviceMesh data = mesh.sub_mesh(axes);
+  const std::vector<fsdp::UnitPlan> plans = fsdp::find_units(module, options.smallest_unit);
+  const bool alone = comm->size() == 1;
+  const int group = options.reshard_group;
+  const bool has_keepers = group > 1 && group < comm->size();
+  const auto keepers = has_keepers ? comm->split(comm->rank() / group, comm->rank(), "keepers") : nullptr;
+  std::vector<std::unique_ptr<fsdp::Unit>> units;
+  int levels = 1;
+  for (const auto& plan : plans) {
+    levels = std::max(levels, plan.levels);
+    const bool resident = alone || plan.is_root || options.stage < 3 || !options.reshard_after_forward || group == 1;
+    units.push_back(
+        std::make_unique<fsdp::Unit>(plan.name, plan.parameters, comm,
+                                     fsdp::UnitOptions{.mesh = data.shape(),
+                                                       .mesh_rank = data.rank(),
+                                                       .shard_axis = kShardAxis,
+                                                       .resident = resident,
+                                                       .own_grads = alone || plan.is_root || options.stage == 1,
+                                                       .offload = options.offload,
+                                                       .param_dtype = options.param_dtype,
+                                                       .reduce_dtype = options.reduce_dtype,
+                                                       .keepers = resident ? nullptr : keepers}));
+    if (plan.is_root && plan.uses.empty()) root_ = units.size() - 1;
+    if (plan.is_root && plans.size() == 1 && !alone) {
+      log::warn_once(fmt::format(
+          "fully_shard: {} has no parts that say when they are used: it is one unit, whose {} of parameters, and as "
+          "much of gradients, stay on every rank (docs/sharding.md shows how to change that)",
+          module.name(), human_bytes(static_cast<std::uint64_t>(units.back()->bytes()))));
+    }
+    for (std::size_t i = 0; i < units.back()->size(); ++i) {
+      shards_.push_back(units.back()->shard(i));
+      inits_.push_back(init_of.at(shards_.back().name));
+      if (units.back()->is_trained(i)) trained_.push_back(shards_.back());
+    }
+  }
+  units_ = fsdp::ShardedUnits::make(std::move(units), comm, replicas, keepers, options.prefetch, levels,
+                                    std::move(attached));
+  attach_hooks(*units_, plans, options.param_dtype);
+  if (!options.output_dtype) return;
+  const auto convert = [dtype = options.output_dtype](const at::Tensor& output) { return in_dtype(output, dtype); };
+  if (fsdp::attach_to_output(module, convert)) return;
+  run_output_dtype_ = options.output_dtype;
+  log::warn_once(
+      fmt::format("fully_shard: what {} returns is in output_dtype only where it is run by run()", module.name()));
+}
+
+std::shared_ptr<Communicator> FullyShardedDataParallel::reshard_ranks() const { return units_->keepers(); }
+
+FullyShardedDataParallel::~FullyShardedDataParallel() { units_->detach(); }
+
+void FullyShardedDataParallel::initialise(std::uint64_t seed) {
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < shards_.size(); ++i) {
+    fill_shard(shards_[i].tensor, inits_[i], seed, shards_[i].shard->spec, shards_[i].shard->rank);
+  }
+  forget_values();
+}
+
+FullyShardedDataParallel::NoSync::NoSync(std::shared_ptr<fsdp::ShardedUnits> units) : units_(std::move(units)) {
+  units_->hold();
+}
+
+FullyShardedDataParallel::NoSync::~NoSync() {
+  if (units_) units_->release();
+}
+
+FullyShardedDataParallel::Accumulation::Accumulation(std::shared_ptr<fsdp::ShardedUnits> units)
+    : units_(std::move(units)) {
+  units_->begin_parts();
+}
+
+FullyShardedDataParallel::Accumulation::~Accumulation() {
+  if (units_) units_->end_parts();
+}
+
+FullyShardedDataParallel::Accumulation FullyShardedDataParallel::accumulate() { return Accumulation(units_); }
+
+std::shared_ptr<StageSharding> FullyShardedDataParallel::in_pipeline() const { return units_; }
+
+FullyShardedDataParallel::NoSync FullyShardedDataParallel::no_sync() { return NoSync(units_); }
+
+void FullyShardedDataParallel::before_root() {
+  if (root_) units_->before_use(*root_);
+}
+
+at::Tensor FullyShardedDataParallel::after_root(at::Tensor output) {
+  if (root_) output = units_->after_use(*root_, std::move(output));
+  return in_dtype(output, run_output_dtype_);
+}
+
+at::Tensor FullyShardedDataParallel::in_param_dtype(const at::Tensor& input) const {
+  return in_dtype(input, param_dtype_);
+}
+
+void FullyShardedDataParallel::forget_values() { units_->forget_values(); }
+
+std::vector<std::vector<std::string>> FullyShardedDataParallel::units() const {
+  std::vector<std::vector<std::string>> names;
+  for (const auto& unit : units_->units()) {
+    auto& list = names.emplace_back();
+    for (std::size_t i = 0; i < unit->size(); ++i) list.push_back(unit->parameter(i).name);
+  }
+  return names;
+}
+
+FullyShardStatistics FullyShardedDataParallel::statistics() const {
+  FullyShardStatistics result = units_->statistics();
+  for (const auto& unit : units_->units()) {
+    result.shard_bytes += unit->kept_bytes();
+    result.reduced_bytes_kept += unit->reduced_bytes();
+    result.padding_bytes += unit->layout().padding() * unit->bytes() / unit->layout().flat_elements();
+  }
+  return result;
+}
+
+}  // namespace phalanx

@@ -1,0 +1,79 @@
+#include "phalanx/train/inputs/data_resume.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "phalanx/base/error.h"
+#include "phalanx/data/stream_description.h"
+
+namespace phalanx::train {
+namespace {
+
+constexpr const char* kNoPosition =
+    "the checkpoint does not say how much of the data has been read (data.tokens of its manifest)";
+constexpr const char* kAllowed =
+    "other than before, as [checkpoint] allow_data_mismatch says; they begin at their "
+    "beginning";
+
+std::string refusal_of_data(const std::string& differences) {
+  return fmt::format(
+      "the data are not those that the checkpoint's run read:\n  {}\ngo on with the saved values; [checkpoint] "
+      "allow_data_mismatch = true goes on all the same, from the beginning of these data",
+      differences);
+}
+
+/// A checkpoint that does not say what it read, but by which seed: it is taken to have been this.
+DataResume resume_undescribed(const TrainConfig& config, const data::Batches& batches,
+                              const std::map<std::string, std::int64_t>& integers) {
+  const auto seed = integers.find(kDataSeed);
+  if (batches.options().shuffle && seed != integers.end() && seed->second != config.debug.seed) {
+    const std::string difference = fmt::format(
+        "[debug] seed: the checkpoint's run had {}, this one has {}, by which the "
+        "data are shuffled",
+        seed->second, config.debug.seed);
+    if (config.checkpoint.allow_data_mismatch) {
+      return {.position = {}, .lines = {fmt::format("data: {}:\n  {}", kAllowed, difference)}};
+    }
+    throw CheckpointError(refusal_of_data(difference));
+  }
+  const auto tokens = integers.find(kDataTokens), sequences = integers.find(kDataSequences);
+  std::int64_t read = -1;
+  if (tokens != integers.end()) {
+    read = tokens->second / batches.seq_len();
+  } else if (sequences != integers.end()) {
+    read = sequences->second;
+  }
+  if (read < 0) throw CheckpointError(kNoPosition);
+  const std::int64_t samples = batches.sample_count();
+  return {.position = {.epoch = read / samples, .token = read % samples * batches.seq_len()},
+          .lines = {},
+          .taken_as = fmt::format("it goes on after {} sequences of {} tokens of {}", read, batches.seq_len(),
+                                  batches.tokens().path())};
+}
+
+}  // namespace
+
+DataResume resume_data(const TrainConfig& config, const data::Batches& batches, const nlohmann::json& saved,
+                       const std::map<std::string, std::int64_t>& integers) {
+  if (saved.is_null() || saved.empty()) return resume_undescribed(config, batches, integers);
+  const auto tokens = integers.find(kDataTokens);
+  if (tokens == integers.end()) throw CheckpointError(kNoPosition);
+  data::StreamResume resume;
+  try {
+    resume = data::resume_stream(saved, tokens->second, batches);
+  } catch (const DataError& error) {
+    throw CheckpointError(error.what());
+  }
+  const std::string differences = fmt::format("{}", fmt::join(resume.differences, "\n  "));
+  if (!resume.differences.empty() && !config.checkpoint.allow_data_mismatch) {
+    throw CheckpointError(refusal_of_data(differences));
+  }
+  DataResume result{.position = resume.position, .lines = {}};
+  for (const std::string& note : resume.notes) result.lines.push_back("data: " + note);
+  if (!resume.differences.empty()) {
+    result.lines.push_back(fmt::format("data: {}:\n  {}", kAllowed, differences));
+  }
+  return result;
+}
+
+}  // namespace phalanx::train

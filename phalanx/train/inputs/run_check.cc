@@ -1,0 +1,118 @@
+#include "phalanx/train/inputs/run_check.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <initializer_list>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <system_error>
+
+#include "phalanx/base/error.h"
+#include "phalanx/checkpoint/files/checkpoint_list.h"
+#include "phalanx/config/config_checks.h"
+#include "phalanx/config/config_problems.h"
+#include "phalanx/config/config_reader.h"
+#include "phalanx/config/run_plan.h"
+#include "phalanx/data/token_file.h"
+#include "phalanx/train/inputs/initial_weights.h"
+#include "phalanx/train/inputs/training_files.h"
+
+namespace phalanx::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_there(const std::string& path) {
+  std::error_code error;
+  return fs::exists(path, error);
+}
+
+/// Opens it where it is not there, for that error.
+void require_token_file(const std::string& path) {
+  std::string prefix = path;
+  if (path.ends_with(".bin") || path.ends_with(".idx")) prefix.resize(path.size() - 4);
+  if (!is_there(path) && !is_there(prefix + ".idx")) const data::TokenFile file(path);
+}
+
+/// Whether there is a checkpoint that the run goes on from, and so reads no initial weights.
+bool goes_on(const TrainConfig& config) {
+  const auto& checkpoint = config.checkpoint;
+  return checkpoint.enable && !list_checkpoints(in_dump_folder(config, checkpoint.folder)).complete.empty();
+}
+
+void check_files(const ConfigReading& reading, const std::optional<RunPlan>& plan, ConfigProblems& problems) {
+  const TrainConfig& config = reading.config;
+  const auto check = [&](const char* key, auto&& body) {
+    if (!reading.wrong_keys.contains(key)) problems.collect(body);
+  };
+  const std::string& dataset = config.training.dataset_path;
+  check("training.dataset_path", [&] {
+    if (!dataset.empty()) require_token_file(dataset);
+  });
+  check("validation.dataset_path", [&] {
+    if (config.validation.enable && !config.validation.dataset_path.empty()) {
+      require_token_file(config.validation.dataset_path);
+    }
+  });
+  check("model.hf_assets_path", [&] {
+    const std::string& folder = config.model.hf_assets_path;
+    if (config.model.flavor == kFlavorOfDirectory || folder.empty()) return;  // told with the model
+    if (!is_there(folder)) training_tokenizer(config, 0, {});
+    if (!config.metrics.sample_prompt.empty()) require_sample_tokenizer(config);
+  });
+  if (!plan) return;  // what the files hold is compared with what there is none of
+  nlohmann::json tokenizer = nlohmann::json::object();
+  const auto are_right = [&](std::initializer_list<const char*> keys) {
+    return std::ranges::none_of(keys, [&](const char* key) { return reading.wrong_keys.contains(key); });
+  };
+  const bool data_are_read =
+      !dataset.empty() && are_right({"training.dataset_path", "training.dataset_dtype", "validation.enable",
+                                     "validation.dataset_path", "validation.fraction", "validation.local_batch_size",
+                                     "training.allow_tokenizer_mismatch", "model.hf_assets_path"});
+  if (data_are_read) problems.collect([&] { tokenizer = open_training_files(config, *plan).tokenizer.identity; });
+  const bool weights_are_read =
+      are_right({"checkpoint.enable", "checkpoint.folder", "checkpoint.initial_load_path",
+                 "checkpoint.initial_load_in_hf", "checkpoint.initial_random_weights",
+                 "checkpoint.allow_model_mismatch", "training.allow_tokenizer_mismatch", "model.hf_assets_path"});
+  if (!weights_are_read) return;
+  problems.collect([&] {
+    if (goes_on(config)) return;
+    require_word_on_initial_weights(config);
+    if (!has_initial_weights(config)) return;
+    check_initial_weights(config);
+    compare_initial_weights(config);
+    compare_initial_tokenizer(config, tokenizer);
+  });
+}
+
+}  // namespace
+
+TrainConfig read_run_config(const std::string& path, const std::vector<std::string>& overrides, const RunChecks& checks,
+                            std::vector<std::string>* notes) {
+  ConfigReading reading = take_config(config_text(path), path, overrides);
+  ConfigProblems& problems = reading.problems;
+  const TrainConfig& config = reading.config;
+  std::optional<RunPlan> plan;
+  if (checks.look_at_files || config.model.flavor != kFlavorOfDirectory) {
+    plan = collect_plan(config, checks.ranks, reading.wrong_keys, problems);
+  }
+  problems.collect([&] { require_dump_folder(config); });
+  if (!reading.wrong_keys.contains("training.dataset_path")) problems.collect([&] { require_dataset(config); });
+  if (checks.look_at_files) check_files(reading, plan, problems);
+  problems.throw_if_any(path);
+  take_notes(reading.notes, notes);
+  return config;
+}
+
+void require_sample_tokenizer(const TrainConfig& config) {
+  const fs::path path = fs::path(config.model.hf_assets_path) / "tokenizer.json";
+  if (is_there(path.string())) return;
+  throw DataError(
+      fmt::format("there is no '{}': [metrics] sample_prompt needs the tokenizer, and [model] hf_assets_path "
+                  "names its folder",
+                  path.string()));
+}
+
+}  // namespace phalanx::train

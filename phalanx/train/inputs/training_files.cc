@@ -1,0 +1,50 @@
+#include "phalanx/train/inputs/training_files.h"
+
+#include <utility>
+#include <vector>
+
+#include "phalanx/config/config_checks.h"
+#include "phalanx/config/model_config.h"
+
+namespace phalanx::train {
+
+TrainingFiles open_training_files(const TrainConfig& config, const RunPlan& plan) {
+  const auto& training = config.training;
+  const auto& validation = config.validation;
+  require_dataset(config);
+  data::TokenFileOptions options{.vocab_size = model_config(config).vocab_size};
+  if (training.dataset_dtype != "auto") options.type = data::token_type_named(training.dataset_dtype);
+  const data::TokenFile tokens(training.dataset_path, options);
+  std::vector<const data::TokenFile*> files{&tokens};
+  data::BatchOptions train{.seq_len = training.seq_len,
+                           .global_batch_size = plan.global_batch_size,
+                           .shuffle = training.shuffle,
+                           .seed = static_cast<std::uint64_t>(config.debug.seed)};
+  data::TokenFile held_out = tokens;
+  std::optional<TrainingFiles::HeldOut> part;
+  if (validation.enable) {
+    data::TokenRange range{0, tokens.size()};
+    if (validation.dataset_path.empty()) {
+      const auto parts = data::split_validation(tokens.size(), validation.fraction);
+      train.range = parts.train;
+      range = parts.validation;
+    } else {
+      files.push_back(&held_out);
+      held_out = data::TokenFile(validation.dataset_path, options);
+      range = {0, held_out.size()};
+    }
+    const std::int64_t local =
+        validation.local_batch_size == -1 ? training.local_batch_size : validation.local_batch_size;
+    part = {.batches = data::Batches(held_out, {.seq_len = training.seq_len,
+                                                .global_batch_size = local * plan.parallel.data_ranks(),
+                                                .shuffle = false,
+                                                .range = range}),
+            .range = range,
+            .local_batch_size = local};
+  }
+  return {.train = data::Batches(tokens, train),
+          .validation = std::move(part),
+          .tokenizer = training_tokenizer(config, options.vocab_size, files)};
+}
+
+}  // namespace phalanx::train

@@ -1,0 +1,28 @@
+// Which tokenizer a training run is about: the one that made its token files, and the model's own in
+// [model] hf_assets_path. They must be the same, by content (data/tokenizer/tokenizer_fingerprint.h).
+//
+//   const TrainingTokenizer tokenizer = training_tokenizer(config, vocab_size, {&tokens, &held_out});
+//   identity["tokenizer"] = tokenizer.identity;  for (const std::string& line : tokenizer.lines) say(line);
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "phalanx/config/config.h"
+#include "phalanx/data/token_file.h"
+
+namespace phalanx::train {
+
+struct TrainingTokenizer {
+  nlohmann::json identity = nlohmann::json::object();  // {"fingerprint", "vocab_size", "document_end"}: what is known
+  std::vector<std::string> lines;                      // what could not be compared, or differs on request
+};
+
+/// ConfigError where the model's tokenizer has more ids than the model, or is another one than that of a file, unless
+/// [training] allow_tokenizer_mismatch.
+TrainingTokenizer training_tokenizer(const TrainConfig& config, std::int64_t vocab_size,
+                                     const std::vector<const data::TokenFile*>& files);
+
+}  // namespace phalanx::train

@@ -1,0 +1,128 @@
+#include "phalanx/train/inputs/training_tokenizer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "phalanx/base/error.h"
+#include "phalanx/base/file.h"
+#include "phalanx/base/temp_directory.h"
+#include "phalanx/base/testing/error_text.h"
+#include "phalanx/data/token_file_writer.h"
+#include "phalanx/data/tokenizer/bpe_trainer.h"
+#include "phalanx/data/tokenizer/tokenizer_fingerprint.h"
+
+namespace phalanx::train {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+class TrainingTokenizerTest : public ::testing::Test {
+ protected:
+  std::string path(const std::string& name) const { return (folder_.path() / name).string(); }
+  data::BpeTokenizer tokenizer(const std::string& text) const {
+    data::BpeTrainer trainer({.vocab_size = 260});
+    trainer.add(text);
+    return trainer.train();
+  }
+  data::TokenFile file(const std::string& name, const std::string& fingerprint,
+                       std::optional<std::int64_t> document_end = {}) const {
+    data::TokenFileWriter writer(path(name),
+                                 {.vocab_size = 260, .tokenizer = fingerprint, .document_end = document_end});
+    writer.add_document(std::vector<std::int32_t>{1, 2, 3});
+    writer.finish();
+    return data::TokenFile(path(name));
+  }
+  std::string refused(std::int64_t vocab_size, const std::vector<const data::TokenFile*>& files) const {
+    return error_text<ConfigError>([&] { training_tokenizer(config_, vocab_size, files); });
+  }
+  TrainConfig config_;
+  TempDirectory folder_{"training-tokenizer"};
+};
+
+TEST_F(TrainingTokenizerTest, TheModelsAndTheDatasMustBeTheSame) {
+  const auto mine = tokenizer("the cat sat on the mat, the cat sat"), other = tokenizer("xyxyxyxy zzzz");
+  const std::string id = data::tokenizer_fingerprint(mine);
+  const data::TokenFile same = file("same", id), wrong = file("wrong", data::tokenizer_fingerprint(other));
+  EXPECT_EQ(training_tokenizer(config_, 260, {&same}).identity["fingerprint"], id);
+  EXPECT_THAT(refused(260, {&same, &wrong}), AllOf(HasSubstr("wrong.bin was made with"), HasSubstr("same.json")));
+
+  config_.model.hf_assets_path = folder_.path().string();
+  mine.save(path("tokenizer.json"));
+  EXPECT_EQ(training_tokenizer(config_, 260, {&same}).identity["vocab_size"], 260);
+  EXPECT_THAT(refused(260, {&wrong}),
+              AllOf(HasSubstr("wrong.bin was made with the tokenizer tok1:"), HasSubstr("tokenizer.json is of " + id),
+                    HasSubstr("allow_tokenizer_mismatch")));
+  EXPECT_THAT(refused(259, {&same}), AllOf(HasSubstr("vocab_size is 259"), HasSubstr("has 260 ids")));
+  const data::TokenFile unknown = file("unknown", "");
+  EXPECT_THAT(training_tokenizer(config_, 260, {&unknown}).lines,
+              ElementsAre(AllOf(HasSubstr("unknown.bin"), HasSubstr("could not be compared"))));
+
+  config_.training.allow_tokenizer_mismatch = true;
+  EXPECT_THAT(training_tokenizer(config_, 260, {&wrong}).lines, ElementsAre(HasSubstr("trained all the same")));
+}
+
+TEST_F(TrainingTokenizerTest, DocumentsOfARunEndByOneToken) {
+  const auto mine = tokenizer("the cat sat on the mat, the cat sat");
+  const std::string id = data::tokenizer_fingerprint(mine);
+  const std::int64_t own = mine.end_of_text().value();
+  const data::TokenFile ended = file("ended", id, own), other = file("other", id, 7),
+                        bare = file("bare", id, data::kNoDocumentEnd), silent = file("silent", id);
+  const TrainingTokenizer both = training_tokenizer(config_, 260, {&silent, &ended});
+  EXPECT_EQ(both.identity["document_end"], own);
+  EXPECT_THAT(both.lines, IsEmpty());
+  EXPECT_EQ(training_tokenizer(config_, 260, {&bare}).identity["document_end"], "none");
+  EXPECT_FALSE(training_tokenizer(config_, 260, {&silent}).identity.contains("document_end"));
+  EXPECT_THAT(refused(260, {&ended, &other}),
+              AllOf(HasSubstr("ended.bin end by token "), HasSubstr("other.bin by token 7: expected the same")));
+  EXPECT_THAT(refused(260, {&other, &bare}), HasSubstr("bare.bin by no token"));
+
+  config_.model.hf_assets_path = folder_.path().string();
+  mine.save(path("tokenizer.json"));
+  EXPECT_THAT(training_tokenizer(config_, 260, {&ended}).lines, IsEmpty());
+  EXPECT_THAT(training_tokenizer(config_, 260, {&other}).lines,
+              ElementsAre(AllOf(HasSubstr("the documents end by token 7, but"), HasSubstr("tokenizer.json"))));
+  config_.training.allow_tokenizer_mismatch = true;
+  EXPECT_THAT(training_tokenizer(config_, 260, {&ended, &other}).lines, ElementsAre(HasSubstr("trained all the same")));
+}
+
+TEST_F(TrainingTokenizerTest, OneTokenizerHasOneSize) {
+  const auto mine = tokenizer("the cat sat on the mat, the cat sat");
+  config_.model.hf_assets_path = folder_.path().string();
+  mine.save(path("tokenizer.json"));
+  data::TokenFileWriter writer(path("smaller"), {.vocab_size = 200, .tokenizer = data::tokenizer_fingerprint(mine)});
+  writer.add_document(std::vector<std::int32_t>{1, 2, 3});
+  writer.finish();
+  const data::TokenFile smaller(path("smaller"));
+  EXPECT_THAT(refused(260, {&smaller}), AllOf(HasSubstr("smaller.json: \"vocab_size\" is 200"), HasSubstr("says 260")));
+}
+
+TEST_F(TrainingTokenizerTest, AFolderWithoutATokenizerIsSaidWhereTheDataNameTheirs) {
+  std::filesystem::create_directory(path("empty"));
+  config_.model.hf_assets_path = path("empty");
+  const data::TokenFile same = file("same", "tok1:a"), plain = file("plain", "");
+  EXPECT_THAT(training_tokenizer(config_, 260, {&same}).lines, ElementsAre(HasSubstr("there is no " + path("empty"))));
+  EXPECT_THAT(training_tokenizer(config_, 260, {&plain}).lines, IsEmpty());
+}
+
+TEST_F(TrainingTokenizerTest, WhatCannotBeComparedIsSaid) {
+  const data::TokenFile plain = file("plain", "");
+  const TrainingTokenizer none = training_tokenizer(config_, 260, {&plain});
+  EXPECT_THAT(none.identity, IsEmpty());
+  EXPECT_THAT(none.lines, IsEmpty());
+  config_.model.hf_assets_path = folder_.path().string();
+  write_file(path("tokenizer.json"), R"({"model": {"type": "Unigram"}})");
+  const data::TokenFile same = file("same", "tok1:a");
+  const TrainingTokenizer unread = training_tokenizer(config_, 260, {&same});
+  EXPECT_THAT(unread.lines, ElementsAre(AllOf(HasSubstr("could not be compared"), HasSubstr("Unigram"))));
+  EXPECT_EQ(unread.identity["fingerprint"], "tok1:a");
+}
+
+}  // namespace
+}  // namespace phalanx::train

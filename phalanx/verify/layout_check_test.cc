@@ -1,0 +1,340 @@
+// Layouts held against one rank: none is found wrong that is right. layout_mutations_test.cc: what is wrong is found.
+#include "phalanx/verify/layout_check.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <c10/core/GradMode.h>
+
+#include <limits>
+#include <mutex>
+
+#include "phalanx/nn/linear.h"
+#include "phalanx/parallel/end_of_backward.h"
+#include "phalanx/train/testing/trainer_test_support.h"
+#include "phalanx/verify/layout_side.h"
+
+namespace phalanx::train {
+namespace {
+
+TEST(TensorDifference, SaysHowFarAndWhere) {
+  const at::Tensor expected = at::arange(6, at::TensorOptions(at::kFloat)).view({2, 3});
+  at::Tensor found = expected.clone();
+  EXPECT_EQ(difference_of(found, expected, 1).relative, 0);
+  found[1][0] += 0.5;
+  const TensorDifference d = difference_of(found, expected, 5, {10, 20});
+  EXPECT_DOUBLE_EQ(d.relative, 0.1);
+  EXPECT_EQ(d.index, (std::vector<std::int64_t>{11, 20}));
+  EXPECT_DOUBLE_EQ(d.found, 3.5);
+  EXPECT_DOUBLE_EQ(d.expected, 3);
+  EXPECT_EQ(d.ulps, 1 << 21);  // of 2^23 numbers from 2 to 4
+  found[0][1] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(difference_of(found, expected, 5).relative, std::numeric_limits<double>::infinity());
+  EXPECT_EQ(difference_of(found, expected, 5).index, (std::vector<std::int64_t>{0, 1}));
+  EXPECT_EQ(difference_of(expected, at::zeros_like(expected), 0).relative, std::numeric_limits<double>::infinity());
+}
+
+TEST(TensorDifference, CountsTheNumbersBetween) {
+  EXPECT_EQ(ulps_between(1, 1), 0);
+  EXPECT_EQ(ulps_between(0.0F, -0.0F), 0);
+  EXPECT_EQ(ulps_between(1, std::nextafter(1.0F, 2.0F)), 1);
+  const float least = std::numeric_limits<float>::denorm_min();
+  EXPECT_EQ(ulps_between(-least, least), 2);
+  EXPECT_EQ(ulps_between(std::numeric_limits<float>::quiet_NaN(), 0), std::numeric_limits<std::int64_t>::max());
+}
+
+class LayoutCheckTest : public TrainerTest {
+ protected:
+  struct Layout {
+    std::string name;
+    int ranks = 2;
+    std::vector<std::string> keys = {};
+  };
+  static std::vector<std::string> degrees(int replicas, int shards, int stage = 3) {
+    return {"--parallelism.data_parallel_replicate_degree=" + std::to_string(replicas),
+            "--parallelism.data_parallel_shard_degree=" + std::to_string(shards),
+            "--parallelism.zero_stage=" + std::to_string(stage)};
+  }
+  static std::vector<std::string> tensor(int degree, std::vector<std::string> more = {}) {
+    more.push_back("--parallelism.tensor_parallel_degree=" + std::to_string(degree));
+    return more;
+  }
+  static std::vector<std::string> pipeline(int degree, std::vector<std::string> more = {}) {
+    more.push_back("--parallelism.pipeline_parallel_degree=" + std::to_string(degree));
+    return more;
+  }
+  static std::vector<Layout> layouts() {
+    return {{"ddp_2", 2},
+            {"ddp_4", 4},
+            {"zero1_2", 2, degrees(1, 2, 1)},
+            {"zero2_2", 2, degrees(1, 2, 2)},
+            {"zero3_2", 2, degrees(1, 2, 3)},
+            {"hsdp_2x2", 4, degrees(2, 2, 3)},
+            {"tp_2", 2, tensor(2)},
+            {"tp_2_whole_tokens", 2, tensor(2, {"--parallelism.no-enable_sequence_parallel"})},
+            {"tp_4_tied", 4, tensor(4, {"--model.tie_embeddings"})},
+            {"ddp_2_tp_2", 4, tensor(2)},
+            {"zero3_2_tp_2", 4, tensor(2, degrees(1, 2, 3))},
+            {"pp_2", 2, pipeline(2)},
+            {"pp_2_zbv", 2, pipeline(2, {"--parallelism.pipeline_parallel_schedule=ZBV"})},
+            {"pp_2_ddp_2_zb1p", 4, pipeline(2, {"--parallelism.pipeline_parallel_schedule=ZB1P"})},
+            {"pp_2_tp_2", 4, tensor(2, pipeline(2))},
+            {"pp_2_zero3_2", 4, pipeline(2, degrees(1, 2, 3))},
+            {"pp_2_zero2_2_zbv_tied", 4,
+             pipeline(2, {"--parallelism.data_parallel_shard_degree=2", "--parallelism.zero_stage=2",
+                          "--parallelism.pipeline_parallel_schedule=ZBV", "--model.tie_embeddings"})}};
+  }
+
+  TrainConfig config_of(const Layout& layout) const {
+    std::vector<std::string> keys = {"--model.flavor=debug",           "--training.dataset_path=" + path("tokens.bin"),
+                                     "--training.seq_len=32",          "--training.local_batch_size=1",
+                                     "--training.global_batch_size=8", "--training.steps=10",
+                                     "--lr_scheduler.warmup_steps=2",  "--optimizer.lr=3e-3"};
+    keys.insert(keys.end(), layout.keys.begin(), layout.keys.end());
+    return parse_config("", "test", keys);
+  }
+
+  /// Rank 0's result; all ranks must agree.
+  LayoutCheck check(const Layout& layout, std::int64_t steps) const {
+    LayoutCheck result;
+    std::mutex mutex;
+    std::vector<std::string> texts;
+    run_local_ranks(layout.ranks, [&](const std::shared_ptr<Communicator>& world) {
+      LayoutCheck mine = check_layout(config_of(layout), {.world = world}, {.steps = steps});
+      const std::lock_guard lock(mutex);
+      texts.push_back(mine.finding ? mine.finding->text() : "");
+      if (world->rank() == 0) result = std::move(mine);
+    });
+    for (const std::string& text : texts) EXPECT_EQ(text, texts[0]);
+    return result;
+  }
+};
+
+/// Names of those that differ at all.
+std::vector<std::string> names_of_different(const std::vector<ParameterCheck>& checks) {
+  std::vector<std::string> names;
+  for (const ParameterCheck& check : checks) {
+    if (check.difference.relative > 0) names.push_back(check.name);
+  }
+  return names;
+}
+
+TEST_F(LayoutCheckTest, RaisesNoAlarmWhereAllIsRight) {
+  for (const Layout& layout : layouts()) {
+    const LayoutCheck found = check(layout, 5);
+    EXPECT_FALSE(found.finding) << layout.name << ": " << found.finding->text();
+    ASSERT_EQ(found.steps.size(), 5U);
+    // Where gradients differ by rounding, so do weights: what is shown is of ranks that have the parameter.
+    if (!names_of_different(found.steps[2].gradients).empty()) {
+      EXPECT_THAT(names_of_different(found.steps[2].weights), ::testing::Not(::testing::IsEmpty())) << layout.name;
+    }
+    for (const StepCheck& step : found.steps) {
+      EXPECT_GT(step.expected_loss, 1);
+      EXPECT_EQ(step.gradients.size(), step.weights.size());
+      EXPECT_GT(step.gradients.size(), 10U);
+    }
+  }
+}
+
+// How far two runs come apart is decided by the learning rate and the model; a layout answers for one step at a time.
+TEST_F(LayoutCheckTest, NoLearningRateRaisesAnAlarm) {
+  const auto in = [](const std::string& type, const std::string& lr, std::vector<std::string> more) {
+    more.push_back("--training.mixed_precision_param=" + type);
+    more.push_back("--optimizer.lr=" + lr);
+    more.emplace_back("--training.global_batch_size=4");
+    more.emplace_back("--training.local_batch_size=2");
+    return more;
+  };
+  const auto expect_none = [&](Layout layout, const std::string& type, const std::string& lr) {
+    layout.keys = in(type, lr, layout.keys);
+    const LayoutCheck found = check(layout, 3);
+    EXPECT_FALSE(found.finding) << layout.name << ", " << type << ", lr " << lr << ": " << found.finding->text();
+  };
+  const std::vector<std::pair<std::string, std::vector<std::string>>> rates = {
+      {"bfloat16", {"1e-5", "1e-2", "1e-1", "1"}}, {"float16", {"1e-1", "1"}}, {"float32", {"1e-1"}}};
+  for (const auto& [type, all] : rates) {
+    for (const std::string& lr : all) {
+      expect_none({"tp", 2, tensor(2)}, type, lr);
+      expect_none({"zero3", 2, degrees(1, 2)}, type, lr);
+      expect_none({"zero3 tp", 4, tensor(2, degrees(1, 2))}, type, lr);
+    }
+  }
+  expect_none({"pp zero2", 4, pipeline(2, degrees(1, 2, 2))}, "bfloat16", "1");
+  expect_none({"ddp", 2}, "bfloat16", "1e-1");
+  Layout sgd{"zero2, SGD", 2, degrees(1, 2, 2)};
+  sgd.keys.insert(sgd.keys.end(), {"--optimizer.name=SGD", "--optimizer.momentum=0.9"});
+  expect_none(sgd, "bfloat16", "1e-1");
+}
+
+// With that much rounding even a gradient of zeros would pass: it is not passed over in silence.
+TEST_F(LayoutCheckTest, AStepThatRoundingDecidesIsSaidToSayLittle) {
+  const auto notes_at = [&](const std::string& lr) {
+    const Layout tp{"tp", 2, tensor(2, {"--training.mixed_precision_param=bfloat16", "--optimizer.lr=" + lr})};
+    const LayoutCheck found = check(tp, 5);
+    EXPECT_FALSE(found.finding) << found.finding->text();
+    return found.notes;
+  };
+  EXPECT_THAT(notes_at("1e-3"), ::testing::IsEmpty());
+  EXPECT_THAT(notes_at("1"),
+              ::testing::Contains(::testing::ContainsRegex(
+                  "step [2-5]: rounding to 16 bits alone changes the gradient of '[a-z0-9_.]+' on one "
+                  "rank by [0-9.e-]+ of its norm, so this step says little of it: a lower .optimizer. lr")));
+}
+
+// A weight that one rank alone moves wrongly, after gradients that are right.
+TEST_F(LayoutCheckTest, AWrongUpdateIsFoundAtEveryLearningRate) {
+  for (const Layout& layout :
+       {Layout{"ddp", 4}, Layout{"zero3 tp", 4, tensor(2, degrees(1, 2))}, Layout{"pp tp", 4, tensor(2, pipeline(2))},
+        Layout{"pp zero2", 4, pipeline(2, degrees(1, 2, 2))}}) {
+    for (const std::string type : {"bfloat16", "float32"}) {
+      for (const std::string lr : {"1e-4", "1"}) {
+        Layout one = layout;
+        one.keys.insert(one.keys.end(), {"--training.mixed_precision_param=" + type, "--optimizer.lr=" + lr});
+        LayoutCheck result;
+        run_local_ranks(4, [&](const std::shared_ptr<Communicator>& world) {
+          const auto observer = [&](std::int64_t step, const std::vector<NamedTensor>& parameters) {
+            if (step != 2 || world->rank() != 3) return;
+            const at::NoGradGuard no_grad;
+            for (const NamedTensor& p : parameters) {
+              if (p.name == "layers.1.feed_forward.w2.weight") p.tensor.add_(std::stod(lr));
+            }
+          };
+          LayoutCheck mine = check_layout(config_of(one), {.world = world, .observer = observer}, {.steps = 3});
+          if (world->rank() == 0) result = std::move(mine);
+        });
+        ASSERT_TRUE(result.finding) << layout.name << ", " << type << ", lr " << lr;
+        EXPECT_EQ(result.finding->what, "weight") << result.finding->text();
+        EXPECT_EQ(result.finding->step, 2);
+        EXPECT_EQ(result.finding->rank, 3);
+        EXPECT_EQ(result.finding->parameter, "layers.1.feed_forward.w2.weight") << result.finding->text();
+      }
+    }
+  }
+}
+
+// Vocabulary parallelism with all in float16: 65536 times a loss is infinite there, so a run skips its first step.
+TEST_F(LayoutCheckTest, AnOverflowOfFloat16IsANoteWithStepParameterAndScale) {
+  Layout layout{"zero3 tp", 4, tensor(2, degrees(1, 2))};
+  layout.keys.insert(layout.keys.end(), {"--training.mixed_precision_param=float16", "--training.local_batch_size=4"});
+  const LayoutCheck found = check(layout, 2);
+  EXPECT_FALSE(found.finding) << found.finding->text();
+  ASSERT_EQ(found.notes.size(), 1U);
+  EXPECT_THAT(found.notes[0],
+              ::testing::ContainsRegex("step 1: float16 overflow: the gradient of '[a-z0-9_.]+' on rank 0 is "
+                                       "not finite with the loss scaled by 65536"));
+  EXPECT_THAT(found.notes[0],
+              ::testing::HasSubstr("compared with 32768, where [training] initial_loss_scale may begin"));
+}
+
+class RecomputedLayoutTest : public LayoutCheckTest {
+ protected:
+  /// The weight of layers.0's way out of attention goes through `use` in the layout alone, which is told the step.
+  using Use = std::function<at::Tensor(const at::Tensor& weight, std::int64_t step)>;
+  LayoutCheck check_spoilt(const Layout& layout, const Use& use) const {
+    LayoutCheck result;
+    run_local_ranks(layout.ranks, [&](const std::shared_ptr<Communicator>& world) {
+      const auto step = std::make_shared<std::int64_t>(1);
+      LayoutCheckContext context{.world = world};
+      context.observer = [step](std::int64_t done, const auto&) { *step = done + 1; };
+      context.prepare = [&use, step](LayoutSide& side) {
+        for (nn::Module* model : side.model.modules()) {
+          auto* const wo = dynamic_cast<nn::Module*>(model->named_modules()["layers.0.attention.wo"].get());
+          wo->set_parameter_use("weight", [&use, step](const at::Tensor& weight) { return use(weight, *step); });
+        }
+      };
+      LayoutCheck mine = check_layout(config_of(layout), context, {.steps = 3});
+      if (world->rank() == 0) result = std::move(mine);
+    });
+    return result;
+  }
+  static std::vector<std::string> in(const std::string& type, std::vector<std::string> more = {}) {
+    more.push_back("--training.mixed_precision_param=" + type);
+    more.emplace_back("--training.global_batch_size=2");
+    more.emplace_back("--activation_checkpoint.mode=full");
+    return more;
+  }
+};
+
+TEST_F(RecomputedLayoutTest, AStaleCopyOfAWeightIsNamedInEveryPrecision) {
+  for (const std::string type : {"bfloat16", "float16", "float32"}) {
+    at::Tensor before;
+    const LayoutCheck found = check_spoilt({"one", 1, in(type)}, [&](const at::Tensor& weight, std::int64_t step) {
+      if (step == 1) before = weight.detach().clone();
+      return step == 1 ? weight : weight + (before - weight).detach();
+    });
+    ASSERT_TRUE(found.finding) << type;
+    EXPECT_EQ(found.finding->step, 2) << type;
+    EXPECT_EQ(found.finding->what, "output") << found.finding->text();
+    EXPECT_EQ(found.finding->parameter, "layers.0.attention.wo.weight") << found.finding->text();
+    EXPECT_THAT(found.finding->cause, ::testing::HasSubstr("stale: computed with the weight of the step before"));
+  }
+}
+
+// Far less than what two layouts may differ by in 16 bits.
+TEST_F(RecomputedLayoutTest, WhatRecomputationAloneChangesIsFoundHoweverSmall) {
+  for (const Layout& layout : {Layout{"ddp", 2, in("bfloat16")}, Layout{"tp", 2, tensor(2, in("bfloat16"))},
+                               Layout{"zero3", 2, degrees(1, 2)}, Layout{"zero3", 2, in("float16", degrees(1, 2))}}) {
+    const bool is_recomputed = layout.keys.size() > 3 || layout.name != "zero3";
+    const LayoutCheck found = check_spoilt(
+        layout, [](const at::Tensor& weight, std::int64_t) { return inside_backward() ? weight * 1.0005 : weight; });
+    EXPECT_EQ(found.finding.has_value(), is_recomputed) << layout.name;
+    if (!found.finding) continue;
+    EXPECT_EQ(found.finding->step, 1);
+    EXPECT_EQ(found.finding->tolerance, 0);
+    EXPECT_THAT(found.finding->cause, ::testing::HasSubstr("recomputation: the same layout without it has other bits"));
+  }
+}
+
+// A scale cannot mend this: no overflow of scaled gradients, but a wrong value, named as in any other precision.
+TEST_F(RecomputedLayoutTest, WhatIsNotFiniteAtAnyScaleIsWrong) {
+  const LayoutCheck found = check_spoilt({"ddp", 2, in("float16")}, [](const at::Tensor& weight, std::int64_t step) {
+    return step >= 2 && inside_backward() ? weight / 0.0 : weight;
+  });
+  ASSERT_TRUE(found.finding);
+  EXPECT_EQ(found.finding->step, 2);
+  EXPECT_THAT(found.finding->text(), ::testing::HasSubstr("finite"));
+  ASSERT_EQ(found.notes.size(), 1U);
+  EXPECT_THAT(found.notes[0],
+              ::testing::HasSubstr("is not finite with the loss scaled by 65536, nor by anything down to 0.5"));
+}
+
+// In 16 bits, too, and where rounding counts most. Tensor parallelism rounds what is handed on, so a small change of it
+// is seen in the gradients alone, and a large one where it begins.
+TEST_F(RecomputedLayoutTest, AWeightThatIsUsedWronglyIsFoundIn16BitsAtEveryLearningRate) {
+  struct Case {
+    Layout layout;
+    double factor;
+    bool is_placed;
+  };
+  for (const std::string type : {"bfloat16", "float16"}) {
+    for (const Case& one : {Case{{"tp", 2, tensor(2)}, 1.25, false}, Case{{"tp", 2, tensor(2)}, -2, true},
+                            Case{{"zero3", 2, degrees(1, 2, 3)}, 1.1, true}}) {
+      for (const std::string lr : {"1e-4", "1e-1"}) {
+        Layout layout = one.layout;
+        for (const std::string& key : in(type)) layout.keys.push_back(key);
+        layout.keys.emplace_back("--activation_checkpoint.mode=none");
+        layout.keys.push_back("--optimizer.lr=" + lr);
+        const LayoutCheck found = check_spoilt(layout, [&](const at::Tensor& weight, std::int64_t step) {
+          return step >= 2 ? weight * one.factor : weight;
+        });
+        ASSERT_TRUE(found.finding) << layout.name << ", " << type << ", lr " << lr;
+        EXPECT_EQ(found.finding->step, 2);
+        if (!one.is_placed) continue;
+        EXPECT_EQ(found.finding->parameter, "layers.0.attention.wo.weight") << found.finding->text();
+      }
+    }
+  }
+}
+
+TEST_F(RecomputedLayoutTest, OneRankHasTheSameBits) {
+  for (const std::string type : {"bfloat16", "float16", "float32"}) {
+    const LayoutCheck found = check({"one", 1, in(type)}, 3);
+    EXPECT_FALSE(found.finding) << found.finding->text();
+    EXPECT_EQ(found.tolerance.gradient, 0);
+    for (const StepCheck& step : found.steps) EXPECT_EQ(step.loss, step.expected_loss);
+  }
+}
+
+}  // namespace
+}  // namespace phalanx::train

@@ -1,0 +1,278 @@
+#include "phalanx/verify/layout_origin.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "phalanx/train/token_batch.h"
+#include "phalanx/verify/forward_trace.h"
+#include "phalanx/verify/layout_cause.h"
+
+namespace phalanx::train {
+namespace {
+
+using nlohmann::json;
+
+/// What one side had in its hands during a step.
+struct Path {
+  std::vector<std::unique_ptr<ForwardTrace>> traces;  // of the stages that this rank has
+  at::Tensor tokens;                                  // [rows, seq_len + 1], float64
+
+  Path(LayoutSide& side, std::int64_t step) {
+    const data::RowRange rows = side.rows();
+    for (nn::Module* module : side.modules()) {
+      traces.push_back(std::make_unique<ForwardTrace>(*module));
+      traces.back()->start(rows.size());
+    }
+    for (const NamedTensor& p : side.model.parameters()) p.tensor.mutable_grad().reset();
+    side.find_gradients(step);
+    for (const auto& trace : traces) trace->note_uncalled();
+    const TokenBatch batch = load_batch(*side.data.batches, step, rows, at::kCPU);
+    tokens = at::cat({batch.inputs, batch.labels.narrow(1, batch.labels.size(1) - 1, 1)}, 1).to(at::kDouble);
+  }
+
+  const ForwardTrace::Seen* find(const std::string& module) const {
+    for (const auto& trace : traces) {
+      if (const auto* seen = trace->find(module)) return seen;
+    }
+    return nullptr;
+  }
+
+  /// What was used next; "": nothing.
+  std::string after(const std::string& module) const {
+    for (const auto& trace : traces) {
+      const auto& seen = trace->seen();
+      const auto found = std::ranges::find(seen, module, &ForwardTrace::Seen::module);
+      if (found != seen.end()) return found + 1 == seen.end() ? "" : (found + 1)->module;
+    }
+    return "";
+  }
+};
+
+struct Verdict {
+  int rank = -1;  // of the world; nobody is off
+  TensorDifference difference;
+};
+
+class Search {
+ public:
+  Search(LayoutSide& laid_out, LayoutSide* reference, Communicator& world, const LayoutPathOptions& options)
+      : laid_out_(laid_out),
+        reference_side_(reference),
+        world_(world),
+        options_(options),
+        mine_(laid_out, options.step) {
+    if (reference != nullptr) reference_ = std::make_unique<Path>(*reference, options.step);
+  }
+
+  LayoutPath run() {
+    json steps = json::array();
+    if (reference_) {
+      for (const auto& seen : reference_->traces.front()->seen()) {
+        steps.push_back({{"module", seen.module}, {"weight", seen.has_weight}});
+      }
+    }
+    steps = json::parse(world_.broadcast_bytes(steps.dump()));
+    LayoutPath path;
+    for (const json& step : steps) {
+      if (step["weight"]) path.parameters.push_back(step["module"].get<std::string>() + ".weight");
+    }
+    path.origin = batch();
+    std::string last, before;  // the last module with a weight; the last module
+    for (std::size_t i = 0; i < steps.size() && !path.origin; ++i) {
+      const json& step = steps[i];
+      const auto module = step["module"].get<std::string>();
+      next_ = i + 1 < steps.size() ? steps[i + 1]["module"].get<std::string>() : "";
+      const bool hands_on = !before.empty() && before != last;
+      path.origin =
+          input_of(module, hands_on ? module : last, hands_on ? "input" : "output", options_.activation_tolerance);
+      if (path.origin && path.origin->cause.empty()) {
+        path.origin->cause = stale_copy(path.parameters, module, last, path.origin->difference.relative / 10);
+      }
+      before = module;
+      if (!step["weight"]) continue;
+      last = module;
+      if (!path.origin) path.origin = weight_of_module(module, &ForwardTrace::Seen::weight);
+    }
+    // Where units are gathered once more for the backward pass.
+    for (auto step = steps.rbegin(); step != steps.rend() && !path.origin; ++step) {
+      if ((*step)["weight"]) path.origin = weight_of_module((*step)["module"], &ForwardTrace::Seen::backward_weight);
+    }
+    return path;
+  }
+
+ private:
+  /// Rank 0's tensor on every rank; undefined on all where it has none.
+  at::Tensor shared(const at::Tensor& of_reference) {
+    json shape;
+    if (of_reference.defined()) shape = of_reference.sizes().vec();
+    shape = json::parse(world_.broadcast_bytes(shape.dump()));
+    if (shape.is_null()) return {};
+    const at::Tensor sent =
+        reference_ ? of_reference.contiguous()
+                   : at::empty(shape.get<std::vector<std::int64_t>>(), at::TensorOptions(at::kCPU).dtype(at::kDouble));
+    world_.broadcast(sent).wait();
+    return sent;
+  }
+
+  /// The rank that is furthest off, if any is by more than `tolerance` of the whole's norm.
+  Verdict worst_of_ranks(const SuspectValue& value, const std::vector<std::int64_t>& offset, double norm,
+                         double tolerance) {
+    TensorDifference mine;
+    if (value.found.defined()) mine = difference_of(value.found, value.expected, norm, offset);
+    Verdict verdict{.difference = {.relative = tolerance}};
+    int rank = 0;
+    for (const std::string& text : world_.all_gather_bytes(to_text(mine))) {
+      const TensorDifference theirs = difference_from_text(text);
+      if (theirs.relative > verdict.difference.relative) verdict = {rank, theirs};
+      ++rank;
+    }
+    return verdict;
+  }
+
+  std::optional<LayoutOrigin> judge(const SuspectValue& value, const std::vector<std::int64_t>& offset, double norm,
+                                    double tolerance, const std::string& what, const std::string& parameter) {
+    const Verdict worst = worst_of_ranks(value, offset, norm, tolerance);
+    if (worst.rank < 0) return std::nullopt;
+    return LayoutOrigin{.what = what,
+                        .parameter = parameter,
+                        .rank = worst.rank,
+                        .difference = worst.difference,
+                        .tolerance = tolerance,
+                        .cause = likely_cause(value, laid_out_.model.mesh(), world_, worst.rank)};
+  }
+
+  std::optional<LayoutOrigin> batch() {
+    const at::Tensor whole = shared(reference_ ? reference_->tokens : at::Tensor());
+    const data::RowRange rows = laid_out_.rows();
+    const SuspectValue value{.found = mine_.tokens,
+                             .expected = whole.narrow(0, rows.begin, rows.size()),
+                             .part = fmt::format("rows {}", rows.begin)};
+    auto origin = judge(value, {rows.begin, 0}, whole.norm().item<double>(), 0, "batch", "");
+    if (origin && origin->cause.empty()) {
+      origin->cause = "this rank reads other tokens than one rank does: its files, its seed or its rows are others";
+    }
+    return origin;
+  }
+
+  /// Its part of what a module is given, and from where: along the tokens' rows by data rank, along another dimension
+  /// by tensor rank where it is that much shorter. Nothing where it is of no such shape.
+  std::optional<std::pair<at::Tensor, std::vector<std::int64_t>>> own_part(const at::Tensor& whole,
+                                                                           const at::Tensor& found) const {
+    const data::RowRange rows = laid_out_.rows();
+    if (found.dim() != whole.dim() || found.size(0) != rows.size()) return std::nullopt;
+    const DeviceMesh& mesh = laid_out_.model.mesh();
+    const bool is_cut = mesh.has("tp");
+    std::vector<std::int64_t> offset(static_cast<std::size_t>(whole.dim()));
+    at::Tensor part = whole.narrow(0, rows.begin, rows.size());
+    offset[0] = rows.begin;
+    for (std::int64_t dim = 1; dim < whole.dim(); ++dim) {
+      const std::int64_t size = found.size(dim);
+      if (size == whole.size(dim)) continue;
+      if (!is_cut || size * mesh.size("tp") != whole.size(dim)) return std::nullopt;
+      offset[static_cast<std::size_t>(dim)] = size * mesh.coordinate("tp");
+      part = part.narrow(dim, offset[static_cast<std::size_t>(dim)], size);
+    }
+    return std::pair(part, offset);
+  }
+
+  std::optional<LayoutOrigin> input_of(const std::string& module, const std::string& from, const std::string& what,
+                                       double tolerance) {
+    const at::Tensor whole = shared(reference_ ? reference_->find(module)->input() : at::Tensor());
+    if (!whole.defined() || from.empty()) return std::nullopt;
+    // A stage may have the end of a layer alone: what it is given then is not what the whole layer is given.
+    const auto* seen = mine_.find(module);
+    if (seen && !seen->has_weight && mine_.after(module) != next_) seen = nullptr;
+    SuspectValue value;
+    std::vector<std::int64_t> offset;
+    if (const at::Tensor found = seen ? seen->input() : at::Tensor(); found.defined()) {
+      if (const auto part = own_part(whole, found)) {
+        offset = part->second;
+        value = {.found = found, .expected = part->first, .part = fmt::format("{}", json(offset).dump())};
+      }
+    }
+    return judge(value, offset, whole.norm().item<double>(), tolerance, what, from + ".weight");
+  }
+
+  /// Where what `module` is given is wrong, though the weights up to `last` are right: whether the reference gives it,
+  /// too, or something much closer to it, with weights of the step before. Then a copy of them is out of date.
+  std::string stale_copy(const std::vector<std::string>& parameters, const std::string& module, const std::string& last,
+                         double tolerance) {
+    if (last.empty()) return "";
+    if (!shared(options_.weights_before.empty() ? at::Tensor() : at::Tensor(mine_.tokens)).defined()) return "";
+    const auto may_be_stale = [&](const NamedTensor& p, bool alone) {
+      if (p.name == last + ".weight") return true;
+      // Of an embedding rows are read: nothing of it is copied.
+      const bool is_matrix = p.tensor.dim() == 2 && p.name.find("embeddings") == std::string::npos;
+      return !alone && is_matrix &&
+             std::ranges::find(parameters, p.name) < std::ranges::find(parameters, last + ".weight");
+    };
+    for (const bool alone : {true, false}) {
+      if (reference_side_ != nullptr) {
+        const at::NoGradGuard no_grad;
+        std::vector<std::pair<at::Tensor, at::Tensor>> now;
+        for (const NamedTensor& p : reference_side_->model.parameters()) {
+          if (!may_be_stale(p, alone)) continue;
+          now.emplace_back(p.tensor, p.tensor.clone());
+          p.tensor.copy_(options_.weights_before.at(p.name));
+        }
+        spent_.push_back(std::move(reference_));  // its hooks stay where they are
+        {
+          const at::AutoGradMode with_gradients(true);
+          reference_ = std::make_unique<Path>(*reference_side_, options_.step);
+        }
+        for (const auto& [parameter, value] : now) parameter.copy_(value);
+      }
+      if (!input_of(module, last, "output", tolerance)) {
+        return alone ? "stale: computed with the weight of the step before, though the weight itself is right: a copy "
+                       "of it is out of date"
+                     : "stale: computed with the weights of the step before, this one's and those used before it, "
+                       "though the weights themselves are right: copies of them are out of date";
+      }
+    }
+    return "";
+  }
+
+  std::optional<LayoutOrigin> weight_of_module(const std::string& module, at::Tensor ForwardTrace::Seen::*which) {
+    const std::string name = module + ".weight";
+    const auto kept = options_.weights_before.find(name);
+    const at::Tensor whole = shared(reference_ ? reference_->find(module)->weight : at::Tensor());
+    const at::Tensor before =
+        shared(kept != options_.weights_before.end() ? kept->second.to(at::kDouble) : at::Tensor());
+    if (!whole.defined()) return std::nullopt;
+    const auto* seen = mine_.find(module);
+    SuspectValue value;
+    std::vector<std::int64_t> offset;
+    if (seen && (seen->*which).defined()) {
+      value = suspect_part(seen->*which, whole, before, seen->shard.get());
+      if (seen->shard) offset = seen->shard->box().offsets;
+    }
+    const bool is_forward = which == &ForwardTrace::Seen::weight;
+    return judge(value, offset, whole.norm().item<double>(), options_.weight_tolerance,
+                 is_forward ? "weight in use" : "weight in use by the backward pass", name);
+  }
+
+  LayoutSide& laid_out_;
+  LayoutSide* reference_side_;  // with the reference
+  Communicator& world_;
+  const LayoutPathOptions& options_;
+  Path mine_;
+  std::unique_ptr<Path> reference_;
+  std::vector<std::unique_ptr<Path>> spent_;
+  std::string next_;  // what the reference uses after the module that is looked at
+};
+
+}  // namespace
+
+LayoutPath find_origin(LayoutSide& laid_out, LayoutSide* reference, Communicator& world,
+                       const LayoutPathOptions& options) {
+  return Search(laid_out, reference, world, options).run();
+}
+
+}  // namespace phalanx::train

@@ -1,0 +1,19 @@
+// A layout check for people and for programs.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "phalanx/verify/layout_check.h"
+
+namespace phalanx::train {
+
+/// Per step the losses, and per parameter the largest differences of gradient and weight with rank, element and ulps.
+std::string layout_table(const LayoutCheck& check);
+
+/// "dp_shard=2  ok  loss 1.2e-07  gradient 6.1e-08 (layers.0.attention.wq.weight)  weight 3e-07 (...)  1.2 s"
+std::string layout_line(const std::string& name, const LayoutCheck& check, double seconds);
+
+nlohmann::json layout_record(const std::string& name, const LayoutCheck& check);
+
+}  // namespace phalanx::train

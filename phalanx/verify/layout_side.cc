@@ -1,0 +1,146 @@
+#include "phalanx/verify/layout_side.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
+
+#include <cmath>
+#include <map>
+#include <utility>
+
+#include "phalanx/config/model_config.h"
+#include "phalanx/nn/init.h"
+#include "phalanx/train/inputs/initial_weights.h"
+#include "phalanx/train/precision.h"
+#include "phalanx/train/run_checkpoints.h"
+#include "phalanx/train/token_batch.h"
+#include "phalanx/verify/layout_check.h"
+
+namespace phalanx::train {
+
+LayoutSide::LayoutSide(const TrainConfig& config, const std::shared_ptr<Communicator>& world, at::Device device)
+    : plan(plan_run(config, world->size())),
+      data(open_training_data(config, plan, device, world->rank())),
+      model(config, plan, world, device),
+      options{.plan = plan, .rank = world->rank(), .device = device, .autocast = autocast_dtype(config, plan)} {
+  if (!has_initial_weights(config)) {
+    model.initialise(static_cast<std::uint64_t>(config.debug.seed));
+  } else {
+    load_initial_weights(config, model.weights(), [](const std::string&) {});
+  }
+  model.values_were_loaded();
+  update = std::make_unique<WeightUpdate>(config, model.parameters(), model.norm_ranks());
+}
+
+void LayoutSide::compute_in(const TrainConfig& config, at::ScalarType dtype) {
+  cast_ = std::make_shared<models::Llama>(model_config(config),
+                                          nn::TensorOptionsOfModule{.dtype = dtype, .device = options.device});
+  options.autocast.reset();
+}
+
+std::vector<nn::Module*> LayoutSide::modules() const {
+  return cast_ ? std::vector<nn::Module*>{cast_.get()} : model.modules();
+}
+
+double LayoutSide::find_gradients_of_cast(std::int64_t step) {
+  std::map<std::string, at::Tensor> weights;
+  for (const NamedTensor& p : model.parameters()) weights[p.name] = p.tensor;
+  const std::vector<NamedTensor> copies = nn::named_parameters(*cast_);
+  {
+    const at::NoGradGuard no_grad;
+    for (const NamedTensor& copy : copies) copy.tensor.copy_(weights.at(copy.name));
+  }
+  const std::int64_t parts = plan.accumulation_steps;
+  const at::Tensor share = at::full({}, 1.0 / static_cast<double>(parts), at::TensorOptions(options.device));
+  double loss_sum = 0;
+  for (std::int64_t part = 0; part < parts; ++part) {
+    const TokenBatch batch = load_batch(
+        *data.batches, step, data.batches->rows_of({.micro_batch = part, .micro_batches = parts}), options.device);
+    const at::Tensor loss = cast_->loss(batch.inputs, batch.labels).to(at::kFloat);
+    update->scaled(loss).backward(share);
+    loss_sum += loss.item<double>();
+    for (const NamedTensor& copy : copies) {
+      at::Tensor gradient = std::exchange(copy.tensor.mutable_grad(), at::Tensor()).to(at::kFloat);
+      at::Tensor& sum = weights.at(copy.name).mutable_grad();
+      sum = sum.defined() ? sum + gradient : std::move(gradient);
+    }
+  }
+  return loss_sum / static_cast<double>(parts);
+}
+
+double LayoutSide::find_gradients(std::int64_t step) {
+  if (cast_) return find_gradients_of_cast(step);
+  return compute_gradients(model, *update, *data.batches, options, step).loss_sum.item<double>() /
+         static_cast<double>(plan.accumulation_steps);
+}
+
+void LayoutSide::drop_gradients() {
+  for (const NamedTensor& p : model.parameters()) p.tensor.mutable_grad().reset();
+}
+
+std::string LayoutSide::first_not_finite() const {
+  for (const auto& [name, tensor, shard] : model.parameters()) {
+    const at::Tensor& grad = tensor.grad();
+    if (grad.defined() && !std::isfinite(grad.to(at::kDouble).norm().item<double>())) return name;
+  }
+  return "";
+}
+
+void LayoutSide::scale_loss(double factor) {
+  TrainState state;
+  update->collect_state(state);
+  for (const NamedTensor& one : state.tensors) {
+    if (one.name.ends_with("loss_scaler.scale")) one.tensor.mul_(factor);
+  }
+}
+
+LayoutSide::Rounding LayoutSide::rounding_of_gradients(std::int64_t step, double loss) {
+  const auto parameters = model.parameters();
+  std::vector<at::Tensor> rounded;
+  for (const NamedTensor& p : parameters) rounded.push_back(std::exchange(p.tensor.mutable_grad(), at::Tensor()));
+  const auto autocast = std::exchange(options.autocast, std::nullopt);
+  const auto cast = std::exchange(cast_, nullptr);
+  const double exact_loss = find_gradients(step);
+  options.autocast = autocast;
+  cast_ = cast;
+  Rounding result;
+  double all_squares = 0, off_squares = 0;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    at::Tensor& grad = parameters[i].tensor.mutable_grad();
+    double norm = 0, off = 0;
+    if (rounded[i].defined() && grad.defined()) {
+      const at::Tensor exact = grad.to(at::kDouble);
+      norm = exact.norm().item<double>();
+      off = (rounded[i].to(at::kDouble) - exact).norm().item<double>();
+    }
+    grad = rounded[i];
+    // What is not finite says nothing of rounding.
+    const bool is_measured = norm > 0 && std::isfinite(norm) && std::isfinite(off);
+    result.gradients.push_back(is_measured ? off / norm : 0);
+    if (!is_measured) continue;
+    all_squares += norm * norm;
+    off_squares += off * off;
+  }
+  if (std::isfinite(exact_loss) && exact_loss != 0) result.loss = std::abs((loss - exact_loss) / exact_loss);
+  result.norm = all_squares > 0 ? std::sqrt(off_squares / all_squares) : 0;
+  return result;
+}
+
+TrainConfig reference_config(TrainConfig config) {
+  // The rows that the layout has in one product, so that sums over rows are rounded to 16 bits alike.
+  if (config.parallelism.pipeline_parallel_degree > 1) {
+    config.training.local_batch_size = config.parallelism.pipeline_parallel_microbatch_size;
+  }
+  config.parallelism = {};
+  config.activation_checkpoint = {.mode = "none"};
+  config.training.enable_cpu_offload = false;
+  config.training.mixed_precision_reduce = "float32";
+  config.validation.enable = false;
+  return config;
+}
+
+data::RowRange LayoutSide::rows() const {
+  return data.batches->rows_of({.rank = plan.parallel.data_rank(options.rank), .ranks = plan.parallel.data_ranks()});
+}
+
+}  // namespace phalanx::train

@@ -1,0 +1,124 @@
+// Recomputation changes no bit: ten steps in 16 bits, by every kind of layout and of recomputation, beside the same ten
+// steps without it. A copy of a weight that outlives its update shows from the second step on. Each layout has one kind
+// of recomputation here, the first two have all; with PHALANX_ALL_MUTATIONS=1 (make mutations) every layout has.
+#include <cstdlib>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "phalanx/train/testing/trainer_test_support.h"
+#include "phalanx/verify/layout_side.h"
+
+namespace phalanx::train {
+namespace {
+
+struct BitsLayout {
+  std::string name;
+  int ranks = 1;
+  std::vector<std::string> keys = {};
+};
+
+std::string degree_of(const std::string& axis, int degree) {
+  return "--parallelism." + axis + "_degree=" + std::to_string(degree);
+}
+
+std::vector<BitsLayout> layouts_of_bits() {
+  const auto shards = [](int degree, int stage, std::vector<std::string> more = {}) {
+    more.push_back(degree_of("data_parallel_shard", degree));
+    more.push_back("--parallelism.zero_stage=" + std::to_string(stage));
+    return more;
+  };
+  const std::string tp = degree_of("tensor_parallel", 2), pp = degree_of("pipeline_parallel", 2);
+  return {{"one rank", 1},
+          {"accumulation", 1, {"--training.local_batch_size=1"}},
+          {"ddp", 2},
+          {"zero1", 2, shards(2, 1)},
+          {"zero2", 2, shards(2, 2)},
+          {"zero3", 2, shards(2, 3)},
+          {"hsdp", 4, shards(2, 3, {degree_of("data_parallel_replicate", 2)})},
+          {"tp without sp", 2, {tp, "--parallelism.no-enable_sequence_parallel"}},
+          {"tp with sp", 2, {tp, "--parallelism.no-enable_async_tensor_parallel"}},
+          {"tp overlapped", 2, {tp}},
+          {"tp tied", 2, {tp, "--model.tie_embeddings"}},
+          {"pp", 2, {pp}},
+          {"pp zero-bubble, tied", 2, {pp, "--parallelism.pipeline_parallel_schedule=ZBV", "--model.tie_embeddings"}},
+          {"ddp x tp", 4, {tp}},
+          {"zero3 x tp", 4, shards(2, 3, {tp})},
+          {"pp x tp", 4, {pp, tp}},
+          {"pp x zero2", 4, shards(2, 2, {pp})}};
+}
+
+class RecomputeBitsTest : public TrainerTest {
+ protected:
+  /// What a rank has seen and has at the end.
+  using Bits = std::pair<std::vector<double>, std::map<std::string, std::string>>;
+
+  TrainConfig config_of(const BitsLayout& layout, const std::string& type,
+                        const std::vector<std::string>& recompute) const {
+    std::vector<std::string> keys = {"--model.flavor=debug",
+                                     "--model.vocab_size=64",
+                                     "--training.dataset_path=" + path("few.bin"),
+                                     "--training.seq_len=8",
+                                     "--training.local_batch_size=2",
+                                     "--training.global_batch_size=4",
+                                     "--training.steps=10",
+                                     "--lr_scheduler.warmup_steps=1",
+                                     "--optimizer.lr=3e-3",
+                                     "--parallelism.pipeline_parallel_microbatch_size=1",
+                                     "--training.mixed_precision_param=" + type};
+    if (layout.ranks == 4) keys[4] = "--training.local_batch_size=1";
+    keys.insert(keys.end(), layout.keys.begin(), layout.keys.end());
+    keys.insert(keys.end(), recompute.begin(), recompute.end());
+    return parse_config("", "test", keys);
+  }
+
+  static Bits ten_steps(const TrainConfig& config, const std::shared_ptr<Communicator>& world) {
+    LayoutSide side(config, world, at::kCPU);
+    Bits bits;
+    for (std::int64_t step = 0; step < 10; ++step) {
+      bits.first.push_back(side.find_gradients(step));
+      bits.first.push_back(side.update->apply(step).grad_norm);
+    }
+    for (const NamedTensor& p : side.model.parameters()) {
+      const at::Tensor values = p.tensor.detach().contiguous();
+      bits.second[p.name] = std::string(static_cast<const char*>(values.const_data_ptr()), values.nbytes());
+    }
+    return bits;
+  }
+
+  void expect_same_bits(const std::string& type, bool is_rare) const {
+    const std::string mode = "--activation_checkpoint.mode=", which = "--activation_checkpoint.selective_ac_option=";
+    const std::vector<std::pair<std::string, std::vector<std::string>>> recomputations = {
+        {"every second block", {mode + "selective", which + "2"}},
+        {"op", {mode + "selective", which + "op"}},
+        {"full", {mode + "full"}}};
+    std::vector<std::uint16_t> tokens;
+    for (const std::uint16_t token : tokens_) tokens.push_back(token % 64);
+    write_tokens("few.bin", tokens);
+    const bool all = std::getenv("PHALANX_ALL_MUTATIONS") != nullptr;
+    const std::vector<BitsLayout> layouts = layouts_of_bits();
+    for (std::size_t i = 0; i < layouts.size(); ++i) {
+      const BitsLayout& layout = layouts[i];
+      if (!all && is_rare && i % 4 > 1) continue;
+      run_local_ranks(layout.ranks, [&](const std::shared_ptr<Communicator>& world) {
+        const Bits expected = ten_steps(config_of(layout, type, {mode + "none"}), world);
+        for (std::size_t kind = 0; kind < recomputations.size(); ++kind) {
+          if (!all && i > 1 && kind != (i / (is_rare ? 2 : 1)) % recomputations.size()) continue;
+          const auto& [name, keys] = recomputations[kind];
+          const auto [losses, weights] = ten_steps(config_of(layout, type, keys), world);
+          EXPECT_EQ(losses, expected.first)
+              << layout.name << ", " << name << ": losses and norms, rank " << world->rank();
+          EXPECT_TRUE(weights == expected.second) << layout.name << ", " << name << ": weights, rank " << world->rank();
+        }
+      });
+    }
+  }
+};
+
+TEST_F(RecomputeBitsTest, InBfloat16) { expect_same_bits("bfloat16", /*is_rare=*/false); }
+// By half of the layouts: on most processors it is slow.
+TEST_F(RecomputeBitsTest, InFloat16) { expect_same_bits("float16", /*is_rare=*/true); }
+
+}  // namespace
+}  // namespace phalanx::train
