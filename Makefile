@@ -76,7 +76,7 @@ kills: all
 	OMP_NUM_THREADS=1 PHALANX_ALL_KILLS=1 $(BUILD)/bin/checkpoint_test --gtest_filter='*KilledAtEveryOperation*'
 
 worlds: all
-	OMP_NUM_THREADS=1 $(BUILD)/bin/comm_hierarchical_test --gtest_filter='*LevelsSuite.Passes/TwoTimesFour:*LevelsSuite.Passes/FourTimesTwo:*LevelSuite.Passes/ThreeThreeTwo'
+	OMP_NUM_THREADS=1 $(BUILD)/bin/comm_hierarchical_test --gtest_filter='*NcclHierarchicalSuite.Passes/TwoTimesFour:*NcclHierarchicalSuite.Passes/FourTimesTwo:*/HierarchicalSuite.Passes/ThreeThreeTwo'
 
 mutations: all
 	OMP_NUM_THREADS=1 PHALANX_ALL_MUTATIONS=1 $(BUILD)/bin/verify_test --gtest_filter='LayoutMutations*:RecomputeBits*'

@@ -24,7 +24,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 struct Round {
-  double save = 0, stall = 0, rest = 0;  // seconds: save(), save_async(), and then finish()
+  double save = 0, stall = 0, rest = 0;  // seconds: save(), async_save(), and then finish()
 };
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
@@ -71,7 +71,7 @@ int main(int argc, char** argv) {
       const double save = seconds_since(begin);
       comm->barrier().wait();
       const auto begin_async = Clock::now();
-      const double stall = checkpoints.save_async(state, 2 * i + 1).stall_seconds;
+      const double stall = checkpoints.async_save(state, 2 * i + 1).stall_seconds;
       checkpoints.finish();
       const double rest = seconds_since(begin_async) - stall;
       const std::lock_guard lock(mutex);

@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "benchmarks/open_mpi_peer.h"
+#include "benchmarks/open_mpi_baseline.h"
 #include "cli/bench_arguments.h"
 #include "cli/command.h"
 #include "cli/worker/bench_worker.h"
@@ -55,7 +55,7 @@ int main(int argc, char** argv) {
       return 0;
     }
     if (std::getenv("OMPI_COMM_WORLD_RANK") == nullptr) become_mpirun(arguments);
-    return phalanx::cli::bench_worker(arguments, {phalanx::benchmarks::open_mpi_peer()});
+    return phalanx::cli::bench_worker(arguments, {phalanx::benchmarks::open_mpi_baseline()});
   } catch (const std::exception& error) {
     fmt::print(stderr, "collectives: {}\n", error.what());
     return dynamic_cast<const phalanx::UsageError*>(&error) != nullptr ? 2 : 1;

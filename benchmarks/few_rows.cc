@@ -1,4 +1,4 @@
-// From how many rows on a library's product is faster than kernels/few_rows.h: where kFewRows should lie.
+// From how many rows on a library's product is faster than kernels/skinny_gemm.h: where kSkinnyGemmRows should lie.
 //
 //   OMP_NUM_THREADS=1 few_rows [--budget-ms 200]
 //
@@ -17,8 +17,8 @@
 #include <utility>
 #include <vector>
 
-#include "phalanx/kernels/few_rows.h"
 #include "phalanx/kernels/row_kernels.h"
+#include "phalanx/kernels/skinny_gemm.h"
 
 namespace {
 
@@ -61,7 +61,7 @@ int main(int argc, char** argv) {
                                                     std::chrono::duration<double, std::milli>(budget_ms);
            i += 2) {
         library.push_back(timed([&] { at::linear(x, weights[i % weights.size()]); }));
-        few.push_back(timed([&] { phalanx::kernels::few_rows_product(x, weights[(i + 1) % weights.size()]); }));
+        few.push_back(timed([&] { phalanx::kernels::skinny_gemm(x, weights[(i + 1) % weights.size()]); }));
       }
       const double slow = median_us(library), fast = median_us(few);
       fmt::print(" {:>22}", fmt::format("{:.0f} / {:.0f} ({:.2f})", slow, fast, slow / fast));

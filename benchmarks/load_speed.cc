@@ -136,13 +136,13 @@ int run(int argc, char** argv) try {
   const std::filesystem::path hf = std::filesystem::path(folder) / "hf",
                               steps = std::filesystem::path(folder) / "steps";
   const models::LlamaConfig config = model_of(megabytes);
-  const LoadWeightsOptions names{.place_in_file = models::llama_hf_name};
+  const LoadWeightsOptions names{.key_mapping = models::llama_hf_name};
   std::filesystem::path step;
   if (context.rank == 0) {
     models::Llama model(config);
     nn::initialise(model, 1);
     std::filesystem::create_directories(hf);
-    export_weights(hf / "model.safetensors", nn::named_parameters(model), {.place_in_file = models::llama_hf_name},
+    export_weights(hf / "model.safetensors", nn::named_parameters(model), {.key_mapping = models::llama_hf_name},
                    posix_file_system());
     TrainState state;
     state.tensors = with_prefix("model.", nn::named_parameters(model));

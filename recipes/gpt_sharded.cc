@@ -115,7 +115,7 @@ int main(int argc, char** argv) try {
   optimizer.collect_state(state);
   state.integers["step"] = 0;
   phalanx::CheckpointManager checkpoints(folder, {.keep_latest_k = 1}, context.world);
-  if (checkpoints.load_latest(state)) sharded.forget_values();
+  if (checkpoints.load_latest(state)) sharded.invalidate_unsharded();
 
   const int64_t first = state.integers["step"], share = kBatch / context.world_size;
   double loss_now = 0;
@@ -140,7 +140,7 @@ int main(int argc, char** argv) try {
     std::printf("%d rank(s): %s step %ld, done step %ld: loss %.4f, %ld units, %ld of %ld gathered ahead\n",
                 context.world_size, first > 0 ? "continued from" : "began at", static_cast<long>(first),
                 static_cast<long>(first + kSteps), loss_now, static_cast<long>(sharded.units().size()),
-                static_cast<long>(sharded.statistics().gathers_ahead), static_cast<long>(sharded.statistics().gathers));
+                static_cast<long>(sharded.statistics().prefetches), static_cast<long>(sharded.statistics().gathers));
   }
   return 0;
 } catch (const phalanx::Error& error) {

@@ -37,7 +37,7 @@ models::ImageLoader loader(const Options& options, at::Device device, data::Imag
   return {{.global_batch = train ? options.batch : options.test_batch,
            .seed = options.seed,
            .shuffle = train,
-           .whole_batches = train,
+           .drop_last = train,
            .mean = 0.1307,
            .deviation = 0.3081,
            .device = device},
@@ -50,7 +50,7 @@ void train(models::MnistNet& net, Adadelta& optimizer, const models::ImageLoader
   for (std::int64_t i = 0; i < images.steps_per_epoch(); ++i) {
     const auto [x, labels, first_row] = images.batch(epoch, i);
     const std::int64_t step = (epoch - 1) * images.steps_per_epoch() + i;
-    nn::place_dropout(net, {.seed = options.seed, .step = step, .first_row = first_row});
+    nn::set_dropout_rng_state(net, {.seed = options.seed, .step = step, .first_row = first_row});
     const at::Tensor loss = at::nll_loss(nn::call(net, x), labels);
     loss.backward();
     optimizer.step(lr);

@@ -44,7 +44,7 @@ models::ImageLoader loader(const Options& options, const ProcessContext& context
   models::ImageLoaderOptions how{
       .rank = context.rank, .ranks = context.world_size, .seed = 1, .device = context.device};
   how.global_batch = train ? options.batch : 1000 / how.ranks * how.ranks;
-  how.shuffle = how.whole_batches = train;
+  how.shuffle = how.drop_last = train;
   how.mean = 0.1307, how.deviation = 0.3081;
   return {how, data::load_images(options.data, data::ImageKind::mnist, split, count)};
 }
@@ -71,7 +71,7 @@ std::array<double, 3> epoch_of(const models::ImageLoader& images, const ProcessC
 std::pair<double, std::string> train(const Options& options, const ProcessContext& context, bool shard) {
   const models::ImageLoader images = loader(options, context, data::ImageSplit::train);
   const models::ImageLoader tests = loader(options, context, data::ImageSplit::test);
-  observe::reset_peak_memory();
+  observe::reset_peak_memory_stats();
   models::MnistNet net({.device = context.device, .without_memory = shard});
   std::unique_ptr<DistributedDataParallel> ddp;
   std::unique_ptr<FullyShardedDataParallel> sharded;
@@ -93,14 +93,14 @@ std::pair<double, std::string> train(const Options& options, const ProcessContex
     net.train();
     const auto [loss, right, count] = epoch_of(images, context, epoch, [&](std::int64_t i, const auto& batch) {
       const std::int64_t step = (epoch - 1) * images.steps_per_epoch() + i;
-      nn::place_dropout(net, {.seed = 1, .step = step, .first_row = batch.first_row});
+      nn::set_dropout_rng_state(net, {.seed = 1, .step = step, .first_row = batch.first_row});
       const at::Tensor scores = nn::call(net, batch.images);
       at::nll_loss(scores, batch.labels).backward();
       optimizer.step(lr);
       optimizer.zero_grad();
       return scores.detach();
     });
-    if (epoch == 1) peak = observe::peak_memory().text();
+    if (epoch == 1) peak = observe::max_memory_allocated().text();
     net.eval();
     const at::NoGradGuard no_grad;
     const auto [test_loss, test_right, tested] =

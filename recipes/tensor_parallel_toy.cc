@@ -49,7 +49,7 @@ at::Tensor rows(int step, std::int64_t first, std::int64_t count) {
 }
 
 // Losses of ten steps; `mesh` null: of one rank. `first` and `count`: the rows of this rank.
-std::vector<double> train(const phalanx::DeviceMesh* mesh, const std::vector<phalanx::StyleOf>& plan,
+std::vector<double> train(const phalanx::DeviceMesh* mesh, const std::vector<phalanx::ParallelStyle>& plan,
                           std::int64_t first, std::int64_t count, bool sums_losses) {
   Toy net;
   if (mesh != nullptr) phalanx::parallelize_module(net, *mesh, plan);
@@ -77,15 +77,17 @@ double largest_difference(const std::vector<double>& a, const std::vector<double
 }  // namespace
 
 int main() try {
-  using phalanx::Colwise, phalanx::Rowwise, phalanx::ActivationLayout;
+  using phalanx::ColwiseParallel, phalanx::RowwiseParallel, phalanx::ActivationLayout;
   const phalanx::ProcessContext context = phalanx::init_from_environment({.device = "cpu"});
   const int ranks = context.world_size;
   const phalanx::DeviceMesh mesh(context.world, {{"tp", ranks}});
 
-  const auto tensor = train(&mesh, {{"in_proj", Colwise{}}, {"out_proj", Rowwise{}}}, 0, kRowsOfARank, false);
+  const auto tensor =
+      train(&mesh, {{"in_proj", ColwiseParallel{}}, {"out_proj", RowwiseParallel{}}}, 0, kRowsOfARank, false);
   const auto one = train(nullptr, {}, 0, kRowsOfARank, false);
-  const std::vector<phalanx::StyleOf> by_rows = {{"in_proj", Colwise{.input = ActivationLayout::split(0)}},
-                                                 {"out_proj", Rowwise{.output = ActivationLayout::split(0)}}};
+  const std::vector<phalanx::ParallelStyle> by_rows = {
+      {"in_proj", ColwiseParallel{.input = ActivationLayout::split(0)}},
+      {"out_proj", RowwiseParallel{.output = ActivationLayout::split(0)}}};
   const auto sequence = train(&mesh, by_rows, context.rank * kRowsOfARank, kRowsOfARank, true);
   const auto one_of_all = train(nullptr, {}, 0, ranks * kRowsOfARank, false);
 

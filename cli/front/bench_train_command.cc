@@ -51,8 +51,8 @@ Ends with status 1 if a layout failed: its row says why.
 namespace {
 
 using nlohmann::json;
-using train::BenchFigures;
 using train::BenchLayout;
+using train::BenchMetrics;
 
 struct BenchTrainArguments {
   train::TrainConfig config;
@@ -96,7 +96,7 @@ BenchTrainArguments parse(Arguments arguments) {
 /// One layout's runs, or why there is none.
 struct Row {
   BenchLayout layout;
-  std::vector<BenchFigures> runs;
+  std::vector<BenchMetrics> runs;
   std::string failure;
   bool is_base = false;
 };
@@ -132,23 +132,23 @@ bool run_once(Row& row, const BenchTrainArguments& arguments, int threads) {
   }
 }
 
-json to_json(const Row& row, const BenchFigures* strong, const BenchFigures* weak) {
+json to_json(const Row& row, const BenchMetrics* strong, const BenchMetrics* weak) {
   json object = {{"layout", row.layout.layout.name}, {"ranks", row.layout.layout.ranks}, {"failure", row.failure}};
   if (row.runs.empty()) return object;
-  const BenchFigures figures = train::middle_run(row.runs);
-  object.update({{"tokens_per_second", figures.tokens_per_second},
-                 {"step_seconds", figures.step_seconds},
-                 {"exposed_percent_of_step", figures.exposed_percent},
-                 {"exposed_percent_of_communication", figures.exposed_of_communication},
-                 {"counted_bytes", figures.counted},
-                 {"predicted_bytes", figures.predicted},
-                 {"pss_bytes", figures.proportional}});
-  for (const BenchFigures& run : row.runs) object["runs_step_seconds"].push_back(run.step_seconds);
+  const BenchMetrics metrics = train::median_run(row.runs);
+  object.update({{"tokens_per_second", metrics.tokens_per_second},
+                 {"step_seconds", metrics.step_seconds},
+                 {"exposed_percent_of_step", metrics.exposed_percent},
+                 {"exposed_percent_of_communication", metrics.exposed_of_communication},
+                 {"counted_bytes", metrics.counted},
+                 {"predicted_bytes", metrics.predicted},
+                 {"pss_bytes", metrics.proportional}});
+  for (const BenchMetrics& run : row.runs) object["runs_step_seconds"].push_back(run.step_seconds);
   if (!row.is_base && strong != nullptr) {
-    object["strong_scaling"] = train::scaling(figures, row.layout.layout.ranks, *strong);
+    object["strong_scaling"] = train::scaling(metrics, row.layout.layout.ranks, *strong);
   }
   if (!row.is_base && weak != nullptr) {
-    object["weak_scaling"] = train::scaling(figures, row.layout.layout.ranks, *weak);
+    object["weak_scaling"] = train::scaling(metrics, row.layout.layout.ranks, *weak);
   }
   return object;
 }
@@ -206,10 +206,10 @@ int bench_train_command(const Arguments& words) {
     left_out.push_back(fmt::format("{} needs {} a rank of {}", layout.layout.name,
                                    plan::bytes_text(layout.predicted.total()), plan::bytes_text(layout.available)));
   };
-  train::BenchBase base = train::bench_base(arguments.config, arguments.ranks, arguments.devices);
-  const std::int64_t step = base.same_step.layout.config.training.global_batch_size;
-  add(base.same_step, true);
-  if (base.same_share) add(*base.same_share, true);
+  train::ScalingBaseline base = train::scaling_baseline(arguments.config, arguments.ranks, arguments.devices);
+  const std::int64_t step = base.strong_scaling.layout.config.training.global_batch_size;
+  add(base.strong_scaling, true);
+  if (base.weak_scaling) add(*base.weak_scaling, true);
   for (BenchLayout& layout :
        train::layouts_to_bench(arguments.config, arguments.ranks, arguments.layouts, arguments.devices)) {
     add(std::move(layout), false);
@@ -231,13 +231,13 @@ int bench_train_command(const Arguments& words) {
     }
   }
 
-  const auto figures_of = [&](const std::string& name) -> std::optional<BenchFigures> {
+  const auto metrics_of = [&](const std::string& name) -> std::optional<BenchMetrics> {
     const auto row = std::ranges::find_if(
         rows, [&](const Row& one) { return one.is_base && one.layout.layout.name == name && !one.runs.empty(); });
-    return row == rows.end() ? std::nullopt : std::optional(train::middle_run(row->runs));
+    return row == rows.end() ? std::nullopt : std::optional(train::median_run(row->runs));
   };
-  const auto strong = figures_of(base.same_step.layout.name);
-  const auto weak = base.same_share ? figures_of(base.same_share->layout.name) : std::nullopt;
+  const auto strong = metrics_of(base.strong_scaling.layout.name);
+  const auto weak = base.weak_scaling ? metrics_of(base.weak_scaling->layout.name) : std::nullopt;
   json table = json::array();
   bool failed = !goes_on;
   for (const Row& row : rows) {

@@ -55,9 +55,9 @@ TEST(LaunchCommandTest, TakesTorchrunsSpellings) {
 }
 
 // A machine of so many GPUs, as /dev and the driver's folder in /proc show them.
-class GpuMachine {
+class GpuNode {
  public:
-  explicit GpuMachine(int gpus) : root_("gpus") {
+  explicit GpuNode(int gpus) : root_("gpus") {
     std::filesystem::create_directories(root_.path() / "dev");
     for (const char* other : {"nvidiactl", "nvidia-uvm", "nvidia", "null"}) write(std::string("dev/") + other, "");
     for (int i = 0; i < gpus; ++i) {
@@ -82,7 +82,7 @@ class GpuMachine {
 };
 
 TEST(LaunchCommandTest, RanksAreCountedByGpusAndCores) {
-  const GpuMachine four(4), none(0);
+  const GpuNode four(4), none(0);
   EXPECT_EQ(four.count("gpu"), 4);
   EXPECT_EQ(four.count("auto"), 4);
   EXPECT_EQ(four.count("cpu"), usable_cores());
@@ -116,7 +116,7 @@ TEST(LaunchCommandTest, RanksAreCountedByGpusAndCores) {
 }
 
 TEST(LaunchCommandTest, ListedGpusAreThoseThatCudaGivesAProgram) {
-  const GpuMachine four(4), none(0);
+  const GpuNode four(4), none(0);
   using testing::ElementsAre;
   EXPECT_THAT(listed_gpus("3, 1 ,0", four.root()), ElementsAre("3", "1", "0"));
   EXPECT_THAT(listed_gpus("GPU-2a,0", four.root()), ElementsAre("GPU-2a", "0"));

@@ -61,7 +61,7 @@ PlanArguments parse_plan_arguments(Arguments arguments) {
   if (take_option(arguments, "--nodes", text)) nodes.nodes = number_of("--nodes", text);
   if (take_option(arguments, "--per-node", text)) nodes.per_node = number_of("--per-node", text);
   if (take_option(arguments, "--headroom", text)) parsed.headroom = headroom_of(text);
-  if (take_option(arguments, "--top", text)) parsed.most_rows = static_cast<std::size_t>(number_of("--top", text));
+  if (take_option(arguments, "--top", text)) parsed.max_rows = static_cast<std::size_t>(number_of("--top", text));
   take_option(arguments, "--json", parsed.json);
   take_option(arguments, "--toml", parsed.toml);
   take_option(arguments, "--svg", parsed.svg);

@@ -18,7 +18,7 @@ struct PlanArguments {
   std::vector<std::string> overrides;
   plan::Devices devices;
   double headroom = 0.05;
-  std::size_t most_rows = 12;
+  std::size_t max_rows = 12;
   std::vector<std::string> layouts;  // by name; empty: all are searched
   std::string json, toml, svg;       // files; empty: none
 };

@@ -111,8 +111,8 @@ json to_json(const plan::Candidate& candidate) {
           {"passes", candidate.layout.passes},
           {"memory", to_json(candidate.memory)},
           {"available", candidate.available},
-          {"sent_inside", candidate.exchange.inside},
-          {"sent_across", candidate.exchange.across}};
+          {"sent_inside", candidate.comm_volume.intra_node},
+          {"sent_across", candidate.comm_volume.inter_node}};
 }
 
 void print_memory(const char* name, const plan::TrainingMemory& memory) {
@@ -153,14 +153,14 @@ std::vector<plan::Candidate> rows_of(const std::vector<plan::Candidate>& candida
   if (!arguments.layouts.empty()) return candidates;
   std::vector<plan::Candidate> rows;
   for (const plan::Candidate& candidate : candidates) {
-    if (candidate.fits() && rows.size() < arguments.most_rows) rows.push_back(candidate);
+    if (candidate.fits() && rows.size() < arguments.max_rows) rows.push_back(candidate);
   }
   return rows;
 }
 
 void print_candidates(const std::vector<plan::Candidate>& candidates, const PlanArguments& arguments) {
   const bool given = !arguments.layouts.empty();
-  const std::size_t most = arguments.most_rows;
+  const std::size_t most = arguments.max_rows;
   const auto fitting = static_cast<std::size_t>(std::ranges::count_if(candidates, &plan::Candidate::fits));
   fmt::print("{} of {} layouts fit{}\n", fitting, candidates.size(),
              fitting > most && !given ? fmt::format("; the first {} (all: --top {}):", most, fitting)
@@ -174,8 +174,8 @@ void print_candidates(const std::vector<plan::Candidate>& candidates, const Plan
     fmt::print("  {:<46}", plan::name_of(candidate.layout));
     for (const std::int64_t bytes : candidate.memory.peak.bytes) fmt::print(" {:>11}", bytes_text(bytes));
     const std::int64_t total = candidate.memory.total();
-    fmt::print(" {:>11} {:>11} {:>11}", bytes_text(total), bytes_text(candidate.exchange.inside),
-               bytes_text(candidate.exchange.across));
+    fmt::print(" {:>11} {:>11} {:>11}", bytes_text(total), bytes_text(candidate.comm_volume.intra_node),
+               bytes_text(candidate.comm_volume.inter_node));
     if (given) fmt::print(" {:>11}", candidate.fits() ? "-" : bytes_text(total - candidate.available));
     fmt::print("\n");
   }
@@ -205,7 +205,7 @@ std::string picture(const PlanArguments& arguments, const std::vector<plan::Cand
   if (rows.empty()) {
     rows = candidates;
     std::ranges::stable_sort(rows, {}, [](const plan::Candidate& one) { return one.memory.total() - one.available; });
-    rows.resize(std::min(rows.size(), arguments.most_rows));
+    rows.resize(std::min(rows.size(), arguments.max_rows));
   }
   return plan::memory_bars(rows, {.title = fmt::format("Peak memory of a rank: {} on {}", model_text(arguments.config),
                                                        arguments.devices.text()),
@@ -228,7 +228,7 @@ int plan_command(const Arguments& words) {
   const plan::SearchOptions options{.base = base,
                                     .devices = arguments.devices,
                                     .global_batch = global,
-                                    .most_batch = training.local_batch_size,
+                                    .max_batch = training.local_batch_size,
                                     .headroom = arguments.headroom,
                                     .schedule = arguments.config.parallelism.pipeline_parallel_schedule};
   const bool given = !arguments.layouts.empty();

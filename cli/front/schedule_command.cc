@@ -113,12 +113,12 @@ void parse_times(std::string_view text, ScheduleArguments& arguments) {
   }
   schedule::PassTimes& times = arguments.times.common;
   times.forward = f.value_or(1.0);
-  times.input_backward = i.value_or(b.value_or(2.0) / 2.0);
-  times.weight_backward = w.value_or(b.value_or(2.0) / 2.0);
-  times.backward = b.value_or(times.input_backward + times.weight_backward);
+  times.backward_input = i.value_or(b.value_or(2.0) / 2.0);
+  times.backward_weight = w.value_or(b.value_or(2.0) / 2.0);
+  times.backward = b.value_or(times.backward_input + times.backward_weight);
   arguments.times.transfer = send.value_or(0.0);
   arguments.times_text = fmt::format("F={:.6g} B={:.6g} I={:.6g} W={:.6g} send={:.6g}", times.forward, times.backward,
-                                     times.input_backward, times.weight_backward, arguments.times.transfer);
+                                     times.backward_input, times.backward_weight, arguments.times.transfer);
 }
 
 ScheduleArguments parse_schedule(Arguments words) {
@@ -233,7 +233,7 @@ void print_validity(const schedule::Schedule& schedule, const ScheduleArguments&
   int passes = 0, transfers = 0;
   for (const auto& row : whole.actions) {
     for (const schedule::Action& action : row) {
-      schedule::for_each_part(action, [&](const schedule::Action& part) {
+      schedule::for_each_sub_action(action, [&](const schedule::Action& part) {
         passes += schedule::is_pass(part.kind) ? 1 : 0;
         transfers += schedule::is_send(part.kind) ? 1 : 0;
       });
@@ -297,8 +297,8 @@ int compare(const ScheduleArguments& arguments) {
       const schedule::Schedule schedule = schedule::make_schedule(options);
       const int per_rank = schedule.stages() / schedule.ranks();
       schedule::Times times = arguments.times;
-      for (double* time : {&times.common.forward, &times.common.backward, &times.common.input_backward,
-                           &times.common.weight_backward}) {
+      for (double* time : {&times.common.forward, &times.common.backward, &times.common.backward_input,
+                           &times.common.backward_weight}) {
         *time /= per_rank;
       }
       const schedule::Simulation result = schedule::simulate(schedule, times);

@@ -30,13 +30,13 @@ void write_files(const BenchArguments& parsed, const measure::CommBenchResult& r
 
 }  // namespace
 
-int bench_worker(const Arguments& arguments, const std::vector<measure::BenchPeer>& peers) {
+int bench_worker(const Arguments& arguments, const std::vector<measure::BenchBaseline>& baselines) {
   const BenchArguments parsed = parse_bench_arguments(arguments);
   // Kept until the process ends, so that a late second signal finds the handler; see train_worker.cc.
   static const train::StopSignal stop({.in_steps = false});
   announce_graceful_stop(std::chrono::seconds(3));
   const ProcessContext context = init_from_environment(
-      {.backend = measure::world_backend(parsed.options, peers), .device = parsed.options.device});
+      {.backend = measure::world_backend(parsed.options, baselines), .device = parsed.options.device});
   announce_graceful_stop(std::chrono::seconds(60));
   stop.set_in_steps(true);
   const bool tells = context.rank == 0;
@@ -45,9 +45,9 @@ int bench_worker(const Arguments& arguments, const std::vector<measure::BenchPee
   const auto result = measure::run_comm_bench(
       context, parsed.options,
       {.on_start = [](const measure::CommBenchResult& start) { print_now(measure::table_header(start)); },
-       .on_row = [&](const auto& row, const auto& peers) { print_now(measure::table_line(row, peers)); },
+       .on_row = [&](const auto& row, const auto& baselines) { print_now(measure::table_line(row, baselines)); },
        .stop_requested = [] { return stop.requested(); },
-       .peers = peers});
+       .baselines = baselines});
   if (!tells) return 0;
   for (const std::string& note : result.notes) print_now(fmt::format("# {}\n", note));
   if (result.stopped) {

@@ -8,7 +8,7 @@
 
 namespace phalanx::cli {
 
-/// `peers`: other libraries that --backends may name beside torch's gloo.
-int bench_worker(const Arguments& arguments, const std::vector<measure::BenchPeer>& peers = {});
+/// `baselines`: other libraries that --backends may name beside torch's gloo.
+int bench_worker(const Arguments& arguments, const std::vector<measure::BenchBaseline>& baselines = {});
 
 }  // namespace phalanx::cli

@@ -101,7 +101,7 @@ void examine_processor(Examination& report) {
 
 void examine_memory(Examination& report) {
   fmt::print("Memory\n");
-  report.good("total", human_bytes(train::machine_memory_bytes()));
+  report.good("total", human_bytes(train::host_memory_bytes()));
   const std::string pages = first_line("/sys/kernel/mm/transparent_hugepage/enabled");
   if (pages.find("[madvise]") != std::string::npos || pages.find("[always]") != std::string::npos) {
     report.good("huge pages", pages);

@@ -37,7 +37,7 @@
 #include "phalanx/infer/jobs/batch_job.h"
 #include "phalanx/infer/model_files.h"
 #include "phalanx/infer/stop_text.h"
-#include "phalanx/infer/work_share.h"
+#include "phalanx/infer/work_stealing_queue.h"
 #include "phalanx/launch/rendezvous/job_identity.h"
 #include "phalanx/models/config/llama_json.h"
 
@@ -208,7 +208,7 @@ class JobRun {
  private:
   void answer(std::int64_t longest) {
     sort_shares();
-    infer::WorkShare share(store_, "prompts", ranks_.member(), ranks_.members(), left_);
+    infer::WorkStealingQueue share(store_, "prompts", ranks_.member(), ranks_.members(), left_);
     std::optional<ProgressBar> bar;
     if (ranks_.is_first() && !task_.arguments.quiet) {
       bar.emplace("generating", done_before_ + left_.size(), ProgressOptions{.start = done_before_});
@@ -261,7 +261,7 @@ class JobRun {
       return prompt.text ? prompt.text->size() / 4 : prompt.ids.size();
     };
     for (int member = 0; member < ranks_.members(); ++member) {
-      const auto [first, end] = infer::WorkShare::share_of(left_.size(), member, ranks_.members());
+      const auto [first, end] = infer::WorkStealingQueue::share_of(left_.size(), member, ranks_.members());
       std::ranges::stable_sort(left_.begin() + static_cast<std::ptrdiff_t>(first),
                                left_.begin() + static_cast<std::ptrdiff_t>(end), std::greater(), length);
     }
@@ -275,7 +275,8 @@ class JobRun {
   /// Checks this rank's share before anything runs. Returns what all ranks have found.
   Checked check_requests() const {
     Checked mine;
-    const auto [first, end] = infer::WorkShare::share_of(left_.size(), ranks_.process.rank, ranks_.process.world_size);
+    const auto [first, end] =
+        infer::WorkStealingQueue::share_of(left_.size(), ranks_.process.rank, ranks_.process.world_size);
     for (std::size_t i = first; i < end; ++i) {
       const infer::Request request = task_.request(left_[i]);
       if (const auto fault = generator_.fault_of(request); !fault.empty()) {
@@ -313,8 +314,8 @@ std::size_t run_job(const Task& task, const Inputs& inputs, const infer::ModelFi
   if (ranks.is_first()) {
     lock.emplace(arguments.output,
                  FolderLockOptions{.advice = "choose another --output",
-                                   .wait = patience_with_predecessor(job_identity()),
-                                   .say = [](const std::string& line) { fmt::print(stderr, "{}\n", line); }});
+                                   .wait = predecessor_timeout(job_identity()),
+                                   .log_info = [](const std::string& line) { fmt::print(stderr, "{}\n", line); }});
     if (!lock->unsupported().empty()) fmt::print(stderr, "{}\n", lock->unsupported());
     const auto missing = job.open(description_of(task, inputs, files));
     if (!missing.empty()) {

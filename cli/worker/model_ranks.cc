@@ -17,7 +17,7 @@
 #include "phalanx/launch/rendezvous/worker_environment.h"
 #include "phalanx/models/config/model_identity.h"
 #include "phalanx/models/llama.h"
-#include "phalanx/store/local_store.h"
+#include "phalanx/store/hash_store.h"
 #include "phalanx/train/first_rank.h"
 #include "phalanx/train/rank_agreement.h"
 
@@ -51,7 +51,7 @@ void require_same_command(Communicator& world, const std::vector<std::string>& a
 
 }  // namespace
 
-int ModelRanks::member() const { return static_cast<int>(plan.data_rank(process.rank)); }
+int ModelRanks::member() const { return static_cast<int>(plan.data_parallel_rank(process.rank)); }
 
 void ModelRanks::barrier() const {
   if (process.world) process.world->barrier();
@@ -92,7 +92,7 @@ ModelRanks start_model_ranks(const ModelRanksOptions& options) {
   ModelRanks ranks;
   ranks.plan = {.pp = options.pp, .tp = options.tp, .sequence_parallel = false};
   if (read_worker_environment().world_size <= 1) {
-    ranks.process.store = std::make_shared<LocalStore>();
+    ranks.process.store = std::make_shared<HashStore>();
     ranks.process.device = choose_device(options.device);
   } else {
     if (options.device.starts_with("cuda:")) {
@@ -109,7 +109,7 @@ ModelRanks start_model_ranks(const ModelRanksOptions& options) {
   if (!ranks.process.world) return ranks;
   ranks.mesh.emplace(ranks.process.world, ranks.plan.axes());
   if (ranks.plan.pp > 1) ranks.stages = ranks.mesh->communicator("pp");
-  if (ranks.plan.cuts_model()) {
+  if (ranks.plan.uses_model_parallelism()) {
     const int pp = ranks.plan.pp > 1 ? ranks.mesh->coordinate("pp") : 0;
     const int tp = ranks.plan.tp > 1 ? ranks.mesh->coordinate("tp") : 0;
     ranks.copy = ranks.process.world->split(ranks.member(), pp * static_cast<int>(ranks.plan.tp) + tp, "copy");
@@ -125,7 +125,7 @@ std::shared_ptr<models::Llama> load_model(const infer::ModelFiles& files, const 
   nlohmann::json mine = {{"model", models::model_identity(files.config)}};
   ranks.each([&] { mine["weights"] = weights_identity(files.weights); });
   ranks.require_same("model", mine);
-  return infer::load_part(files, ranks.plan, *ranks.mesh, ranks.process.device, type);
+  return infer::load_model_shard(files, ranks.plan, *ranks.mesh, ranks.process.device, type);
 }
 
 }  // namespace phalanx::cli

@@ -30,7 +30,7 @@ struct ModelRanks {
   std::shared_ptr<Communicator> stages;  // of them, those with the same part of each matrix; null: one
 
   int member() const;  // which copy of the model
-  int members() const { return static_cast<int>(plan.data_ranks()); }
+  int members() const { return static_cast<int>(plan.data_parallel_size()); }
   bool leads() const { return !copy || copy->rank() == 0; }  // of its copy
   bool is_first() const { return process.rank == 0; }
 

@@ -46,25 +46,25 @@ CommunicatorOptions communicator_options(const train::TrainConfig& config) {
 
 void conclude(const train::TrainConfig& config, train::Trainer& trainer, const train::TrainResult& result) {
   // A sharded model is run by all ranks together: they hold the same values and so choose the same tokens.
-  const bool writes_sample =
-      !result.asked_to_stop && !config.metrics.sample_prompt.empty() && (trainer.files() || trainer.runs_together());
+  const bool writes_sample = !result.asked_to_stop && !config.metrics.sample_prompt.empty() &&
+                             (trainer.metrics_logger() || trainer.is_model_sharded());
   std::string sample;
-  if (writes_sample && trainer.cuts_model()) {
-    if (const auto whole = trainer.whole_model()) sample = training_sample(config, *whole);
+  if (writes_sample && trainer.uses_model_parallelism()) {
+    if (const auto whole = trainer.full_model()) sample = training_sample(config, *whole);
   } else if (writes_sample) {
     sample = training_sample(config, trainer.model());
   }
-  if (!trainer.files()) return;
+  if (!trainer.metrics_logger()) return;
   if (writes_sample) {
-    trainer.files()->describe({{"sample", {{"prompt", config.metrics.sample_prompt}, {"text", sample}}}});
+    trainer.metrics_logger()->describe({{"sample", {{"prompt", config.metrics.sample_prompt}, {"text", sample}}}});
   }
   if (result.validation_loss && result.unigram_entropy) {
     log::info(fmt::format("validation loss {:.4f}, {:.3f} x the unigram entropy {:.4f}", *result.validation_loss,
                           *result.validation_loss / *result.unigram_entropy, *result.unigram_entropy));
   }
-  log::info(fmt::format("run: {}", trainer.files()->folder()));
+  log::info(fmt::format("run: {}", trainer.metrics_logger()->folder()));
   if (config.metrics.enable_report) {
-    log::info(fmt::format("report: {}", train::write_report(trainer.files()->folder())));
+    log::info(fmt::format("report: {}", train::write_report(trainer.metrics_logger()->folder())));
   }
 }
 
@@ -102,7 +102,7 @@ int train_worker(const Arguments& arguments) {
       {.signals = train::stop_signals(config),
        .in_steps = false,
        // Our launcher says it for its ranks.
-       .last_words = env_string("PHALANX_REPORT_DIR") ? "" : "phalanx train: ended by a signal "});
+       .exit_message = env_string("PHALANX_REPORT_DIR") ? "" : "phalanx train: ended by a signal "});
   announce_graceful_stop(kStopElsewhere);
   const auto on_steps = [](bool runs) {
     // The launcher gives a rank at least as long as the rank takes for itself.
@@ -129,7 +129,7 @@ int train_worker(const Arguments& arguments) {
                  .device = process.device,
                  .stop_requested = [] { return stop.requested(); },
                  .on_steps = on_steps,
-                 .job = {.name = job.name, .is_restart = job.attempt > 0, .patience = patience_with_predecessor(job)}});
+                 .job = {.name = job.name, .is_restart = job.attempt > 0, .lock_timeout = predecessor_timeout(job)}});
     conclude(config, trainer, trainer.run());
   } catch (const std::exception& error) {
     stop.set_in_steps(true);

@@ -163,8 +163,8 @@ std::optional<int> threads_from_environment() {
   return threads;
 }
 
-LastCache last_cache(const stdfs::path& root) {
-  LastCache last;
+LastLevelCache last_level_cache(const stdfs::path& root) {
+  LastLevelCache last;
   int last_level = 0;
   for (int index = 0;; ++index) {
     const stdfs::path folder = root / "sys/devices/system/cpu/cpu0/cache" / ("index" + std::to_string(index));

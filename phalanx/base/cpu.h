@@ -29,13 +29,13 @@ int usable_cores();
 std::optional<int> threads_from_environment();
 
 /// The first core's last cache, and how many cores share it.
-struct LastCache {
+struct LastLevelCache {
   std::uint64_t bytes = 0;  // 0: the kernel does not say
   int cores = 1;
 };
 
 /// `root` replaces "/" in /sys/devices/system/cpu, for tests.
-LastCache last_cache(const std::filesystem::path& root = "/");
+LastLevelCache last_level_cache(const std::filesystem::path& root = "/");
 
 /// Of the kernel's words: "48K", "2048K", "32M"; 0 where it is no such word.
 std::uint64_t parse_cache_bytes(const std::string& text);

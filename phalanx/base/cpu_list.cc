@@ -7,7 +7,7 @@
 namespace phalanx {
 
 std::optional<std::vector<int>> cpus_in_list(std::string_view text) {
-  constexpr int kMostCpus = 1 << 20;  // more than the kernel knows: a number beyond is a slip
+  constexpr int kMaxCpus = 1 << 20;  // more than the kernel knows: a number beyond is a slip
   const std::size_t end_of_list = text.find_last_not_of(" \t\r\n");
   std::string_view rest = text.substr(0, end_of_list == std::string_view::npos ? 0 : end_of_list + 1);
   std::set<int> cpus;
@@ -20,7 +20,7 @@ std::optional<std::vector<int>> cpus_in_list(std::string_view text) {
     int last = first;
     if (parsed.ec == std::errc{} && parsed.ptr != end && *parsed.ptr == '-')
       parsed = std::from_chars(parsed.ptr + 1, end, last);
-    if (parsed.ec != std::errc{} || parsed.ptr != end || first < 0 || last < first || last > kMostCpus) return {};
+    if (parsed.ec != std::errc{} || parsed.ptr != end || first < 0 || last < first || last > kMaxCpus) return {};
     for (int cpu = first; cpu <= last; ++cpu) cpus.insert(cpu);
   }
   return std::vector<int>(cpus.begin(), cpus.end());

@@ -75,7 +75,7 @@ TEST_F(CpuLimitsTest, Version1) {
 }
 
 TEST_F(CpuLimitsTest, LastCacheIsTheHighestLevels) {
-  EXPECT_EQ(last_cache(root_.path()).bytes, 0U) << "the kernel does not say";
+  EXPECT_EQ(last_level_cache(root_.path()).bytes, 0U) << "the kernel does not say";
   const std::string caches = "sys/devices/system/cpu/cpu0/cache/";
   const auto put_cache = [&](int index, const std::string& level, const std::string& size, const std::string& cores) {
     const std::string folder = caches + "index" + std::to_string(index) + "/";
@@ -86,11 +86,11 @@ TEST_F(CpuLimitsTest, LastCacheIsTheHighestLevels) {
   put_cache(0, "1", "48K", "0,64");
   put_cache(1, "1", "32K", "0,64");
   put_cache(2, "2", "2048K", "0,64");
-  EXPECT_EQ(last_cache(root_.path()).bytes, 2048U << 10);
-  EXPECT_EQ(last_cache(root_.path()).cores, 2);
+  EXPECT_EQ(last_level_cache(root_.path()).bytes, 2048U << 10);
+  EXPECT_EQ(last_level_cache(root_.path()).cores, 2);
   put_cache(3, "3", "32M", "0-3,64-67");
-  EXPECT_EQ(last_cache(root_.path()).bytes, 32U << 20);
-  EXPECT_EQ(last_cache(root_.path()).cores, 8);
+  EXPECT_EQ(last_level_cache(root_.path()).bytes, 32U << 20);
+  EXPECT_EQ(last_level_cache(root_.path()).cores, 8);
 }
 
 TEST(Cpu, SizesOfCachesAreTheKernelsWords) {

@@ -64,9 +64,10 @@ FolderLock::FolderLock(const std::filesystem::path& folder, const FolderLockOpti
   LockOutcome outcome = try_lock(descriptor_);
   const int reason = errno;
   if (outcome == LockOutcome::held && options.wait.count() > 0) {
-    if (options.say) {
-      options.say(fmt::format("{} is in use by {}: waiting up to {} for it to end", folder.string(), holder_of(path),
-                              human_duration(std::chrono::duration<double>(options.wait).count())));
+    if (options.log_info) {
+      options.log_info(fmt::format("{} is in use by {}: waiting up to {} for it to end", folder.string(),
+                                   holder_of(path),
+                                   human_duration(std::chrono::duration<double>(options.wait).count())));
     }
     const auto end = std::chrono::steady_clock::now() + options.wait;
     while (outcome == LockOutcome::held && std::chrono::steady_clock::now() < end) {

@@ -21,9 +21,9 @@
 namespace phalanx {
 
 struct FolderLockOptions {
-  std::string advice = {};                                // what else can be done, for the refusal
-  std::chrono::milliseconds wait{0};                      // for a holder that is about to end
-  std::function<void(const std::string& line)> say = {};  // told once, where it waits
+  std::string advice = {};                                     // what else can be done, for the refusal
+  std::chrono::milliseconds wait{0};                           // for a holder that is about to end
+  std::function<void(const std::string& line)> log_info = {};  // told once, where it waits
 };
 
 class FolderLock {

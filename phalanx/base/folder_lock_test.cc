@@ -61,7 +61,7 @@ TEST(FolderLock, ItGoesWithAProcessThatIsKilledAndIsWaitedFor) {
   ASSERT_EQ(::read(pipe[0], &held, 1), 1);
   EXPECT_THAT(lock_refusal(scratch.path()), HasSubstr("is in use by process " + std::to_string(child)));
   std::vector<std::string> said;
-  const FolderLock mine(scratch.path(), {.wait = std::chrono::seconds(60), .say = [&](const std::string& line) {
+  const FolderLock mine(scratch.path(), {.wait = std::chrono::seconds(60), .log_info = [&](const std::string& line) {
                                            said.push_back(line);
                                            ::kill(child, SIGKILL);
                                          }});

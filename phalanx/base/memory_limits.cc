@@ -123,10 +123,10 @@ std::optional<CgroupFolder> folder_of(const Cgroup& cgroup, const stdfs::path& r
 
 // A container may see its group as "/", and each task its own leaf below the group that limits them all: paths do not
 // tell groups apart, but the kernel has one inode for each.
-std::string domain_of(const stdfs::path& group, const std::string& machine) {
+std::string domain_of(const stdfs::path& group, const std::string& node) {
   struct stat status {};
-  if (machine.empty() || ::stat(group.c_str(), &status) != 0) return {};
-  return fmt::format("cgroup {} {}:{}", machine, status.st_dev, status.st_ino);
+  if (node.empty() || ::stat(group.c_str(), &status) != 0) return {};
+  return fmt::format("cgroup {} {}:{}", node, status.st_dev, status.st_ino);
 }
 
 std::uint64_t reclaimable(const stdfs::path& group, const CgroupNames& names) {
@@ -143,7 +143,7 @@ void add_cgroup_limits(const stdfs::path& root, std::vector<MemoryLimit>& found)
   if (!cgroup) return;
   const auto folder = folder_of(*cgroup, root);
   if (!folder) return;
-  const std::string machine = machine_identity(root);
+  const std::string node = node_identity(root);
   for (stdfs::path at = folder->group;; at = at.parent_path()) {
     const auto bytes = number_in(at / cgroup->names->limit);
     if (bytes && *bytes < kNoLimit) {
@@ -151,21 +151,21 @@ void add_cgroup_limits(const stdfs::path& root, std::vector<MemoryLimit>& found)
       const std::uint64_t cache = reclaimable(at, *cgroup->names);
       const std::string name = "/" + at.lexically_relative(folder->mount).string();
       found.push_back({fmt::format("cgroup {} ({})", name == "/." ? "/" : name, cgroup->names->version),
-                       MemoryLimit::Counts::everything, MemoryLimit::SharedBy::machine, *bytes,
-                       usage > cache ? usage - cache : 0, domain_of(at, machine)});
+                       MemoryLimit::Counts::everything, MemoryLimit::SharedBy::node, *bytes,
+                       usage > cache ? usage - cache : 0, domain_of(at, node)});
     }
     if (at == folder->mount || !at.has_relative_path()) break;
   }
 }
 
-void add_machine(const stdfs::path& root, std::vector<MemoryLimit>& found) {
+void add_node_limit(const stdfs::path& root, std::vector<MemoryLimit>& found) {
   const std::string info = contents_or_nothing(root / "proc/meminfo");  // in kB
   const auto total = number_behind(info, "MemTotal"), available = number_behind(info, "MemAvailable");
   if (!total || !available) return;
-  const std::string machine = machine_identity(root);
-  found.push_back({"memory of this machine", MemoryLimit::Counts::everything, MemoryLimit::SharedBy::machine,
+  const std::string node = node_identity(root);
+  found.push_back({"memory of this machine", MemoryLimit::Counts::everything, MemoryLimit::SharedBy::node,
                    *total * 1024, (*total - std::min(*total, *available)) * 1024,
-                   machine.empty() ? "" : "machine " + machine});
+                   node.empty() ? "" : "machine " + node});
 }
 
 }  // namespace
@@ -178,11 +178,11 @@ std::vector<MemoryLimit> memory_limits(const stdfs::path& root) {
   std::vector<MemoryLimit> found;
   add_process_limits(root, found);
   add_cgroup_limits(root, found);
-  add_machine(root, found);
+  add_node_limit(root, found);
   return found;
 }
 
-std::string machine_identity(const stdfs::path& root) {
+std::string node_identity(const stdfs::path& root) {
   const std::string boot = contents_or_nothing(root / "proc/sys/kernel/random/boot_id");
   return boot.substr(0, boot.find('\n'));
 }

@@ -31,11 +31,11 @@ class MemoryError : public Error {
 
 struct MemoryLimit {
   enum class Counts { private_memory, mappings, everything };
-  enum class SharedBy { process, machine, device };  // whose processes or threads take from the same
+  enum class SharedBy { process, node, device };  // whose processes or threads take from the same
 
   std::string name;  // "RLIMIT_DATA", "cgroup /job_7 (v2)"
   Counts counts = Counts::everything;
-  SharedBy shared_by = SharedBy::machine;
+  SharedBy shared_by = SharedBy::node;
   std::uint64_t bytes = 0;
   std::uint64_t used = 0;
   /// Of the limit: processes that are told the same take from the same one, whatever each calls it. Empty: this process
@@ -50,6 +50,6 @@ struct MemoryLimit {
 std::vector<MemoryLimit> memory_limits(const std::filesystem::path& root = "/");
 
 /// Of this machine, until it is booted anew; processes of one machine get the same. Empty where it is not known.
-std::string machine_identity(const std::filesystem::path& root = "/");
+std::string node_identity(const std::filesystem::path& root = "/");
 
 }  // namespace phalanx

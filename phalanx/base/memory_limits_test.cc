@@ -78,7 +78,7 @@ TEST_F(MemoryLimits, OfTheMachineIsWhatIsAvailable) {
   const auto found = limits();
   ASSERT_EQ(found.size(), 1U);
   EXPECT_EQ(found.at("memory of this machine").available(), 4096 * kMiB);
-  EXPECT_EQ(found.at("memory of this machine").shared_by, MemoryLimit::SharedBy::machine);
+  EXPECT_EQ(found.at("memory of this machine").shared_by, MemoryLimit::SharedBy::node);
 }
 
 TEST_F(MemoryLimits, GroupsOfVersion2AreLimitedByTheirParents) {
@@ -203,12 +203,12 @@ bool can_map(std::uint64_t bytes) {
 // What the files of a real machine say is what its kernel does.
 TEST_F(MemoryLimits, OfARealProcessAreThoseItMeets) {
   EXPECT_EXIT(try_data_limit(), ::testing::ExitedWithCode(0), "");
-  std::uint64_t machine = 0;
+  std::uint64_t node = 0;
   for (const MemoryLimit& limit : memory_limits()) {
-    if (limit.name == "memory of this machine") machine = limit.available();
+    if (limit.name == "memory of this machine") node = limit.available();
   }
-  EXPECT_GT(machine, 0U);
-  EXPECT_FALSE(machine_identity().empty());
+  EXPECT_GT(node, 0U);
+  EXPECT_FALSE(node_identity().empty());
 }
 
 }  // namespace

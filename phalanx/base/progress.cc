@@ -17,8 +17,8 @@ namespace phalanx {
 namespace {
 
 constexpr double kRedrawSeconds = 0.1;
-constexpr double kFewestSecondsBetweenLines = 2.0;
-constexpr double kMostSecondsBetweenLines = 30.0;
+constexpr double kMinSecondsBetweenLines = 2.0;
+constexpr double kMaxSecondsBetweenLines = 30.0;
 constexpr double kLineCheckSeconds = 0.25;
 
 double steady_seconds() {
@@ -62,9 +62,9 @@ void ProgressBar::set(std::uint64_t done) {
   update(/*force=*/false);
 }
 
-void ProgressBar::set_note(std::string note) {
+void ProgressBar::set_postfix(std::string postfix) {
   const std::lock_guard lock(mutex_);
-  note_ = std::move(note);
+  postfix_ = std::move(postfix);
 }
 
 void ProgressBar::print_line(std::string_view line) {
@@ -111,7 +111,7 @@ void ProgressBar::draw_bar(double now) {
   const std::string head = total_ > 0 ? fmt::format("{} {:3.0f}%", title_, std::floor(share * 100)) : title_;
   const std::string eta = eta_text(now).empty() ? "" : "ETA " + eta_text(now);
   // Each whole or not at all; of what does not fit the first ones go first.
-  std::array<std::string, 4> parts = {amount_text(), rate_text(now), eta, note_};
+  std::array<std::string, 4> parts = {amount_text(), rate_text(now), eta, postfix_};
   constexpr std::array<std::size_t, 4> kLeastWanted = {1, 0, 3, 2};
   const auto length = [&] {
     std::size_t sum = head.size();
@@ -139,19 +139,19 @@ void ProgressBar::draw_bar(double now) {
 void ProgressBar::write_progress_line(double now) {
   const double since = now - last_line_;
   const std::uint64_t tenth = total_ > 0 ? done_ * 10 / total_ : 0;
-  const bool due = (tenth > last_tenth_ && since >= kFewestSecondsBetweenLines) || since >= kMostSecondsBetweenLines;
+  const bool due = (tenth > last_tenth_ && since >= kMinSecondsBetweenLines) || since >= kMaxSecondsBetweenLines;
   const bool complete = total_ > 0 && done_ >= total_;  // finish() says so
   if (!due || complete) return;
   last_line_ = now;
   last_tenth_ = tenth;
   const std::string eta = eta_text(now);
-  const std::string note = note_.empty() ? "" : ", " + note_;
+  const std::string postfix = postfix_.empty() ? "" : ", " + postfix_;
   if (total_ > 0) {
     const double percent = 100.0 * std::min(1.0, static_cast<double>(done_) / static_cast<double>(total_));
     *options_.out << fmt::format("{}: {:.0f}% ({}), {}{}{}{}\n", title_, std::floor(percent), amount_text(),
-                                 rate_text(now), eta.empty() ? "" : ", ETA ", eta, note);
+                                 rate_text(now), eta.empty() ? "" : ", ETA ", eta, postfix);
   } else {
-    *options_.out << fmt::format("{}: {}, {}{}\n", title_, amount_text(), rate_text(now), note);
+    *options_.out << fmt::format("{}: {}, {}{}\n", title_, amount_text(), rate_text(now), postfix);
   }
   *options_.out << std::flush;
 }

@@ -45,7 +45,7 @@ class ProgressBar {
 
   void advance(std::uint64_t amount = 1);
   void set(std::uint64_t done);
-  void set_note(std::string note);  // shown at the end of the bar, e.g. "loss 3.12"
+  void set_postfix(std::string postfix);  // shown at the end of the bar, e.g. "loss 3.12"
   void print_line(std::string_view line);
   void finish();  // the last line: how much, how long, the rate
 
@@ -65,7 +65,7 @@ class ProgressBar {
   std::atomic<std::uint64_t> done_;
   std::atomic<double> next_update_;
   std::mutex mutex_;  // guards what follows, and the stream
-  std::string note_;
+  std::string postfix_;
   double started_ = 0;
   double last_line_ = 0;
   std::uint64_t last_tenth_ = 0;

@@ -63,7 +63,7 @@ TEST_F(Progress, BarRedrawsAtMostTenTimesASecondAndFitsTheTerminal) {
   EXPECT_LE(redraws, 11);
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 0);
   now_ += 0.1;
-  bar.set_note("loss 3.12");
+  bar.set_postfix("loss 3.12");
   bar.advance(0);
   text = out_.str();
   const std::string last = text.substr(text.rfind('\r') + 1);
@@ -88,7 +88,7 @@ TEST_F(Progress, NarrowTerminalsLeaveOutWholeFiguresTheLeastWantedFirst) {
     now_ = 100;
     ProgressBar bar("training", 10'000, options);
     now_ += 100;
-    bar.set_note("loss 8.3123");
+    bar.set_postfix("loss 8.3123");
     bar.set(300);
     const std::string text = out_.str();
     const std::size_t begin = text.rfind('\r') + 1;

@@ -74,7 +74,7 @@ TEST(AsyncSave, SavesTheStateAsItWasHoweverItChangesMeanwhile) {
     checkpoints.reserve(state);
     EXPECT_FALSE(checkpoints.finish());
     EXPECT_FALSE(checkpoints.is_saving());
-    const auto started = checkpoints.save_async(state, 30, R"({"a":1})");
+    const auto started = checkpoints.async_save(state, 30, R"({"a":1})");
     EXPECT_EQ(started.path, scratch.path() / "step-30");
     EXPECT_GE(started.stall_seconds, 0);
     EXPECT_GT(started.bytes, 0u);
@@ -97,9 +97,9 @@ TEST(AsyncSave, OneFollowsTheOtherInTheSameBuffer) {
   const TempDirectory scratch("async");
   {
     CheckpointManager checkpoints(scratch.path(), {.keep_latest_k = 2});
-    for (int step = 1; step <= 5; ++step) checkpoints.save_async(make_state(step, step == 3 ? 100 : 7), step);
+    for (int step = 1; step <= 5; ++step) checkpoints.async_save(make_state(step, step == 3 ? 100 : 7), step);
     checkpoints.save(make_state(6), 6);
-    checkpoints.save_async(make_state(7), 7);
+    checkpoints.async_save(make_state(7), 7);
   }  // waits
   auto state = make_state(0);
   EXPECT_EQ(CheckpointManager(scratch.path()).load_latest(state)->step, 7);
@@ -119,11 +119,11 @@ TEST(AsyncSave, AFailureOfTheBackgroundReachesTheNextCallOfEveryRank) {
       FaultyFileSystem fs(posix_file_system(), {.fail_at = comm->rank() == 1 ? 5 : 1000, .kind = Fault::error});
       CheckpointManager checkpoints(scratch.path(), {}, comm, fs);
       auto state = state_of(comm->rank());
-      checkpoints.save_async(state, 1);
-      checkpoints.save_async(state, 2);
+      checkpoints.async_save(state, 1);
+      checkpoints.async_save(state, 2);
       const auto message = message_of<CheckpointError>([&] {
         if (call == 0) checkpoints.finish();
-        if (call == 1) checkpoints.save_async(state, 3);
+        if (call == 1) checkpoints.async_save(state, 3);
         if (call == 2) checkpoints.save(state, 3);
         if (call == 3) checkpoints.load_latest(state);
       });
@@ -133,7 +133,7 @@ TEST(AsyncSave, AFailureOfTheBackgroundReachesTheNextCallOfEveryRank) {
       EXPECT_FALSE(checkpoints.finish());
       EXPECT_FALSE(std::filesystem::exists(scratch.path() / "step-2"));
       EXPECT_EQ(checkpoints.load_latest(state)->step, 1);
-      checkpoints.save_async(state, 4);
+      checkpoints.async_save(state, 4);
       EXPECT_TRUE(checkpoints.finish());
     });
   }
@@ -144,7 +144,7 @@ TEST(AsyncSave, WhatCannotBeSavedIsSaidAtOnce) {
   CheckpointManager checkpoints(scratch.path());
   auto state = make_state(1);
   state.tensors[2].tensor = at::Tensor();
-  EXPECT_THAT(message_of<CheckpointError>([&] { checkpoints.save_async(state, 1); }), HasSubstr("is undefined"));
+  EXPECT_THAT(message_of<CheckpointError>([&] { checkpoints.async_save(state, 1); }), HasSubstr("is undefined"));
   EXPECT_FALSE(checkpoints.finish());
 }
 
@@ -154,7 +154,7 @@ TEST(AsyncSave, AFailureThatNobodyAsksForIsLogged) {
   {
     FaultyFileSystem fs(posix_file_system(), {.fail_at = 3, .kind = Fault::full});
     CheckpointManager checkpoints(scratch.path(), {}, nullptr, fs);
-    checkpoints.save_async(make_state(1), 1);
+    checkpoints.async_save(make_state(1), 1);
   }
   EXPECT_THAT(testing::internal::GetCapturedStderr(),
               AllOf(HasSubstr("cannot save checkpoint"), HasSubstr("No space left")));

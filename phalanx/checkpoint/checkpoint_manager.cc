@@ -47,12 +47,12 @@ CheckpointManager::~CheckpointManager() {
   }
 }
 
-std::vector<PlannedBox> CheckpointManager::plan(const TrainState& state, std::int64_t step) const {
+std::vector<WriteItem> CheckpointManager::plan(const TrainState& state, std::int64_t step) const {
   try {
-    const auto notes = ranks_.together([&] { return make_save_note(state, step); });
-    std::vector<PlannedBox> boxes;
-    ranks_.together([&] {
-      boxes = plan_save(state.tensors, notes, ranks_.rank());
+    const auto local_plans = ranks_.run_collectively([&] { return create_local_plan(state, step); });
+    std::vector<WriteItem> boxes;
+    ranks_.run_collectively([&] {
+      boxes = plan_save(state.tensors, local_plans, ranks_.rank());
       return std::string();
     });
     return boxes;
@@ -70,21 +70,21 @@ SavedCheckpoint CheckpointManager::save(const TrainState& state, std::int64_t st
                        state.tensors, boxes);
 }
 
-StartedSave CheckpointManager::save_async(const TrainState& state, std::int64_t step, const std::string& metadata) {
+StartedSave CheckpointManager::async_save(const TrainState& state, std::int64_t step, const std::string& metadata) {
   const auto begin = std::chrono::steady_clock::now();
   finish();
   const auto boxes = plan(state, step);
   if (!background_ranks_) background_ranks_ = ranks_.split();
   StartedSave started{.path = step_directory(folder_, step)};
   StagedBoxes staged;
-  ranks_.together([&] {  // one that has no memory for it must not leave the others waiting
+  ranks_.run_collectively([&] {  // one that has no memory for it must not leave the others waiting
     staged = staging_.copy(state.tensors, boxes);
     return std::string();
   });
   started.bytes = staged.bytes;
   Manifest manifest{.step = step, .integers = state.integers, .metadata = metadata, .files = {}};
   // Nothing of this object but the staging buffer's memory, which stays until the outcome has been fetched.
-  under_way_ = starting("the writing of a checkpoint", [&] {
+  save_future_ = starting("the writing of a checkpoint", [&] {
     return std::async(std::launch::async, [writer = writer_, ranks = *background_ranks_, manifest = std::move(manifest),
                                            staged = std::move(staged)] {
       return writer.write(ranks, manifest, staged.tensors, staged.boxes);
@@ -98,21 +98,21 @@ void CheckpointManager::reserve(const TrainState& state) {
   finish();
   const auto boxes = plan(state, 0);
   if (!background_ranks_) background_ranks_ = ranks_.split();
-  ranks_.together([&] {
+  ranks_.run_collectively([&] {
     staging_.reserve(state.tensors, boxes);
     return std::string();
   });
 }
 
 std::optional<SavedCheckpoint> CheckpointManager::finish() {
-  if (!under_way_.valid()) return std::nullopt;
-  return under_way_.get();
+  if (!save_future_.valid()) return std::nullopt;
+  return save_future_.get();
 }
 
-bool CheckpointManager::is_saving() const { return under_way_.valid() && !has_ended(); }
+bool CheckpointManager::is_saving() const { return save_future_.valid() && !has_ended(); }
 
 bool CheckpointManager::has_ended() const {
-  return under_way_.valid() && under_way_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+  return save_future_.valid() && save_future_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
 }
 
 LoadedCheckpoint CheckpointManager::read(const CheckpointReader& reader, TrainState& state,
@@ -138,7 +138,7 @@ LoadedCheckpoint CheckpointManager::load(const std::filesystem::path& step_direc
                                          const LoadCheck& check) {
   finish();
   std::optional<CheckpointReader> reader;
-  const auto hashes = ranks_.together([&] {
+  const auto hashes = ranks_.run_collectively([&] {
     reader.emplace(step_directory);
     return hash_of_text(format_manifest(reader->manifest()));
   });
@@ -150,7 +150,7 @@ LoadedCheckpoint CheckpointManager::load(const std::filesystem::path& step_direc
         step_directory.string(), other - hashes.begin(), *other, hashes[0]));
   }
   LoadedCheckpoint loaded;
-  ranks_.together([&] {
+  ranks_.run_collectively([&] {
     loaded = read(*reader, state, check);
     return std::string();
   });
@@ -160,7 +160,7 @@ LoadedCheckpoint CheckpointManager::load(const std::filesystem::path& step_direc
 std::optional<LoadedCheckpoint> CheckpointManager::load_latest(TrainState& state, const LoadCheck& check) {
   finish();
   // Rank 0 looks, so that all ranks try the same directories in the same order.
-  const auto found = nlohmann::json::parse(ranks_.together([&] {
+  const auto found = nlohmann::json::parse(ranks_.run_collectively([&] {
     auto json = nlohmann::json::object({{"complete", nlohmann::json::array()}, {"skipped", nlohmann::json::array()}});
     if (ranks_.rank() == 0) {
       const auto list = list_checkpoints(folder_);

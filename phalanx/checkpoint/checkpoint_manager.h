@@ -14,7 +14,7 @@
 // - Any layout loads into any other: other ranks, another mesh, other placements. Global names, shapes and dtypes must
 //   agree; a tensor with a shard (tensor/named.h) takes the bytes of its own box only, whoever has saved them.
 //
-// All calls are collective over the communicator and, but for save_async(), synchronous. All ranks list the same names
+// All calls are collective over the communicator and, but for async_save(), synchronous. All ranks list the same names
 // in the same order. A replicated tensor has the same values on every rank, and each writes an even share of it; of a
 // tensor with a shard the first holder of each box writes it; a partial one is refused. The folder must be visible to
 // all ranks.
@@ -87,9 +87,9 @@ class CheckpointManager {
   /// A failure of it is thrown, on all ranks, by the next call of any method here but folder(), is_saving() and
   /// has_ended(), which then does nothing else: whoever wants it at once asks finish(). The copy takes as much host
   /// memory as this rank writes, kept for the next save.
-  StartedSave save_async(const TrainState& state, std::int64_t step, const std::string& metadata = "{}");
+  StartedSave async_save(const TrainState& state, std::int64_t step, const std::string& metadata = "{}");
   /// For who saves asynchronously: makes the memory for the copies at start-up, rather than within the first
-  /// save_async(), which would take several times as long as later ones.
+  /// async_save(), which would take several times as long as later ones.
   void reserve(const TrainState& state);
   /// Waits for the save under way: what became of it, or its failure. Nothing if there is none.
   std::optional<SavedCheckpoint> finish();
@@ -100,7 +100,7 @@ class CheckpointManager {
   const std::filesystem::path& folder() const { return folder_; }
 
  private:
-  std::vector<PlannedBox> plan(const TrainState& state, std::int64_t step) const;
+  std::vector<WriteItem> plan(const TrainState& state, std::int64_t step) const;
   LoadedCheckpoint read(const CheckpointReader& reader, TrainState& state, const LoadCheck& check) const;
 
   std::filesystem::path folder_;
@@ -109,7 +109,7 @@ class CheckpointManager {
   bool convert_dtype_;
   std::optional<RankGroup> background_ranks_;
   StagingBuffer staging_;
-  std::future<SavedCheckpoint> under_way_;  // destroyed first: waits for the thread that reads the staging buffer
+  std::future<SavedCheckpoint> save_future_;  // destroyed first: waits for the thread that reads the staging buffer
 };
 
 }  // namespace phalanx

@@ -227,7 +227,7 @@ TEST(CheckpointManager, RefusesStatesThatCannotBeSaved) {
     EXPECT_THAT(message_of<CheckpointError>([&] { checkpoints.save(state, 7, metadata); }),
                 testing::AllOf(HasSubstr(reason), names_its_step));
     EXPECT_THAT(message_of<CheckpointError>([&] {
-                  checkpoints.save_async(state, 7, metadata);
+                  checkpoints.async_save(state, 7, metadata);
                   checkpoints.finish();
                 }),
                 testing::AllOf(HasSubstr(reason), names_its_step));

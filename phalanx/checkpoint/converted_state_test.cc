@@ -114,7 +114,7 @@ TEST(ConvertedState, Float32GoesIntoBfloat16AndItsMasters) {
     run_sharded(ranks, at::kBFloat16, [&](ShardedRun& run, const auto& world) {
       expect_refused(CheckpointManager(wide.path(), {}, world), run.state, "BF16", "F32");
       EXPECT_TRUE(CheckpointManager(wide.path(), {.convert_dtype = true}, world).load_latest(run.state));
-      run.sharded.forget_values();
+      run.sharded.invalidate_unsharded();
       for (const NamedTensor& one : run.state.tensors) {
         if (one.name.starts_with("model.")) {
           expect_values(one, saved.at(one.name).to(at::kBFloat16));

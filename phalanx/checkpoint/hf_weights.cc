@@ -10,7 +10,7 @@
 namespace phalanx {
 
 LoadWeightsOptions hf_weights(const models::LlamaConfig& config) {
-  return {.place_in_file = [config](const std::string& name) { return models::hf_place(config, name); },
+  return {.key_mapping = [config](const std::string& name) { return models::hf_tensor_view(config, name); },
           .optional_prefix = models::hf_optional_prefix(config),
           .ignore = [config](const std::string& name) { return models::hf_may_ignore(config, name); },
           .copy_in_file =
@@ -22,7 +22,7 @@ LoadWeightsOptions hf_weights(const models::LlamaConfig& config) {
 LoadWeightsOptions hf_weights_of_part(const models::LlamaConfig& config) {
   const auto of_model = std::make_shared<std::set<std::string>>();
   for (const auto& [name, shape] : models::llama_parameter_shapes(config)) {
-    of_model->insert(models::hf_place(config, name).name);
+    of_model->insert(models::hf_tensor_view(config, name).name);
   }
   LoadWeightsOptions options = hf_weights(config);
   options.elsewhere = [of_model](const std::string& name) { return of_model->contains(name); };

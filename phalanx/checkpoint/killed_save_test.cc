@@ -62,9 +62,9 @@ std::vector<SaverScript> saver_scripts() {
           {"TwoInTheBackground",
            [](CheckpointManager& to, int rank) {
              auto state = part_of(13, rank);
-             to.save_async(state, 3);
+             to.async_save(state, 3);
              for (auto& named : state.tensors) named.tensor.fill_(-1);  // training goes on
-             to.save_async(part_of(14, rank), 4);
+             to.async_save(part_of(14, rank), 4);
              to.finish();
            },
            2}};

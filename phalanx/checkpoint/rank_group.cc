@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
-#include "phalanx/base/error_note.h"
+#include "phalanx/base/error_serialization.h"
 #include "phalanx/checkpoint/files/verified_file.h"
 #include "phalanx/comm/communicator.h"
 
@@ -22,17 +22,17 @@ std::string run_and_note(const std::function<std::string()>& work) {
   try {
     return kDone + work();
   } catch (const DamagedError& error) {
-    return kDamaged + error_note(error);
+    return kDamaged + serialize_error(error);
   } catch (const std::exception& error) {  // whatever it is, the other ranks must hear of it
-    return kFailed + error_note(error);
+    return kFailed + serialize_error(error);
   }
 }
 
 [[noreturn]] void throw_as(const std::string& note, const std::string& prefix) {
   const std::string_view error = std::string_view(note).substr(1);
-  if (note.front() != kDamaged) throw_noted(error, prefix);
+  if (note.front() != kDamaged) throw_serialized_error(error, prefix);
   try {
-    throw_noted(error, prefix);
+    throw_serialized_error(error, prefix);
   } catch (const CheckpointError& damaged) {
     throw DamagedError(damaged.what());
   }
@@ -48,7 +48,7 @@ RankGroup::RankGroup(std::shared_ptr<Communicator> comm) : comm_(std::move(comm)
 
 RankGroup RankGroup::split() const { return RankGroup(comm_ ? comm_->split(0, rank_, "checkpoint") : nullptr); }
 
-std::vector<std::string> RankGroup::together(const std::function<std::string()>& work) const {
+std::vector<std::string> RankGroup::run_collectively(const std::function<std::string()>& work) const {
   if (size_ == 1) return {work()};
   auto notes = comm_->all_gather_bytes(run_and_note(work));
   const bool is_shared = std::ranges::all_of(notes, [&](const auto& note) { return note == notes[0]; });

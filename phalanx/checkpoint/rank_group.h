@@ -1,6 +1,6 @@
 // Ranks that do a piece of work each and all see the same outcome. Used by one thread at a time, as its communicator.
 //
-//   const auto sizes = ranks.together([&] { return std::to_string(write_mine()); });   // of all, or throws on all
+//   const auto sizes = ranks.run_collectively([&] { return std::to_string(write_mine()); });   // of all, or throws on all
 #pragma once
 
 #include <functional>
@@ -19,9 +19,9 @@ class RankGroup {
   int rank() const { return rank_; }
   int size() const { return size_; }
   /// Collective. Runs `work`, which sends nothing, on every rank and returns all results. If it fails on any rank, all
-  /// throw the same error of the same class (error_note.h), which names the rank unless all failed alike: a
+  /// throw the same error of the same class (error_serialization.h), which names the rank unless all failed alike: a
   /// DamagedError only where nothing worse has happened.
-  std::vector<std::string> together(const std::function<std::string()>& work) const;
+  std::vector<std::string> run_collectively(const std::function<std::string()>& work) const;
   /// The same ranks with a communicator of their own, for another thread. Collective.
   RankGroup split() const;
 

@@ -20,39 +20,40 @@ namespace phalanx {
 namespace {
 
 /// A note is the digest, a colon, and for each tensor with a shard the rank's number in its mesh, in order.
-struct SaveNote {
+struct LocalPlan {
   std::string digest;
   std::vector<int> places;
 };
 
-SaveNote parse_note(const std::string& text) {
+LocalPlan parse_local_plan(const std::string& text) {
   const auto colon = text.find(':');
-  SaveNote note{text.substr(0, colon), {}};
+  LocalPlan local_plan{text.substr(0, colon), {}};
   for (const char *at = text.data() + colon + 1, *end = text.data() + text.size(); at < end; ++at)
-    at = std::from_chars(at, end, note.places.emplace_back()).ptr;
-  return note;
+    at = std::from_chars(at, end, local_plan.places.emplace_back()).ptr;
+  return local_plan;
 }
 
 /// Which ranks of the world, the lowest of each, stand at the places 0, 1, ... of a tensor's mesh. `sharded` counts the
 /// tensors with a shard before it.
-std::vector<int> ranks_at_places(const NamedTensor& named, const std::vector<SaveNote>& notes, std::size_t sharded) {
+std::vector<int> ranks_at_places(const NamedTensor& named, const std::vector<LocalPlan>& local_plans,
+                                 std::size_t sharded) {
   const auto& spec = named.shard->spec;
   std::vector<int> ranks(static_cast<std::size_t>(spec.mesh().size()), -1);
-  for (std::size_t rank = notes.size(); rank-- > 0;)
-    ranks.at(static_cast<std::size_t>(notes[rank].places.at(sharded))) = static_cast<int>(rank);
+  for (std::size_t rank = local_plans.size(); rank-- > 0;)
+    ranks.at(static_cast<std::size_t>(local_plans[rank].places.at(sharded))) = static_cast<int>(rank);
   for (std::size_t place = 0; place < ranks.size(); ++place) {
     if (ranks[place] < 0)
       throw CheckpointError(
           fmt::format("tensor {}: no rank is at place {} of its mesh, which holds {} of {}; {} {} saving",
                       safetensors::quote_name(named.name), place, spec.local_box(static_cast<int>(place)).text(),
-                      spec.text(), notes.size(), notes.size() == 1 ? "rank is" : "ranks are"));
+                      spec.text(), local_plans.size(), local_plans.size() == 1 ? "rank is" : "ranks are"));
   }
   return ranks;
 }
 
 }  // namespace
 
-std::string make_save_note(const TrainState& state, std::int64_t step) {
+std::string create_local_plan(const TrainState& state, std::int64_t step) {
   std::string text = fmt::format("{}\n", step);
   std::vector<int> places;
   for (const auto& named : state.tensors) {
@@ -67,18 +68,18 @@ std::string make_save_note(const TrainState& state, std::int64_t step) {
   return fmt::format("{}:{}", hash_of_text(text), fmt::join(places, ","));
 }
 
-std::vector<PlannedBox> plan_save(const std::vector<NamedTensor>& tensors, const std::vector<std::string>& texts,
-                                  int rank) {
-  std::vector<SaveNote> notes;
+std::vector<WriteItem> plan_save(const std::vector<NamedTensor>& tensors, const std::vector<std::string>& texts,
+                                 int rank) {
+  std::vector<LocalPlan> local_plans;
   for (const auto& text : texts) {
-    notes.push_back(parse_note(text));
-    if (notes.back().digest != notes[0].digest)
+    local_plans.push_back(parse_local_plan(text));
+    if (local_plans.back().digest != local_plans[0].digest)
       throw CheckpointError(
           fmt::format("rank {} and rank 0 are saving different states: tensor names, global shapes, dtypes, placements "
                       "or integers differ",
-                      notes.size() - 1));
+                      local_plans.size() - 1));
   }
-  std::vector<PlannedBox> boxes;
+  std::vector<WriteItem> boxes;
   std::vector<safetensors::TensorInfo> replicated;
   std::vector<std::size_t> number_of;  // the replicated ones' numbers among all tensors
   std::size_t sharded = 0;
@@ -90,7 +91,7 @@ std::vector<PlannedBox> plan_save(const std::vector<NamedTensor>& tensors, const
       continue;
     }
     const int place = named.shard->rank;
-    const auto ranks = ranks_at_places(named, notes, sharded++);
+    const auto ranks = ranks_at_places(named, local_plans, sharded++);
     if (ranks[static_cast<std::size_t>(place)] != rank) continue;
     const auto& spec = named.shard->spec;
     if (spec.numel() == 0) {
@@ -100,7 +101,7 @@ std::vector<PlannedBox> plan_save(const std::vector<NamedTensor>& tensors, const
       boxes.push_back({i, std::move(box), 0, rows});
     }
   }
-  for (const auto& part : plan_shard(replicated, rank, static_cast<int>(notes.size()))) {
+  for (const auto& part : plan_shard(replicated, rank, static_cast<int>(local_plans.size()))) {
     const auto& shape = replicated[part.tensor].shape;
     const Box whole{std::vector<std::int64_t>(shape.size(), 0), shape};
     boxes.push_back(
@@ -110,9 +111,9 @@ std::vector<PlannedBox> plan_save(const std::vector<NamedTensor>& tensors, const
 }
 
 ManifestFile write_shard_file(FileSystem& fs, const std::filesystem::path& path,
-                              const std::vector<NamedTensor>& tensors, const std::vector<PlannedBox>& boxes) {
+                              const std::vector<NamedTensor>& tensors, const std::vector<WriteItem>& boxes) {
   std::vector<safetensors::TensorInfo> infos;
-  std::unordered_map<std::string, const PlannedBox*> box_of;
+  std::unordered_map<std::string, const WriteItem*> box_of;
   SavedOffsets offsets;
   for (const auto& planned : boxes) {
     auto info = describe_tensor(tensors[planned.tensor]);

@@ -66,7 +66,7 @@ TEST(BoxCopy, AgreesWithCopyingElementByElement) {
       ++common;
     }
     const auto copied =
-        copy_common(a, std::as_bytes(std::span(source)), b, std::as_writable_bytes(std::span(target)), 2);
+        copy_overlap(a, std::as_bytes(std::span(source)), b, std::as_writable_bytes(std::span(target)), 2);
     EXPECT_EQ(target, expected) << a.text() << " to " << b.text();
     EXPECT_EQ(copied, common * 2);
   }

@@ -22,14 +22,14 @@ constexpr std::uint64_t kAlignment = 64;
 constexpr std::uint64_t kHugePage = 2 << 20;
 constexpr std::int64_t kBytesPerThread = 4 << 20;
 
-at::Tensor rows_of(const NamedTensor& named, const PlannedBox& planned) {
+at::Tensor rows_of(const NamedTensor& named, const WriteItem& planned) {
   const auto tensor = named.tensor.detach();
   return tensor.dim() == 0 ? tensor : tensor.narrow(0, planned.row_begin, planned.row_end - planned.row_begin);
 }
 
 std::uint64_t aligned(std::uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-std::uint64_t bytes_of(const std::vector<NamedTensor>& tensors, const std::vector<PlannedBox>& boxes) {
+std::uint64_t bytes_of(const std::vector<NamedTensor>& tensors, const std::vector<WriteItem>& boxes) {
   std::uint64_t bytes = 0;
   for (const auto& planned : boxes) bytes += aligned(rows_of(tensors[planned.tensor], planned).nbytes());
   return bytes;
@@ -54,7 +54,7 @@ StagingBuffer::~StagingBuffer() { free_memory(); }
 void StagingBuffer::free_memory() {
   if (memory_ == nullptr) return;
   ::munmap(memory_, size_);
-  observe::note_memory_freed(observe::MemoryCategory::buffers, size_);
+  observe::record_memory_freed(observe::MemoryCategory::buffers, size_);
   memory_ = nullptr;
   size_ = 0;
 }
@@ -70,10 +70,10 @@ void StagingBuffer::grow(std::uint64_t bytes) {
   ::madvise(memory, bytes, MADV_HUGEPAGE);  // as good as it gets: not every machine has them
   memory_ = static_cast<std::byte*>(memory);
   size_ = bytes;
-  observe::note_memory_taken(observe::MemoryCategory::buffers, size_);
+  observe::record_memory_allocated(observe::MemoryCategory::buffers, size_);
 }
 
-void StagingBuffer::reserve(const std::vector<NamedTensor>& tensors, const std::vector<PlannedBox>& boxes) {
+void StagingBuffer::reserve(const std::vector<NamedTensor>& tensors, const std::vector<WriteItem>& boxes) {
   const auto before = size_;
   grow(bytes_of(tensors, boxes));
   constexpr std::uint64_t kPage = 4096;
@@ -81,7 +81,7 @@ void StagingBuffer::reserve(const std::vector<NamedTensor>& tensors, const std::
     for (std::uint64_t at = 0; at < size_; at += kPage) memory_[at] = std::byte{};
 }
 
-StagedBoxes StagingBuffer::copy(const std::vector<NamedTensor>& tensors, const std::vector<PlannedBox>& boxes) {
+StagedBoxes StagingBuffer::copy(const std::vector<NamedTensor>& tensors, const std::vector<WriteItem>& boxes) {
   const at::NoGradGuard no_grad;
   grow(bytes_of(tensors, boxes));
   std::uint64_t used = 0;

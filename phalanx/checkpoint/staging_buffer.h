@@ -15,7 +15,7 @@ namespace phalanx {
 /// The boxes alone, each a tensor in host memory.
 struct StagedBoxes {
   std::vector<NamedTensor> tensors;
-  std::vector<PlannedBox> boxes;  // in these tensors
+  std::vector<WriteItem> boxes;  // in these tensors
   std::uint64_t bytes = 0;
 };
 
@@ -28,9 +28,9 @@ class StagingBuffer {
   StagingBuffer(StagingBuffer&&) = delete;
 
   /// Makes the memory for such a copy and its pages now.
-  void reserve(const std::vector<NamedTensor>& tensors, const std::vector<PlannedBox>& boxes);
+  void reserve(const std::vector<NamedTensor>& tensors, const std::vector<WriteItem>& boxes);
   /// What it returned before is overwritten.
-  StagedBoxes copy(const std::vector<NamedTensor>& tensors, const std::vector<PlannedBox>& boxes);
+  StagedBoxes copy(const std::vector<NamedTensor>& tensors, const std::vector<WriteItem>& boxes);
 
  private:
   void grow(std::uint64_t bytes);

@@ -41,23 +41,23 @@ std::string StepWriter::describe_failure(const std::filesystem::path& step_direc
 }
 
 SavedCheckpoint StepWriter::write(const RankGroup& ranks, Manifest manifest, const std::vector<NamedTensor>& tensors,
-                                  const std::vector<PlannedBox>& boxes) const {
+                                  const std::vector<WriteItem>& boxes) const {
   const auto final = step_directory(folder_, manifest.step), temporary = with_suffix(final, ".tmp");
   const bool is_first = ranks.rank() == 0;
   SavedCheckpoint saved{.path = final};
   try {
-    ranks.together([&] {
+    ranks.run_collectively([&] {
       if (is_first) prepare(temporary);
       return std::string();
     });
-    const auto entries = ranks.together([&] {
+    const auto entries = ranks.run_collectively([&] {
       return format_manifest_file(write_shard_file(fs_, temporary / shard_file_name(ranks.rank()), tensors, boxes));
     });
     for (const auto& entry : entries) {
       manifest.files.push_back(parse_manifest_file(entry));
       saved.bytes += manifest.files.back().size;
     }
-    ranks.together([&] {
+    ranks.run_collectively([&] {
       if (is_first) commit(manifest, temporary, final);
       return std::string();
     });

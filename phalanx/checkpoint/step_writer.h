@@ -37,7 +37,7 @@ class StepWriter {
   /// Collective. Writes this rank's boxes; then rank 0 the manifest (step, integers and metadata of `manifest`, with
   /// the files of all), puts the step in place, and removes old ones. Earlier checkpoints are as they were if it fails.
   SavedCheckpoint write(const RankGroup& ranks, Manifest manifest, const std::vector<NamedTensor>& tensors,
-                        const std::vector<PlannedBox>& boxes) const;
+                        const std::vector<WriteItem>& boxes) const;
 
  private:
   void prepare(const std::filesystem::path& temporary) const;

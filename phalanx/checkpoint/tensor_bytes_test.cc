@@ -43,8 +43,8 @@ TEST(TensorBytes, RowsAreReadInRowMajorOrderWhateverTheStrides) {
 /// Gives the elements of a whole tensor's bytes, as a file does.
 BoxSource source_of(const at::Tensor& whole, const std::string& bytes) {
   return [&whole, &bytes](const Box& box, std::span<std::byte> target) {
-    return copy_common({std::vector<std::int64_t>(static_cast<std::size_t>(whole.dim()), 0), whole.sizes().vec()},
-                       std::as_bytes(std::span(bytes)), box, target, whole.element_size());
+    return copy_overlap({std::vector<std::int64_t>(static_cast<std::size_t>(whole.dim()), 0), whole.sizes().vec()},
+                        std::as_bytes(std::span(bytes)), box, target, whole.element_size());
   };
 }
 

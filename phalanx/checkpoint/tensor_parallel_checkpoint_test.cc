@@ -45,7 +45,7 @@ double continue_run(const std::filesystem::path& folder, const SplitLayout& layo
     CheckpointManager checkpoints(folder, {}, world);
     if (first > 0) {
       EXPECT_TRUE(checkpoints.load_latest(state));
-      if (sharded) sharded->forget_values();
+      if (sharded) sharded->invalidate_unsharded();
     }
     for (int step = first; step < last; ++step) {
       const at::Tensor tokens = at::arange(18, at::kLong).add(step).mul(5).remainder(61).view({2, 9});

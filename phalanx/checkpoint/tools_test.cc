@@ -103,7 +103,7 @@ TEST(BoxCopy, PiecesFollowEachOtherInRowMajorOrder) {
   for (const std::int64_t most : {1, 2, 5, 7, 24, 1000}) {
     for (const Box& box : {Box{{2, 1, 3}, {3, 4, 5}}, Box{{0, 0}, {1, 40}}, Box{{5}, {9}}, Box{{}, {}}}) {
       std::int64_t next = 0;
-      for_each_piece(box, most, [&](const Box& piece) {
+      for_each_chunk(box, most, [&](const Box& piece) {
         EXPECT_LE(piece.numel(), most);
         const auto ranges = flat_ranges(relative_to(piece, box), box.shape);
         ASSERT_EQ(ranges.size(), 1u) << piece.text() << " of " << box.text();
@@ -113,7 +113,7 @@ TEST(BoxCopy, PiecesFollowEachOtherInRowMajorOrder) {
       EXPECT_EQ(next, box.numel());
     }
   }
-  for_each_piece({{0, 0}, {0, 4}}, 8, [](const Box&) { ADD_FAILURE() << "an empty box has no pieces"; });
+  for_each_chunk({{0, 0}, {0, 4}}, 8, [](const Box&) { ADD_FAILURE() << "an empty box has no pieces"; });
 }
 
 TEST(VerifyStep, FindsAllDamageAndNamesIt) {

@@ -16,8 +16,8 @@
 #include "phalanx/checkpoint/checkpoint_reader.h"
 #include "phalanx/checkpoint/files/block_writer.h"
 #include "phalanx/checkpoint/files/element_values.h"
+#include "phalanx/checkpoint/files/file_tensor_copy.h"
 #include "phalanx/checkpoint/files/mismatch.h"
-#include "phalanx/checkpoint/files/place_copy.h"
 #include "phalanx/checkpoint/files/safetensors.h"
 #include "phalanx/checkpoint/files/saved_state.h"
 #include "phalanx/checkpoint/files/weight_files.h"
@@ -33,7 +33,7 @@ struct SourceTensor {
   bool used = false;
 };
 
-PlaceInFile placed(const PlaceMap& map, const std::string& name) { return map ? map(name) : PlaceInFile(name); }
+FileTensorView placed(const KeyMapping& map, const std::string& name) { return map ? map(name) : FileTensorView(name); }
 
 /// `part` begins with it, if it is not empty.
 std::string without_prefix(const std::string& name, const std::string& prefix) {
@@ -72,15 +72,15 @@ LoadedWeights load_from_checkpoint(const std::filesystem::path& path, const std:
 struct Chosen {
   SourceTensor source;
   std::optional<SourceTensor> copy;
-  PlaceInFile::Form form;
+  FileTensorView::Form form;
 };
 
 /// `values`: a box of the tensor, as `source` has it.
-void require_same(const SourceTensor& source, const SourceTensor& copy, const PlaceInFile::Form& form,
+void require_same(const SourceTensor& source, const SourceTensor& copy, const FileTensorView::Form& form,
                   const std::vector<std::int64_t>& shape, const Box& box, std::span<const std::byte> values) {
   const auto dtype = copy.info->dtype;
   std::vector<std::byte> others(static_cast<std::size_t>(box.numel()) * safetensors::element_size(dtype));
-  copy_from_place(form, shape, copy.file->bytes(*copy.info), box, others, safetensors::element_size(dtype));
+  copy_from_view(form, shape, copy.file->bytes(*copy.info), box, others, safetensors::element_size(dtype));
   bool same = dtype == source.info->dtype && std::ranges::equal(values, others);
   if (!same) {
     std::vector<double> a(static_cast<std::size_t>(box.numel())), b(a.size());
@@ -100,7 +100,7 @@ void require_same(const SourceTensor& source, const SourceTensor& copy, const Pl
 /// A tensor of a file that is written: one of the model's, or several that are parts of it.
 class FileTensor {
  public:
-  void add(const PlaceInFile& place, const at::Tensor& tensor) {
+  void add(const FileTensorView& place, const at::Tensor& tensor) {
     const auto [part, is_new] = parts_.emplace(place.form.part, tensor);
     const bool fits = is_new && (parts_.size() == 1 || form_.parts == place.form.parts);
     if (!fits) {
@@ -136,7 +136,7 @@ class FileTensor {
   }
 
  private:
-  PlaceInFile::Form form_;
+  FileTensorView::Form form_;
   std::map<std::int64_t, at::Tensor> parts_;  // by their numbers
 };
 
@@ -201,7 +201,7 @@ LoadedWeights load_weights(const std::filesystem::path& path, const std::vector<
   std::vector<Chosen> chosen;
   for (const auto& named : tensors) {
     auto wanted = describe_tensor(named);
-    const PlaceInFile place = placed(options.place_in_file, named.name);
+    const FileTensorView place = placed(options.key_mapping, named.name);
     wanted.name = place.name;
     wanted.shape = shape_in_file(place.form, wanted.shape);
     const auto found = find(place.name);
@@ -252,7 +252,7 @@ LoadedWeights load_weights(const std::filesystem::path& path, const std::vector<
     const std::span<const std::byte> bytes = source.file->bytes(info);
     const auto shape = tensors[i].global_shape();
     loaded.bytes += fill_tensor(tensors[i], info.dtype, [&](const Box& box, std::span<std::byte> target) {
-      const auto taken = copy_from_place(form, shape, bytes, box, target, safetensors::element_size(info.dtype));
+      const auto taken = copy_from_view(form, shape, bytes, box, target, safetensors::element_size(info.dtype));
       if (copy) require_same(source, *copy, form, shape, box, target);
       return taken;
     });
@@ -275,7 +275,7 @@ FileTensors file_tensors(const std::vector<NamedTensor>& tensors, const ExportWe
           "cannot write tensor {} to {}: this rank has only {} of {}; save a checkpoint and run `phalanx "
           "checkpoint consolidate` on it",
           safetensors::quote_name(named.name), where.string(), held_box(named).text(), describe_type(info)));
-    const PlaceInFile place = placed(options.place_in_file, named.name);
+    const FileTensorView place = placed(options.key_mapping, named.name);
     of_file[place.name].add(place, named.tensor);
   }
   return of_file;

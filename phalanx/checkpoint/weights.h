@@ -17,16 +17,16 @@
 #include <vector>
 
 #include "phalanx/base/file.h"
-#include "phalanx/layout/place_in_file.h"
+#include "phalanx/layout/file_tensor_view.h"
 #include "phalanx/tensor/named.h"
 
 namespace phalanx {
 
 /// From a tensor's name to its place in a file.
-using PlaceMap = std::function<PlaceInFile(const std::string&)>;
+using KeyMapping = std::function<FileTensorView(const std::string&)>;
 
 struct LoadWeightsOptions {
-  PlaceMap place_in_file;       // unset: under the tensor's own name
+  KeyMapping key_mapping;       // unset: under the tensor's own name
   std::string optional_prefix;  // of names in the file, which may lack it
   /// Names in the file, with the optional prefix, that may stay unread, such as buffers that the model computes itself;
   /// unset: none. LoadedWeights says which did.
@@ -56,7 +56,7 @@ LoadedWeights load_weights(const std::filesystem::path& path, const std::vector<
 std::string brief_names(const std::vector<std::string>& names);
 
 struct ExportWeightsOptions {
-  PlaceMap place_in_file;
+  KeyMapping key_mapping;
   std::optional<at::ScalarType> dtype;          // of floating-point tensors; unset: as they are
   std::map<std::string, std::string> metadata;  // beside {"format": "pt"}
   std::uint64_t max_file_bytes = 0;             // of export_weights_to_folder(); 0: one file

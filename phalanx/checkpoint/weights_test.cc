@@ -44,14 +44,14 @@ TEST(Weights, GoThroughAFileUnderOtherNames) {
   const TempDirectory scratch("weights");
   const auto path = scratch.path() / "w.safetensors";
   const auto ours = two_layers();
-  export_to(path, ours, {.place_in_file = to_theirs, .metadata = {{"origin", "test"}}});
+  export_to(path, ours, {.key_mapping = to_theirs, .metadata = {{"origin", "test"}}});
   const safetensors::File file(path.string());
   EXPECT_NE(file.find("theirs.embed"), nullptr);
   EXPECT_EQ(file.header().metadata.at("format"), "pt");
   EXPECT_EQ(file.header().metadata.at("origin"), "test");
 
   const auto loaded = zeros_like_all(ours);
-  EXPECT_EQ(load_weights(path, loaded, {.place_in_file = to_theirs}).bytes, 60u);
+  EXPECT_EQ(load_weights(path, loaded, {.key_mapping = to_theirs}).bytes, 60u);
   EXPECT_TRUE(equal(loaded, ours));
 }
 
@@ -72,30 +72,30 @@ TEST(Weights, GoIntoPartsOfAFilesTensorsAndOutOfThem) {
   const TempDirectory scratch("weights");
   const auto path = scratch.path() / "w.safetensors";
   const std::vector<NamedTensor> ours = {{"q", at::randn({2, 3})}, {"k", at::randn({2, 3})}, {"b", at::randn({4})}};
-  const PlaceMap place = [](const std::string& name) -> PlaceInFile {
+  const KeyMapping place = [](const std::string& name) -> FileTensorView {
     if (name == "b") return std::string("base.b");
     return {"base.qk", {.transposed = true, .part = name == "q" ? 0 : 1, .parts = 2}};
   };
-  export_to(path, ours, {.place_in_file = place});
+  export_to(path, ours, {.key_mapping = place});
   const std::vector<NamedTensor> theirs = {{"base.qk", at::zeros({3, 4})}, {"base.b", at::zeros({4})}};
   load_weights(path, theirs);
   EXPECT_TRUE(theirs[0].tensor.equal(at::cat({ours[0].tensor, ours[1].tensor}).t()));
   const auto loaded = zeros_like_all(ours);
-  EXPECT_EQ(load_weights(path, loaded, {.place_in_file = place}).bytes, 64u);
+  EXPECT_EQ(load_weights(path, loaded, {.key_mapping = place}).bytes, 64u);
   EXPECT_TRUE(equal(loaded, ours));
 
   export_to(path, {{"qk", theirs[0].tensor}, {"b", theirs[1].tensor}, {"mask", at::zeros({1})}});
   const auto bare = zeros_like_all(ours);
-  EXPECT_THAT(message_of<CheckpointError>([&] { load_weights(path, bare, {.place_in_file = place}); }),
+  EXPECT_THAT(message_of<CheckpointError>([&] { load_weights(path, bare, {.key_mapping = place}); }),
               HasSubstr("\"base.qk\" is missing (expected F32 [3, 4])"));
-  load_weights(path, bare, {.place_in_file = place, .optional_prefix = "base.", .ignore = [](const std::string& name) {
+  load_weights(path, bare, {.key_mapping = place, .optional_prefix = "base.", .ignore = [](const std::string& name) {
                               return name == "base.mask";
                             }});
   EXPECT_TRUE(equal(bare, ours));
-  EXPECT_THAT(message_of<CheckpointError>([&] { export_to(path, {ours[0]}, {.place_in_file = place}); }),
+  EXPECT_THAT(message_of<CheckpointError>([&] { export_to(path, {ours[0]}, {.key_mapping = place}); }),
               HasSubstr("\"base.qk\": 1 of the 2 parts"));
   EXPECT_THAT(message_of<CheckpointError>([&] {
-                export_to(path, {ours[0], ours[0]}, {.place_in_file = place});
+                export_to(path, {ours[0], ours[0]}, {.key_mapping = place});
               }),
               HasSubstr("two tensors are to be written under the name \"base.qk\""));
 }

@@ -144,7 +144,7 @@ struct BackendTraits {
   std::string_view name;              // "local", "shm", "gloo"
   bool rank_order_reduction = false;  // reductions sum in rank order: the same bits on every run and such backend
   bool host_only = true;              // only host memory can be moved
-  bool crowded = false;               // more ranks than cores on this machine: a waiter gives its core away at once
+  bool oversubscribed = false;        // more ranks than cores on this machine: a waiter gives its core away at once
   bool has_tags = true;         // of the memory it is for. False: messages between two ranks match in the order of
                                 // issue, and a rank's run one after the other, each until it meets its other end
   bool stream_ordered = false;  // see above; host memory is moved, too, but not in any stream's order

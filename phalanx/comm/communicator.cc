@@ -455,7 +455,7 @@ Work Communicator::all_to_all_uneven(at::Tensor output, at::Tensor input, std::v
   return impl_->issue(std::move(d), options.async, {std::move(output), std::move(input)});
 }
 
-Work Communicator::send(at::Tensor tensor, int destination, PeerOptions options) {
+Work Communicator::send(at::Tensor tensor, int destination, P2POptions options) {
   OperationDescription d;
   d.verb = Verb::send;
   d.dtype = impl_->check(tensor, "send");
@@ -467,7 +467,7 @@ Work Communicator::send(at::Tensor tensor, int destination, PeerOptions options)
   return impl_->issue(std::move(d), options.async, {std::move(tensor)});
 }
 
-Work Communicator::recv(at::Tensor tensor, int source, PeerOptions options) {
+Work Communicator::recv(at::Tensor tensor, int source, P2POptions options) {
   OperationDescription d;
   d.verb = Verb::recv;
   d.dtype = impl_->check(tensor, "recv");
@@ -482,12 +482,12 @@ Work Communicator::barrier(CommOptions options) {
   return impl_->issue(std::move(d), options.async);
 }
 
-Work Communicator::batch_peer_to_peer(std::vector<PeerOp> operations, CommOptions options) {
+Work Communicator::batch_isend_irecv(std::vector<P2POp> operations, CommOptions options) {
   if (operations.empty()) return {};
   OperationDescription d;
   d.verb = Verb::batch_p2p;
   std::vector<at::Tensor> tensors;
-  for (PeerOp& one : operations) {
+  for (P2POp& one : operations) {
     const DataType dtype = impl_->check(one.tensor, "batch_peer_to_peer");
     impl_->check_peer(one.peer, "batch_peer_to_peer");
     void* data = one.is_send ? const_cast<void*>(one.tensor.const_data_ptr()) : one.tensor.mutable_data_ptr();

@@ -58,7 +58,7 @@ struct RootedOptions {
 struct CommOptions {
   bool async = false;
 };
-struct PeerOptions {
+struct P2POptions {
   int tag = 0;  // operations between two ranks match by tag, then by order
   bool async = false;
 };
@@ -120,18 +120,18 @@ class Communicator {
   Work all_to_all(at::Tensor output, at::Tensor input, CommOptions options = {});
   Work all_to_all_uneven(at::Tensor output, at::Tensor input, std::vector<std::int64_t> output_counts,
                          std::vector<std::int64_t> input_counts, CommOptions options = {});
-  Work send(at::Tensor tensor, int destination, PeerOptions options = {});
-  Work recv(at::Tensor tensor, int source, PeerOptions options = {});
+  Work send(at::Tensor tensor, int destination, P2POptions options = {});
+  Work recv(at::Tensor tensor, int source, P2POptions options = {});
   Work barrier(CommOptions options = {});
 
-  struct PeerOp {
+  struct P2POp {
     bool is_send = true;
     at::Tensor tensor;
     int peer = 0;
     int tag = 0;
   };
   /// All operations at once, in any order on either side: cannot deadlock among themselves.
-  Work batch_peer_to_peer(std::vector<PeerOp> operations, CommOptions options = {});
+  Work batch_isend_irecv(std::vector<P2POp> operations, CommOptions options = {});
 
   /// Byte objects of any length (host memory, synchronous). gather_bytes returns all ranks' on root, else an empty
   /// list.

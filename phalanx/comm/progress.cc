@@ -14,7 +14,7 @@
 namespace phalanx {
 namespace {
 
-constexpr auto kLookAfter = std::chrono::milliseconds(100);
+constexpr auto kWatchdogInterval = std::chrono::milliseconds(100);
 
 }  // namespace
 
@@ -70,27 +70,27 @@ void WorkState::run() {
   try {
     issued_.flight->started(issued_.flight_number);
     operation_ = issued_.backend->start(issued_.description);
-    WaitLadder ladder(crowded_ ? WaitLadder::kCrowded : WaitLadder::kOwnCore);
+    SpinBackoff backoff(oversubscribed_ ? SpinBackoff::kOversubscribed : SpinBackoff::kOwnCore);
     auto looked = std::chrono::steady_clock::time_point{};
     std::vector<Doorbell> bells;
     for (;;) {
       const Progress progress = operation_->advance();
       if (progress == Progress::done) break;
       if (progress == Progress::moved) {
-        ladder.reset();
+        backoff.reset();
         clock_runs_ = false;
         continue;
       }
-      if (ladder.step()) continue;
+      if (backoff.step()) continue;
       if (!clock_runs_) {
         start_clock();
         looked = started_;
       }
-      const auto limit = std::min<std::chrono::nanoseconds>(kLookAfter, issued_.timeout);
+      const auto limit = std::min<std::chrono::nanoseconds>(kWatchdogInterval, issued_.timeout);
       bells.clear();
       if (!operation_->add_doorbells(bells)) bells.clear();
       doorbell_wait(bells, limit);
-      ladder.reset();
+      backoff.reset();
       const auto now = std::chrono::steady_clock::now();
       if (now - looked < limit) continue;
       looked = now;
@@ -144,7 +144,7 @@ bool WorkState::add_doorbells(std::vector<Doorbell>& bells) {
   return operation_ && !error_ && operation_->add_doorbells(bells);
 }
 
-void WorkState::look_after() noexcept {
+void WorkState::watchdog_check() noexcept {
   if (!operation_ || error_) return;
   try {
     start_clock();
@@ -168,10 +168,10 @@ void WorkState::finish() noexcept {
 
 // True once the current stream waits, or need not; false if the operation is failing: then the host must wait.
 bool WorkState::wait_on_stream() {
-  WaitLadder ladder(WaitLadder::kBackground);
+  SpinBackoff backoff(SpinBackoff::kBackground);
   while (done_.load(std::memory_order_acquire) == 0 && !is_failing_.load(std::memory_order_acquire)) {
     if (completion_->join_current_stream()) return !is_failing_.load(std::memory_order_acquire);
-    if (ladder.step()) continue;
+    if (backoff.step()) continue;
     const Doorbell bell{&done_, 0, &sleepers_, false};
     doorbell_wait({&bell, 1}, std::chrono::microseconds(100));  // launching rings no bell
   }
@@ -183,11 +183,11 @@ void WorkState::wait() {
   const auto is_over = [this] { return done_.load(std::memory_order_acquire) != 0; };
   if (!is_over()) {
     const auto begin = std::chrono::system_clock::now();
-    WaitLadder ladder(crowded_ ? WaitLadder::kCrowded : WaitLadder::kBackground);
+    SpinBackoff backoff(oversubscribed_ ? SpinBackoff::kOversubscribed : SpinBackoff::kBackground);
     while (!is_over()) {
-      if (ladder.step()) continue;
+      if (backoff.step()) continue;
       const Doorbell bell{&done_, 0, &sleepers_, false};
-      doorbell_wait({&bell, 1}, kLookAfter);
+      doorbell_wait({&bell, 1}, kWatchdogInterval);
     }
     issued_.flight->waited(issued_.flight_number, begin);
   }
@@ -218,16 +218,16 @@ void ProgressEngine::submit(const std::shared_ptr<OperationQueue>& queue, std::s
   queue->pending_.fetch_add(1, std::memory_order_acq_rel);
   {
     const std::lock_guard lock(mutex_);
-    inbox_.emplace_back(queue, std::move(work));
+    submitted_.emplace_back(queue, std::move(work));
   }
   ring(wake_, wake_sleepers_, false);
 }
 
 bool ProgressEngine::take_new_work() {
-  decltype(inbox_) arrived;
+  decltype(submitted_) arrived;
   {
     const std::lock_guard lock(mutex_);
-    arrived.swap(inbox_);
+    arrived.swap(submitted_);
   }
   for (auto& [queue, work] : arrived) {
     if (queue->operations_.empty()) queues_.push_back(queue);
@@ -239,7 +239,7 @@ bool ProgressEngine::take_new_work() {
 // How many operations from the front may be under way at once.
 std::size_t ProgressEngine::active_count(const OperationQueue& queue) const {
   std::size_t count = 0;
-  while (count < queue.operations_.size() && queue.operations_[count]->is_peer_operation()) ++count;
+  while (count < queue.operations_.size() && queue.operations_[count]->is_p2p()) ++count;
   return std::max<std::size_t>(count, 1);
 }
 
@@ -268,7 +268,7 @@ bool ProgressEngine::advance_queue(OperationQueue& queue) {
 
 void ProgressEngine::run() {
   pthread_setname_np(pthread_self(), "phalanx-comm");
-  WaitLadder ladder(WaitLadder::kBackground);
+  SpinBackoff backoff(SpinBackoff::kBackground);
   std::vector<Doorbell> bells;
   std::chrono::steady_clock::time_point looked = std::chrono::steady_clock::now();
   for (;;) {
@@ -278,11 +278,11 @@ void ProgressEngine::run() {
     for (const auto& queue : queues_) moved |= advance_queue(*queue);
     std::erase_if(queues_, [](const auto& queue) { return queue->operations_.empty(); });
     if (moved) {
-      ladder.reset();
+      backoff.reset();
       continue;
     }
-    if (!queues_.empty() && ladder.step()) continue;
-    ladder.reset();
+    if (!queues_.empty() && backoff.step()) continue;
+    backoff.reset();
 
     bells.assign(1, {&wake_, wake_seen, &wake_sleepers_, false});
     bool must_poll = false;
@@ -291,12 +291,12 @@ void ProgressEngine::run() {
         if (!queue->operations_[i]->add_doorbells(bells)) must_poll = true;
       }
     }
-    doorbell_wait(bells, must_poll ? std::chrono::nanoseconds(std::chrono::microseconds(200)) : kLookAfter);
+    doorbell_wait(bells, must_poll ? std::chrono::nanoseconds(std::chrono::microseconds(200)) : kWatchdogInterval);
     const auto now = std::chrono::steady_clock::now();
-    if (now - looked < kLookAfter) continue;
+    if (now - looked < kWatchdogInterval) continue;
     looked = now;
     for (const auto& queue : queues_)
-      for (std::size_t i = 0; i < active_count(*queue); ++i) queue->operations_[i]->look_after();
+      for (std::size_t i = 0; i < active_count(*queue); ++i) queue->operations_[i]->watchdog_check();
   }
 }
 

@@ -41,7 +41,8 @@ class WorkState {
     std::shared_ptr<void> buffers;  // kept until the operation is done
   };
 
-  explicit WorkState(Issued issued) : issued_(std::move(issued)), crowded_(issued_.backend->traits().crowded) {}
+  explicit WorkState(Issued issued)
+      : issued_(std::move(issued)), oversubscribed_(issued_.backend->traits().oversubscribed) {}
   ~WorkState();
   WorkState(const WorkState&) = delete;
   WorkState& operator=(const WorkState&) = delete;
@@ -54,8 +55,8 @@ class WorkState {
   // For the progress thread.
   Progress advance() noexcept;  // starts it if need be; a failure is recorded, and done once no peer uses the buffers
   bool add_doorbells(std::vector<Doorbell>& bells);  // false: to be polled
-  void look_after() noexcept;                        // about every 100 ms while blocked: time-outs, dead peers
-  bool is_peer_operation() const noexcept { return !issued_.description.transfers.empty(); }
+  void watchdog_check() noexcept;                    // about every 100 ms while blocked: time-outs, dead peers
+  bool is_p2p() const noexcept { return !issued_.description.transfers.empty(); }
   void release() noexcept;  // lets go of operation, buffers and backend: the communicator shall be who ends that
   void finish() noexcept;   // then makes is_done() true and wakes whoever waits
 
@@ -74,7 +75,7 @@ class WorkState {
   bool wait_on_stream();
 
   Issued issued_;
-  const bool crowded_;
+  const bool oversubscribed_;
   std::unique_ptr<Operation> operation_;
   std::shared_ptr<StreamCompletion> completion_;  // stream-ordered operations; set before anybody else sees this
   std::atomic<bool> is_failing_{false};           // error_ will be there when done_ is
@@ -118,7 +119,7 @@ class ProgressEngine {
   std::size_t active_count(const OperationQueue& queue) const;
 
   std::mutex mutex_;
-  std::vector<std::pair<std::shared_ptr<OperationQueue>, std::shared_ptr<WorkState>>> inbox_;
+  std::vector<std::pair<std::shared_ptr<OperationQueue>, std::shared_ptr<WorkState>>> submitted_;
   std::atomic<std::uint32_t> wake_{0};  // a futex word: changed for new work and at the end
   std::atomic<std::uint32_t> wake_sleepers_{0};
   std::atomic<bool> stopping_{false};

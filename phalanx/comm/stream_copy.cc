@@ -10,7 +10,7 @@
 
 namespace phalanx {
 
-std::size_t streamed_part(std::size_t result, std::size_t touched, int ranks, const LastCache& cache) {
+std::size_t streamed_part(std::size_t result, std::size_t touched, int ranks, const LastLevelCache& cache) {
   if (result >= kStreamBytes) return result;
   const auto sharers = static_cast<std::size_t>(std::min(ranks, cache.cores));
   const std::size_t room = cache.bytes / 4 * 3 / sharers;
@@ -18,7 +18,7 @@ std::size_t streamed_part(std::size_t result, std::size_t touched, int ranks, co
 }
 
 std::size_t streamed_part(std::size_t result, std::size_t touched, int ranks) {
-  static const LastCache cache = last_cache();
+  static const LastLevelCache cache = last_level_cache();
   return streamed_part(result, touched, ranks, cache);
 }
 

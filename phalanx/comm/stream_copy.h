@@ -22,7 +22,7 @@ inline constexpr std::size_t kStreamBytes = 8U << 20;
 /// ranks share, as much as is too much for them, so that the rest stays there.
 std::size_t streamed_part(std::size_t result, std::size_t touched, int ranks);
 /// The same for a given cache.
-std::size_t streamed_part(std::size_t result, std::size_t touched, int ranks, const LastCache& cache);
+std::size_t streamed_part(std::size_t result, std::size_t touched, int ranks, const LastLevelCache& cache);
 
 /// The ranges must not overlap. When it returns, the bytes are where any thread that is told so will see them, like
 /// those of memcpy. Plain memcpy on machines other than x86-64.

@@ -51,13 +51,13 @@ TEST_P(StreamCopy, ReadsAndWritesUpToTheEndOfAMapping) {
 
 TEST(StreamedPart, IsWhatTheSharedCacheHasNoRoomFor) {
   constexpr std::size_t kMiB = 1U << 20;
-  const LastCache cache{.bytes = 16 * kMiB, .cores = 4};
+  const LastLevelCache cache{.bytes = 16 * kMiB, .cores = 4};
   EXPECT_EQ(streamed_part(kStreamBytes, kStreamBytes, 2, cache), kStreamBytes) << "a long one, whole";
   EXPECT_EQ(streamed_part(4 * kMiB, 6 * kMiB, 2, cache), 0U) << "twice 6 MiB are three quarters of it";
   EXPECT_EQ(streamed_part(4 * kMiB, 8 * kMiB, 2, cache), 2 * kMiB);
   EXPECT_EQ(streamed_part(kMiB, 8 * kMiB, 8, cache), kMiB) << "no more than the result; four of the ranks share it";
   EXPECT_EQ(streamed_part(kMiB, 3 * kMiB, 8, cache), 0U);
-  EXPECT_EQ(streamed_part(4 * kMiB, 8 * kMiB, 2, LastCache{}), 0U) << "a cache of which nothing is known";
+  EXPECT_EQ(streamed_part(4 * kMiB, 8 * kMiB, 2, LastLevelCache{}), 0U) << "a cache of which nothing is known";
 }
 
 INSTANTIATE_TEST_SUITE_P(Forms, StreamCopy, ::testing::Values(&stream_copy, &stream_copy_baseline));

@@ -13,7 +13,7 @@ int available_cores() {
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
-bool WaitLadder::step() {
+bool SpinBackoff::step() {
   if (steps_ < lengths_.spins) {
     ++steps_;
     spin_pause();

@@ -23,17 +23,17 @@ inline void spin_pause() {
 }
 
 /// The first two rungs. step() returns false when it is time to sleep.
-class WaitLadder {
+class SpinBackoff {
  public:
   struct Lengths {
     std::uint32_t spins;
     std::uint32_t yields;
   };
-  static constexpr Lengths kOwnCore{2000, 50};   // a waiter that has a core to itself
-  static constexpr Lengths kCrowded{20, 50};     // more ranks than cores
-  static constexpr Lengths kBackground{200, 4};  // the progress thread, beside a thread that computes
+  static constexpr Lengths kOwnCore{2000, 50};       // a waiter that has a core to itself
+  static constexpr Lengths kOversubscribed{20, 50};  // more ranks than cores
+  static constexpr Lengths kBackground{200, 4};      // the progress thread, beside a thread that computes
 
-  explicit WaitLadder(Lengths lengths) : lengths_(lengths) {}
+  explicit SpinBackoff(Lengths lengths) : lengths_(lengths) {}
   bool step();
   void reset() { steps_ = 0; }
 

@@ -102,7 +102,7 @@ std::int64_t recompute_every(const TrainConfig& config) {
   return mode == "full" ? 1 : parse_whole<std::int64_t>(option).value_or(1);
 }
 
-bool keeps_costly(const TrainConfig& config) {
+bool uses_op_sac(const TrainConfig& config) {
   return config.activation_checkpoint.mode == "selective" && config.activation_checkpoint.selective_ac_option == "op";
 }
 

@@ -191,7 +191,7 @@ std::string config_reference();
 /// Of how many blocks one keeps its input alone, by [activation_checkpoint]; 0: none does.
 std::int64_t recompute_every(const TrainConfig& config);
 /// Whether these keep what is costly to compute again as well.
-bool keeps_costly(const TrainConfig& config);
+bool uses_op_sac(const TrainConfig& config);
 
 /// Whether units are let go after the forward pass: fsdp_reshard_after_forward, whose default is yes, but in a
 /// pipeline.

@@ -259,9 +259,9 @@ TEST(Config, ActivationCheckpointing) {
   EXPECT_EQ(every("selective_ac_option = 3\n"), 0);
   const TrainConfig op = parse("[activation_checkpoint]\nmode = \"selective\"\nselective_ac_option = \"op\"\n");
   EXPECT_EQ(recompute_every(op), 1);
-  EXPECT_TRUE(keeps_costly(op));
-  EXPECT_TRUE(keeps_costly(parse(print_config(op))));
-  EXPECT_FALSE(keeps_costly(parse("[activation_checkpoint]\nmode = \"full\"\nselective_ac_option = \"op\"\n")));
+  EXPECT_TRUE(uses_op_sac(op));
+  EXPECT_TRUE(uses_op_sac(parse(print_config(op))));
+  EXPECT_FALSE(uses_op_sac(parse("[activation_checkpoint]\nmode = \"full\"\nselective_ac_option = \"op\"\n")));
   EXPECT_THAT(refusal("[activation_checkpoint]\nselective_ac_option = \"ops\"\n"),
               AllOf(HasSubstr("\"op\""), HasSubstr("or a number of blocks")));
   EXPECT_THAT(refusal("[activation_checkpoint]\nselective_ac_option = 0\n"), HasSubstr("or a number of blocks"));

@@ -74,16 +74,16 @@ std::vector<BenchLayout> layouts_to_bench(const TrainConfig& config, std::int64_
   return layouts;
 }
 
-BenchBase bench_base(const TrainConfig& config, std::int64_t ranks, const plan::Devices& devices) {
+ScalingBaseline scaling_baseline(const TrainConfig& config, std::int64_t ranks, const plan::Devices& devices) {
   NamedLayout whole = with_layout(config, "", ranks);
-  BenchBase base{.same_step = predicted_layout(whole, devices), .same_share = {}};
-  base.same_step.layout.name = "one rank, the same step";
+  ScalingBaseline base{.strong_scaling = predicted_layout(whole, devices), .weak_scaling = {}};
+  base.strong_scaling.layout.name = "one rank, the same step";
   const std::int64_t step = whole.config.training.global_batch_size;
   if (step % ranks == 0) {
     whole.config.training.global_batch_size = step / ranks;
     whole = with_layout(whole.config, "", 1);
-    base.same_share = predicted_layout(whole, devices);
-    base.same_share->layout.name = "one rank, its share";
+    base.weak_scaling = predicted_layout(whole, devices);
+    base.weak_scaling->layout.name = "one rank, its share";
   }
   return base;
 }
@@ -99,7 +99,7 @@ TrainConfig bench_config(TrainConfig config, const std::string& folder, const Be
   return config;
 }
 
-BenchFigures read_bench_run(const std::string& folder, const BenchSteps& steps) {
+BenchMetrics read_bench_run(const std::string& folder, const BenchSteps& steps) {
   const std::filesystem::path run = folder;
   std::vector<double> seconds;
   double tokens = 0, exposed = 0, waited = 0, communicated = 0;
@@ -119,26 +119,26 @@ BenchFigures read_bench_run(const std::string& folder, const BenchSteps& steps) 
                                 static_cast<std::int64_t>(seconds.size()) + steps.warm_up,
                                 steps.steps + steps.warm_up));
   }
-  BenchFigures figures{.step_seconds = median(seconds)};
-  figures.tokens_per_second = tokens / figures.step_seconds;
-  figures.exposed_percent = exposed / static_cast<double>(seconds.size());
-  figures.exposed_of_communication = communicated > 0 ? 100 * waited / communicated : 0;
+  BenchMetrics metrics{.step_seconds = median(seconds)};
+  metrics.tokens_per_second = tokens / metrics.step_seconds;
+  metrics.exposed_percent = exposed / static_cast<double>(seconds.size());
+  metrics.exposed_of_communication = communicated > 0 ? 100 * waited / communicated : 0;
   const json memory = json::parse(read_file(run / "run.json"))["memory"];
   for (const json& rank : memory["measured"]) {
-    figures.counted = std::max(figures.counted, rank["total"].get<std::int64_t>());
-    figures.proportional = std::max(figures.proportional, rank["pss"].get<std::int64_t>());
+    metrics.counted = std::max(metrics.counted, rank["total"].get<std::int64_t>());
+    metrics.proportional = std::max(metrics.proportional, rank["pss"].get<std::int64_t>());
   }
-  figures.predicted = memory["predicted"]["total"].get<std::int64_t>();
-  return figures;
+  metrics.predicted = memory["predicted"]["total"].get<std::int64_t>();
+  return metrics;
 }
 
-BenchFigures middle_run(std::vector<BenchFigures> runs) {
-  std::ranges::sort(runs, {}, &BenchFigures::step_seconds);
+BenchMetrics median_run(std::vector<BenchMetrics> runs) {
+  std::ranges::sort(runs, {}, &BenchMetrics::step_seconds);
   return runs.at(runs.size() / 2);
 }
 
-double scaling(const BenchFigures& figures, std::int64_t ranks, const BenchFigures& one_rank) {
-  return figures.tokens_per_second / (static_cast<double>(ranks) * one_rank.tokens_per_second);
+double scaling(const BenchMetrics& metrics, std::int64_t ranks, const BenchMetrics& one_rank) {
+  return metrics.tokens_per_second / (static_cast<double>(ranks) * one_rank.tokens_per_second);
 }
 
 }  // namespace phalanx::train

@@ -23,13 +23,13 @@ TrainConfig bench_run_config() {
   return config;
 }
 
-plan::Devices machine_of(std::int64_t ranks, std::int64_t bytes) {
+plan::Devices node_of(std::int64_t ranks, std::int64_t bytes) {
   return {.groups = {{.count = ranks, .name = "", .bytes = bytes}}, .per_node = ranks, .is_host = true};
 }
 
 std::string bench_refusal(const std::string& list) {
   try {
-    layouts_to_bench(bench_run_config(), 2, list, machine_of(2, 1 << 30));
+    layouts_to_bench(bench_run_config(), 2, list, node_of(2, 1 << 30));
   } catch (const ConfigError& error) {
     return error.what();
   }
@@ -38,7 +38,7 @@ std::string bench_refusal(const std::string& list) {
 
 TEST(LayoutBench, AutoIsEveryLayoutOfSoManyRanks) {
   std::vector<std::string> names;
-  for (const BenchLayout& layout : layouts_to_bench(bench_run_config(), 2, "auto", machine_of(2, 1 << 30))) {
+  for (const BenchLayout& layout : layouts_to_bench(bench_run_config(), 2, "auto", node_of(2, 1 << 30))) {
     names.push_back(layout.layout.name);
     EXPECT_EQ(layout.layout.ranks, 2);
     EXPECT_TRUE(layout.fits());
@@ -50,7 +50,7 @@ TEST(LayoutBench, AutoIsEveryLayoutOfSoManyRanks) {
 TEST(LayoutBench, FitsByItsPredictedMemory) {
   for (const auto& [name, ranks] : {std::pair("dp_replicate=2", 2), std::pair("pp=2,dp_shard=2", 4)}) {
     const auto with_memory = [&](std::int64_t bytes) {
-      return layouts_to_bench(bench_run_config(), ranks, name, machine_of(ranks, bytes))[0];
+      return layouts_to_bench(bench_run_config(), ranks, name, node_of(ranks, bytes))[0];
     };
     const std::int64_t need = with_memory(1 << 30).predicted.total();
     EXPECT_TRUE(with_memory(need).fits()) << name;
@@ -59,7 +59,7 @@ TEST(LayoutBench, FitsByItsPredictedMemory) {
 }
 
 TEST(LayoutBench, ListsAreNames) {
-  EXPECT_EQ(layouts_to_bench(bench_run_config(), 2, "tp=2; pp=2  dp_shard=2", machine_of(2, 1 << 30)).size(), 3U);
+  EXPECT_EQ(layouts_to_bench(bench_run_config(), 2, "tp=2; pp=2  dp_shard=2", node_of(2, 1 << 30)).size(), 3U);
   EXPECT_THAT(bench_refusal("tp=1"), HasSubstr("takes 1 rank, but the others are measured on 2"));
   EXPECT_THAT(bench_refusal("tp=4"), HasSubstr("takes 4 ranks, but there are 2"));
   EXPECT_THAT(bench_refusal("tq=2"), HasSubstr("did you mean 'tp'?"));
@@ -67,14 +67,14 @@ TEST(LayoutBench, ListsAreNames) {
 }
 
 TEST(LayoutBench, OneRankHasTheSameStepOrItsShare) {
-  const BenchBase base = bench_base(bench_run_config(), 2, machine_of(2, 1 << 30));
-  EXPECT_EQ(plan_run(base.same_step.layout.config, 1).global_batch_size, 4);
-  ASSERT_TRUE(base.same_share);
-  EXPECT_EQ(plan_run(base.same_share->layout.config, 1).global_batch_size, 2);
+  const ScalingBaseline base = scaling_baseline(bench_run_config(), 2, node_of(2, 1 << 30));
+  EXPECT_EQ(plan_run(base.strong_scaling.layout.config, 1).global_batch_size, 4);
+  ASSERT_TRUE(base.weak_scaling);
+  EXPECT_EQ(plan_run(base.weak_scaling->layout.config, 1).global_batch_size, 2);
   TrainConfig odd = bench_run_config();
   odd.training.global_batch_size = 9;
   odd.training.local_batch_size = 1;
-  EXPECT_FALSE(bench_base(odd, 2, machine_of(2, 1 << 30)).same_share);
+  EXPECT_FALSE(scaling_baseline(odd, 2, node_of(2, 1 << 30)).weak_scaling);
 }
 
 TEST(LayoutBench, RunsLeaveNothingButFigures) {
@@ -107,20 +107,20 @@ TEST(LayoutBench, FiguresComeFromTheRunsFiles) {
   write_file(
       folder.path() / "run.json",
       R"({"memory": {"measured": [{"total": 10, "pss": 30}, {"total": 20, "pss": 25}], "predicted": {"total": 19}}})");
-  const BenchFigures figures = read_bench_run(folder.path().string(), {.steps = 4, .warm_up = 1});
-  EXPECT_DOUBLE_EQ(figures.step_seconds, 2.5);
-  EXPECT_DOUBLE_EQ(figures.tokens_per_second, 400);
-  EXPECT_DOUBLE_EQ(figures.exposed_percent, 35);
-  EXPECT_DOUBLE_EQ(figures.exposed_of_communication, 25);
-  EXPECT_EQ(figures.counted, 20);
-  EXPECT_EQ(figures.proportional, 30);
-  EXPECT_EQ(figures.predicted, 19);
-  EXPECT_DOUBLE_EQ(scaling(figures, 2, {.tokens_per_second = 250}), 0.8);
+  const BenchMetrics metrics = read_bench_run(folder.path().string(), {.steps = 4, .warm_up = 1});
+  EXPECT_DOUBLE_EQ(metrics.step_seconds, 2.5);
+  EXPECT_DOUBLE_EQ(metrics.tokens_per_second, 400);
+  EXPECT_DOUBLE_EQ(metrics.exposed_percent, 35);
+  EXPECT_DOUBLE_EQ(metrics.exposed_of_communication, 25);
+  EXPECT_EQ(metrics.counted, 20);
+  EXPECT_EQ(metrics.proportional, 30);
+  EXPECT_EQ(metrics.predicted, 19);
+  EXPECT_DOUBLE_EQ(scaling(metrics, 2, {.tokens_per_second = 250}), 0.8);
   EXPECT_THROW(read_bench_run(folder.path().string(), {.steps = 5, .warm_up = 1}), DataError);
 }
 
 TEST(LayoutBench, OfSeveralRunsTheMiddleOneStands) {
-  EXPECT_EQ(middle_run({{.step_seconds = 3}, {.step_seconds = 1}, {.step_seconds = 2}}).step_seconds, 2);
+  EXPECT_EQ(median_run({{.step_seconds = 3}, {.step_seconds = 1}, {.step_seconds = 2}}).step_seconds, 2);
 }
 
 // What the planner says of a layout is what training makes of the settings that it gives.
@@ -128,7 +128,7 @@ TEST(LayoutBench, SettingsOfALayoutMakeThatLayout) {
   const std::vector<plan::Layout> layouts = {
       {.parallel = {.dp_replicate = 4}, .batch = 2},
       {.parallel = {.dp_shard = 4, .zero_stage = 1}, .batch = 1, .passes = 2, .recompute_every = 1},
-      {.parallel = {.dp_replicate = 2, .dp_shard = 2}, .batch = 2, .recompute_every = 1, .keeps_costly = true},
+      {.parallel = {.dp_replicate = 2, .dp_shard = 2}, .batch = 2, .recompute_every = 1, .uses_op_sac = true},
       {.parallel = {.dp_shard = 2, .tp = 2, .zero_stage = 2}, .batch = 4},
       {.parallel = {.pp = 2, .dp_replicate = 2}, .batch = 2, .passes = 2},
       {.parallel = {.pp = 2, .dp_shard = 2, .zero_stage = 1}, .batch = 2, .passes = 2},
@@ -146,7 +146,7 @@ TEST(LayoutBench, SettingsOfALayoutMakeThatLayout) {
     const TrainConfig config = parse_config("", "settings", words);
     const RunPlan plan = plan_run(config, 4);
     EXPECT_EQ(plan::name_of(layout_of(config, plan)), plan::name_of(layout));
-    const auto from_layout = plan::predict_memory(plan::laid_out(shape_without_layout(config), layout));
+    const auto from_layout = plan::predict_memory(plan::apply_layout(shape_without_layout(config), layout));
     EXPECT_EQ(plan::predict_memory(training_shape(config, plan)).total(), from_layout.total()) << plan::name_of(layout);
     // And by its name, as verify and bench take it.
     const NamedLayout named = with_layout(config, plan::name_of(layout), 4);

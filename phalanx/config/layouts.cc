@@ -85,11 +85,11 @@ TrainConfig::ActivationCheckpoint recomputation_of(const Parts& parts, const std
 }
 
 /// The batch as all layouts have it, in forward passes that this one can do.
-void share_out_batch(TrainConfig& config, std::int64_t data_ranks, std::int64_t ranks) {
+void share_out_batch(TrainConfig& config, std::int64_t data_parallel_size, std::int64_t ranks) {
   auto& training = config.training;
   if (training.global_batch_size == -1) training.global_batch_size = training.local_batch_size * ranks;
-  if (training.global_batch_size % data_ranks != 0) return;  // plan_run() refuses it, with the nearest choices
-  const std::int64_t share = training.global_batch_size / data_ranks;
+  if (training.global_batch_size % data_parallel_size != 0) return;  // plan_run() refuses it, with the nearest choices
+  const std::int64_t share = training.global_batch_size / data_parallel_size;
   training.local_batch_size = std::min(training.local_batch_size, share);
   while (share % training.local_batch_size != 0) --training.local_batch_size;
 }
@@ -123,8 +123,9 @@ NamedLayout with_layout(const TrainConfig& config, const std::string& name, std:
     layout.config.training.mixed_precision_param =
         choice_of(parts, "precision", {"float32", "bfloat16", "float16"}, name);
   }
-  const std::int64_t data_ranks = parallelism.data_parallel_replicate_degree * parallelism.data_parallel_shard_degree;
-  layout.ranks = data_ranks * parallelism.tensor_parallel_degree * parallelism.pipeline_parallel_degree;
+  const std::int64_t data_parallel_size =
+      parallelism.data_parallel_replicate_degree * parallelism.data_parallel_shard_degree;
+  layout.ranks = data_parallel_size * parallelism.tensor_parallel_degree * parallelism.pipeline_parallel_degree;
   if (layout.ranks > ranks) {
     throw ConfigError(fmt::format("layout '{}' takes {} ranks, but there are {}: give more, or smaller degrees", name,
                                   layout.ranks, ranks));
@@ -138,7 +139,7 @@ NamedLayout with_layout(const TrainConfig& config, const std::string& name, std:
       parallelism.pipeline_parallel_microbatch_size = training.local_batch_size;
     }
   } else {
-    share_out_batch(layout.config, data_ranks, ranks);
+    share_out_batch(layout.config, data_parallel_size, ranks);
   }
   plan_run(layout.config, layout.ranks);
   return layout;

@@ -117,7 +117,7 @@ TEST(Layouts, AllOfThemAreThoseThatDivide) {
   EXPECT_EQ(names[0], "one rank");
   // A batch of 2 cannot be shared by 4.
   for (const NamedLayout& layout : all_layouts(small_config(2), 4)) {
-    EXPECT_LE(plan_run(layout.config, layout.ranks).parallel.data_ranks(), 2) << layout.name;
+    EXPECT_LE(plan_run(layout.config, layout.ranks).parallel.data_parallel_size(), 2) << layout.name;
   }
 }
 

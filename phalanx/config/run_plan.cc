@@ -9,7 +9,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/config/model_config.h"
 #include "phalanx/models/config/llama_part.h"
-#include "phalanx/models/config/model_numbers.h"
+#include "phalanx/models/config/model_dimensions.h"
 
 namespace phalanx::train {
 namespace {
@@ -51,7 +51,7 @@ ParallelPlan degrees_of(const TrainConfig& config, std::int64_t world_size) {
         fmt::format("[parallelism] data_parallel_replicate_degree {} x data_parallel_shard_degree {} do not make {}{}: "
                     "their product must be the number of ranks{}; -1 for one of them takes what the other leaves",
                     given.data_parallel_replicate_degree, given.data_parallel_shard_degree, ranks_text(world_size), cut,
-                    plan.cuts_model() ? " that cutting the model leaves" : ""));
+                    plan.uses_model_parallelism() ? " that cutting the model leaves" : ""));
   }
   return plan;
 }
@@ -128,7 +128,7 @@ std::optional<RunPlan> collect_plan(const TrainConfig& config, std::int64_t worl
     }
   });
   const bool fits = holds(model_is_right && degrees_are_right, [&] {
-    check(parallel, models::model_numbers(model, parallel.tp, config.training.seq_len), world_size,
+    check(parallel, models::model_dimensions(model, parallel.tp, config.training.seq_len), world_size,
           {.tp = "[parallelism] tensor_parallel_degree",
            .pp = "[parallelism] pipeline_parallel_degree",
            .sequence_parallel = "enable_sequence_parallel"});
@@ -148,15 +148,15 @@ std::optional<RunPlan> collect_plan(const TrainConfig& config, std::int64_t worl
         group, parallel.dp_shard));
   });
   // Without the degrees: as of one data rank, whose batches any number of them makes multiples of.
-  const std::int64_t data_ranks = degrees_are_right ? parallel.data_ranks() : 1;
+  const std::int64_t data_parallel_size = degrees_are_right ? parallel.data_parallel_size() : 1;
   const std::int64_t local = config.training.local_batch_size;
-  const std::int64_t unit = local * data_ranks;
+  const std::int64_t unit = local * data_parallel_size;
   const std::int64_t global = config.training.global_batch_size == -1 ? unit : config.training.global_batch_size;
   const bool batches_are_right =
       holds(global != 0 && is_right({"training.local_batch_size", "training.global_batch_size",
                                      "training.num_tokens_per_microbatch_per_dp_rank",
                                      "training.num_tokens_per_train_step", "training.seq_len"}),
-            [&] { check_batch(global, local, data_ranks); });
+            [&] { check_batch(global, local, data_parallel_size); });
   if (!degrees_are_right || !batches_are_right) return std::nullopt;
   RunPlan plan{.world_size = world_size,
                .parallel = parallel,

@@ -2,7 +2,7 @@
 //
 //   const RunPlan plan = plan_run(config, world_size);            // ConfigError: equation, numbers, nearest valid
 //   choices plan.parallel.text();                                         // dp_shard=2 (ZeRO-3) x tp=2 (sequence
-//   parallel) plan.global_batch_size == plan.local_batch_size * plan.accumulation_steps * plan.parallel.data_ranks();
+//   parallel) plan.global_batch_size == plan.local_batch_size * plan.accumulation_steps * plan.parallel.data_parallel_size();
 //
 // Checks the model's numbers too. Knows no tensor: the front program refuses what does not fit before a rank starts.
 #pragma once

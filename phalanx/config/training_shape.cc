@@ -12,7 +12,7 @@ plan::TrainingShape shape_without_layout(const TrainConfig& config) {
   shape.gather_bytes = bytes_of(config.training.mixed_precision_param);
   shape.reduce_bytes = bytes_of(config.training.mixed_precision_reduce);
   shape.offload = config.training.enable_cpu_offload;
-  shape.copies_to_save = config.checkpoint.enable && config.checkpoint.async_mode == "async";
+  shape.async_checkpoint = config.checkpoint.enable && config.checkpoint.async_mode == "async";
   shape.exports_at_end = config.checkpoint.last_save_in_hf;
   return shape;
 }
@@ -26,16 +26,16 @@ plan::Layout layout_of(const TrainConfig& config, const RunPlan& plan) {
   }
   layout.reshard_after_forward = reshards_after_forward(config);
   layout.reshard_group = reshard_group(config);
-  layout.reduces_each_pass = config.parallelism.fsdp_reduce_each_microbatch != "never";
+  layout.reduces_each_microbatch = config.parallelism.fsdp_reduce_each_microbatch != "never";
   layout.recompute_every = recompute_every(config);
-  layout.keeps_costly = keeps_costly(config);
+  layout.uses_op_sac = uses_op_sac(config);
   layout.schedule = config.parallelism.pipeline_parallel_schedule;
   layout.stages_per_rank = config.parallelism.pipeline_parallel_stages_per_rank;
   return layout;
 }
 
 plan::TrainingShape training_shape(const TrainConfig& config, const RunPlan& plan) {
-  return plan::laid_out(shape_without_layout(config), layout_of(config, plan));
+  return plan::apply_layout(shape_without_layout(config), layout_of(config, plan));
 }
 
 }  // namespace phalanx::train

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::size_t kSampleBytes = 4096;
 constexpr std::size_t kSamples = 64;
-constexpr std::size_t kFewestGroups = 16;  // below this, zeros may be chance
+constexpr std::size_t kMinGroups = 16;  // below this, zeros may be chance
 
 /// Blocks spread over the file, the first and the last among them; each begins at a multiple of 8.
 std::vector<std::span<const std::byte>> samples_of(std::span<const std::byte> file) {
@@ -143,7 +143,7 @@ void refuse_other_kinds(std::span<const std::byte> file, const std::string& path
 
 bool was_never_written(std::span<const std::byte> file) {
   const auto samples = samples_of(file);
-  return file.size() >= 8 * kFewestGroups && std::ranges::all_of(samples, [](std::span<const std::byte> sample) {
+  return file.size() >= 8 * kMinGroups && std::ranges::all_of(samples, [](std::span<const std::byte> sample) {
            return std::ranges::all_of(sample, [](std::byte byte) { return byte == std::byte{0}; });
          });
 }
@@ -151,7 +151,7 @@ bool was_never_written(std::span<const std::byte> file) {
 std::optional<std::string> doubt_about_type(std::span<const std::byte> file, TokenType type) {
   const auto width = static_cast<std::size_t>(bytes_of(type));
   for (const std::size_t group : {std::size_t{4}, std::size_t{2}}) {
-    if (width * group > 8 || file.size() / (width * group) < kFewestGroups) continue;
+    if (width * group > 8 || file.size() / (width * group) < kMinGroups) continue;
     const Columns columns = columns_of(file, width, group);
     const std::vector<std::size_t> zero = columns.zero();
     const auto is_full = [&](std::size_t place) { return columns.of[place].not_zero * 2 >= columns.groups; };

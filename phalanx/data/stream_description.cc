@@ -87,8 +87,8 @@ std::vector<std::string> differences_of(const StreamValues& saved, const StreamV
 
 }  // namespace
 
-json describe_stream(const Batches& batches) {
-  const TokenFile& tokens = batches.tokens();
+json describe_stream(const DataLoader& dataloader) {
+  const TokenFile& tokens = dataloader.tokens();
   return {{"version", kStreamVersion},
           {"name", std::filesystem::path(tokens.path()).filename().string()},
           {"format", to_string(tokens.format())},
@@ -96,10 +96,10 @@ json describe_stream(const Batches& batches) {
           {"tokens", tokens.size()},
           {"content", tokens.content_hash()},
           {"index", tokens.index_hash()},
-          {"range", {batches.range().begin, batches.range().end}},
-          {"seq_len", batches.seq_len()},
-          {"shuffle", batches.options().shuffle},
-          {"seed", batches.options().seed}};
+          {"range", {dataloader.range().begin, dataloader.range().end}},
+          {"seq_len", dataloader.seq_len()},
+          {"shuffle", dataloader.options().shuffle},
+          {"seed", dataloader.options().seed}};
 }
 
 json describe_range(const TokenFile& tokens, TokenRange range) {
@@ -109,13 +109,13 @@ json describe_range(const TokenFile& tokens, TokenRange range) {
           {"range", {range.begin, range.end}}};
 }
 
-std::int64_t tokens_read(const Batches& batches, std::int64_t step) {
-  const StreamPosition position = batches.position_of(step);
-  return position.epoch * batches.epoch_tokens() + position.token;
+std::int64_t tokens_read(const DataLoader& dataloader, std::int64_t step) {
+  const StreamPosition position = dataloader.position_of(step);
+  return position.epoch * dataloader.epoch_tokens() + position.token;
 }
 
-StreamResume resume_stream(const json& saved, std::int64_t tokens, const Batches& batches) {
-  const StreamValues before = values_of(saved), now = values_of(describe_stream(batches));
+StreamResume resume_stream(const json& saved, std::int64_t tokens, const DataLoader& dataloader) {
+  const StreamValues before = values_of(saved), now = values_of(describe_stream(dataloader));
   StreamResume resume{.differences = differences_of(before, now)};
   if (tokens < 0) throw DataError(fmt::format("the checkpoint's data position is {} tokens", tokens));
   if (!resume.differences.empty()) return resume;

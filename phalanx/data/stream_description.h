@@ -17,23 +17,23 @@
 #include <string>
 #include <vector>
 
-#include "phalanx/data/batches.h"
+#include "phalanx/data/data_loader.h"
 
 namespace phalanx::data {
 
-nlohmann::json describe_stream(const Batches& batches);
+nlohmann::json describe_stream(const DataLoader& dataloader);
 
 /// What is only looked at, as validation does, whole and in order: {"name": ..., "tokens": ..., "content": "9f86...",
 /// "range": [4750000, 5000000]}.
 nlohmann::json describe_range(const TokenFile& tokens, TokenRange range);
 
 /// The stream's position before `step`.
-std::int64_t tokens_read(const Batches& batches, std::int64_t step);
+std::int64_t tokens_read(const DataLoader& dataloader, std::int64_t step);
 
 struct StreamResume {
   /// Where the stream goes on; with differences, its beginning.
   StreamPosition position;
-  /// Why `batches` are not the saved stream, one a line: "[training] dataset_path: the checkpoint's run read ..., this
+  /// Why `dataloader` are not the saved stream, one a line: "[training] dataset_path: the checkpoint's run read ..., this
   /// one reads ...". Empty: every token comes once, as if the run had never stopped.
   std::vector<std::string> differences;
   /// What is the same stream but read otherwise, for the log: another sequence length.
@@ -43,6 +43,6 @@ struct StreamResume {
 /// `saved` and `tokens`: describe_stream() and tokens_read() of the run that goes on. Another sequence length is no
 /// difference where the place is defined: without shuffling, and between two epochs. DataError where `saved` is
 /// malformed or of a later version.
-StreamResume resume_stream(const nlohmann::json& saved, std::int64_t tokens, const Batches& batches);
+StreamResume resume_stream(const nlohmann::json& saved, std::int64_t tokens, const DataLoader& dataloader);
 
 }  // namespace phalanx::data

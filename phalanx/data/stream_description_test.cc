@@ -43,21 +43,21 @@ class StoppedJob {
     std::int64_t seq_len = 0, ranks = 1, micro_batches = 1, rows = 1, steps = 1;  // rows: of one micro-batch
   };
 
-  StoppedJob(TokenFile tokens, BatchOptions options) : tokens_(std::move(tokens)), options_(options) {}
+  StoppedJob(TokenFile tokens, DataLoaderOptions options) : tokens_(std::move(tokens)), options_(options) {}
 
   void run(const Start& start) {
     options_.seq_len = start.seq_len;
     options_.global_batch_size = start.ranks * start.micro_batches * start.rows;
-    Batches batches(tokens_, options_);
+    DataLoader dataloader(tokens_, options_);
     if (!saved_.is_null()) {
-      const StreamResume resume = resume_stream(json::parse(saved_.dump()), position_, batches);
+      const StreamResume resume = resume_stream(json::parse(saved_.dump()), position_, dataloader);
       ASSERT_THAT(resume.differences, IsEmpty());
-      batches.begin_at(step_, resume.position);
+      dataloader.begin_at(step_, resume.position);
     }
-    for (std::int64_t i = 0; i < start.steps; ++i, ++step_) read_step(batches, start);
-    saved_ = describe_stream(batches);
-    position_ = tokens_read(batches, step_);
-    epoch_ = batches.position_of(step_).epoch;
+    for (std::int64_t i = 0; i < start.steps; ++i, ++step_) read_step(dataloader, start);
+    saved_ = describe_stream(dataloader);
+    position_ = tokens_read(dataloader, step_);
+    epoch_ = dataloader.position_of(step_).epoch;
   }
 
   /// Inputs in the order of the global batches, all ranks and micro-batches together.
@@ -65,14 +65,14 @@ class StoppedJob {
   std::int64_t epoch() const { return epoch_; }
 
  private:
-  void read_step(const Batches& batches, const Start& start) {
+  void read_step(const DataLoader& dataloader, const Start& start) {
     const std::int64_t seq = start.seq_len;
     for (std::int64_t rank = 0; rank < start.ranks; ++rank) {
       for (std::int64_t m = 0; m < start.micro_batches; ++m) {
-        const RowRange rows = batches.rows_of(
+        const RowRange rows = dataloader.rows_of(
             {.rank = rank, .ranks = start.ranks, .micro_batch = m, .micro_batches = start.micro_batches});
         std::vector<std::int64_t> inputs(static_cast<std::size_t>(rows.size() * seq)), labels(inputs.size());
-        batches.fill(step_, rows, inputs, labels);
+        dataloader.fill(step_, rows, inputs, labels);
         for (std::size_t k = 0; k < inputs.size(); ++k) ASSERT_EQ(labels[k], inputs[k] + 1);
         read_.insert(read_.end(), inputs.begin(), inputs.end());
       }
@@ -80,7 +80,7 @@ class StoppedJob {
   }
 
   TokenFile tokens_;
-  BatchOptions options_;
+  DataLoaderOptions options_;
   std::int64_t step_ = 0, position_ = 0, epoch_ = 0;
   json saved_;
   std::vector<std::int64_t> read_;
@@ -153,8 +153,8 @@ TEST_F(StreamTest, WithoutShufflingTheSequenceLengthMayChangeAtEveryResume) {
 TEST_F(StreamTest, AShuffledStreamChangesItsSequenceLengthBetweenEpochsOnly) {
   // 100 samples of 10 tokens; then 50 of 20.
   const TokenFile tokens = counting(1001);
-  Batches before(tokens, {.seq_len = 10, .global_batch_size = 20, .seed = 3});
-  Batches after(tokens, {.seq_len = 20, .global_batch_size = 10, .seed = 3});
+  DataLoader before(tokens, {.seq_len = 10, .global_batch_size = 20, .seed = 3});
+  DataLoader after(tokens, {.seq_len = 20, .global_batch_size = 10, .seed = 3});
   const json saved = describe_stream(before);
   const StreamResume border = resume_stream(saved, tokens_read(before, 5), after);
   EXPECT_THAT(border.differences, IsEmpty());
@@ -174,52 +174,52 @@ TEST_F(StreamTest, AShuffledStreamChangesItsSequenceLengthBetweenEpochsOnly) {
 
 TEST_F(StreamTest, AnotherStreamIsTold) {
   const TokenFile tokens = counting(1000);
-  const BatchOptions options{.seq_len = 10, .global_batch_size = 4, .seed = 3};
-  const Batches batches(tokens, options);
-  const json saved = describe_stream(batches);
-  const auto told = [&](TokenFile file, const std::function<void(BatchOptions&)>& change) {
-    BatchOptions other = options;
+  const DataLoaderOptions options{.seq_len = 10, .global_batch_size = 4, .seed = 3};
+  const DataLoader dataloader(tokens, options);
+  const json saved = describe_stream(dataloader);
+  const auto told = [&](TokenFile file, const std::function<void(DataLoaderOptions&)>& change) {
+    DataLoaderOptions other = options;
     change(other);
-    const StreamResume resume = resume_stream(saved, 80, Batches(std::move(file), other));
+    const StreamResume resume = resume_stream(saved, 80, DataLoader(std::move(file), other));
     EXPECT_EQ(resume.position, StreamPosition{}) << "other data begin at their beginning";
     return resume.differences;
   };
-  const auto nothing = [](BatchOptions&) {};
+  const auto nothing = [](DataLoaderOptions&) {};
   EXPECT_THAT(told(counting(1000, "other.bin", 1), nothing),
               ElementsAre(AllOf(HasSubstr("[training] dataset_path"), HasSubstr("counting.bin (1000 uint16 tokens"),
                                 HasSubstr("other.bin (1000"))));
   EXPECT_THAT(told(counting(1001, "other.bin"), nothing), ElementsAre(HasSubstr("1001 uint16 tokens")));
   EXPECT_THAT(
       told(tokens,
-           [](BatchOptions& o) {
+           [](DataLoaderOptions& o) {
              o.range = TokenRange{0, 900};
            }),
       ElementsAre(AllOf(HasSubstr("[validation]"), HasSubstr("tokens [0, 1000)"), HasSubstr("tokens [0, 900)"))));
   EXPECT_THAT(
-      told(tokens, [](BatchOptions& o) { o.shuffle = false; }),
+      told(tokens, [](DataLoaderOptions& o) { o.shuffle = false; }),
       ElementsAre(AllOf(HasSubstr("[training] shuffle"), HasSubstr("shuffled by seed 3"), HasSubstr("in order"))));
-  EXPECT_THAT(told(tokens, [](BatchOptions& o) { o.seed = 4; }),
+  EXPECT_THAT(told(tokens, [](DataLoaderOptions& o) { o.seed = 4; }),
               ElementsAre(AllOf(HasSubstr("[debug] seed"), HasSubstr("seed 3"), HasSubstr("seed 4"))));
   json of_index = saved;
   of_index["index"] = "0123456789abcdef";
-  EXPECT_THAT(resume_stream(of_index, 80, batches).differences,
+  EXPECT_THAT(resume_stream(of_index, 80, dataloader).differences,
               ElementsAre(AllOf(HasSubstr("index 0123456789ab)"), HasSubstr("no index)"))));
   // The same file somewhere else, and a seed that nothing is shuffled by, are no difference.
-  EXPECT_THAT(resume_stream(saved, 80, Batches(counting(1000, "moved.bin"), options)).differences, IsEmpty());
-  BatchOptions ordered = options;
+  EXPECT_THAT(resume_stream(saved, 80, DataLoader(counting(1000, "moved.bin"), options)).differences, IsEmpty());
+  DataLoaderOptions ordered = options;
   ordered.shuffle = false;
-  const json in_order = describe_stream(Batches(tokens, ordered));
+  const json in_order = describe_stream(DataLoader(tokens, ordered));
   ordered.seed = 9;
-  EXPECT_THAT(resume_stream(in_order, 80, Batches(tokens, ordered)).differences, IsEmpty());
+  EXPECT_THAT(resume_stream(in_order, 80, DataLoader(tokens, ordered)).differences, IsEmpty());
 }
 
 TEST_F(StreamTest, MalformedDescriptionsAreErrors) {
-  const Batches batches(counting(1000), {.seq_len = 10, .global_batch_size = 4});
-  const json good = describe_stream(batches);
+  const DataLoader dataloader(counting(1000), {.seq_len = 10, .global_batch_size = 4});
+  const json good = describe_stream(dataloader);
   const auto refused = [&](const char* key, const json& value, std::int64_t tokens = 80) {
     json bad = good;
     bad[key] = value;
-    return error_text<DataError>([&] { resume_stream(bad, tokens, batches); });
+    return error_text<DataError>([&] { resume_stream(bad, tokens, dataloader); });
   };
   EXPECT_THAT(refused("version", 2), HasSubstr("version 2: expected 1"));
   EXPECT_THAT(refused("seq_len", "ten"), HasSubstr("malformed"));

@@ -11,7 +11,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/base/human.h"
-#include "phalanx/infer/lane.h"
+#include "phalanx/infer/scheduler.h"
 #include "phalanx/infer/stage_runner.h"
 #include "phalanx/models/llama.h"
 
@@ -114,10 +114,10 @@ std::vector<Completion> Generator::generate(const std::vector<Request>& requests
   return completions;
 }
 
-std::int64_t Generator::rows_for(std::int64_t positions, std::int64_t wanted) const {
-  if (options_.cache_bytes == 0) return wanted;
+std::int64_t Generator::rows_for(std::int64_t positions, std::int64_t requested) const {
+  if (options_.cache_bytes == 0) return requested;
   const std::int64_t row = model_.make_cache(1, 1).bytes() * positions;
-  const std::int64_t rows = runner_->agree_on_smallest(row == 0 ? wanted : options_.cache_bytes / row);
+  const std::int64_t rows = runner_->agree_on_smallest(row == 0 ? requested : options_.cache_bytes / row);
   if (rows == 0) {
     throw Error(
         fmt::format("the keys and values of one sequence of {} tokens take {}, and cache_bytes allows {}: allow "
@@ -125,7 +125,7 @@ std::int64_t Generator::rows_for(std::int64_t positions, std::int64_t wanted) co
                     positions, human_bytes(static_cast<std::uint64_t>(row)),
                     human_bytes(static_cast<std::uint64_t>(options_.cache_bytes))));
   }
-  return std::min(rows, wanted);
+  return std::min(rows, requested);
 }
 
 void Generator::run(const RequestStream& requests) { run(requests, options_.max_batch); }
@@ -136,20 +136,20 @@ void Generator::run(const RequestStream& requests, std::int64_t max_batch) {
   const std::int64_t positions = requests.longest == 0 ? config.max_seq_len : requests.longest;
   const std::int64_t rows = rows_for(positions, max_batch);
   // One lane for each stage, so that all of them have something to do.
-  const std::int64_t lanes = options_.stages ? std::min<std::int64_t>(options_.stages->size(), rows) : 1;
+  const std::int64_t schedulers = options_.stages ? std::min<std::int64_t>(options_.stages->size(), rows) : 1;
   struct Track {
-    Lane lane;
-    std::optional<Pass> under_way;
+    Scheduler scheduler;
+    std::optional<ForwardBatch> in_flight;
   };
   std::list<Track> tracks;
-  for (std::int64_t i = 0; i < lanes; ++i) {
-    const std::int64_t share = (rows + lanes - 1 - i) / lanes;
-    tracks.push_back(Track{Lane(model_.make_cache(share, positions), options_.prefill_chunk), std::nullopt});
+  for (std::int64_t i = 0; i < schedulers; ++i) {
+    const std::int64_t share = (rows + schedulers - 1 - i) / schedulers;
+    tracks.push_back(Track{Scheduler(model_.make_cache(share, positions), options_.prefill_chunk), std::nullopt});
   }
 
   std::size_t taken = 0;
   bool exhausted = false;
-  const Lane::Next next = [&](std::int64_t free) {
+  const Scheduler::Next next = [&](std::int64_t free) {
     std::vector<std::unique_ptr<Sequence>> sequences;
     if (exhausted) return sequences;
     std::vector<Request> more = requests.next(free);
@@ -173,18 +173,18 @@ void Generator::run(const RequestStream& requests, std::int64_t max_batch) {
     return sequences;
   };
   const auto finish = [&](Track& track) {
-    const Pass pass = *std::exchange(track.under_way, std::nullopt);
+    const ForwardBatch batch = *std::exchange(track.in_flight, std::nullopt);
     const std::vector<std::int64_t> tokens = runner_->finish();
     for (std::size_t i = 0; i < tokens.size(); ++i) {
-      Sequence& sequence = track.lane.sequence_of(pass, pass.wanted[i]);
+      Sequence& sequence = track.scheduler.sequence_of(batch, batch.sample_rows[i]);
       if (sequence.take(tokens[i]) && requests.on_token) requests.on_token(sequence.number(), tokens[i]);
-      if (!pass.is_prefill) ++stats_.decoded_tokens;
+      if (!batch.is_prefill) ++stats_.decoded_tokens;
       if (!sequence.is_done()) continue;
-      const auto ended = track.lane.remove(pass, pass.wanted[i]);
+      const auto ended = track.scheduler.remove(batch, batch.sample_rows[i]);
       const std::size_t number = ended->number();
       if (requests.done) requests.done(number, std::move(*ended).result());
     }
-    return pass.is_prefill;
+    return batch.is_prefill;
   };
 
   for (bool any = true; any;) {
@@ -192,14 +192,14 @@ void Generator::run(const RequestStream& requests, std::int64_t max_batch) {
     for (Track& track : tracks) {
       const auto begin = Clock::now();
       bool is_prefill = false;
-      if (track.under_way) is_prefill = finish(track);
-      track.under_way = track.lane.next_pass(next);
-      if (track.under_way) {
+      if (track.in_flight) is_prefill = finish(track);
+      track.in_flight = track.scheduler.next_batch(next);
+      if (track.in_flight) {
         any = true;
-        const Pass& pass = *track.under_way;
-        is_prefill = pass.is_prefill;
-        runner_->begin(pass, track.lane.cache(), [&](std::int64_t row, std::span<const float> logits) {
-          return track.lane.sequence_of(pass, row).choose(logits);
+        const ForwardBatch& batch = *track.in_flight;
+        is_prefill = batch.is_prefill;
+        runner_->begin(batch, track.scheduler.cache(), [&](std::int64_t row, std::span<const float> logits) {
+          return track.scheduler.sequence_of(batch, row).choose(logits);
         });
       }
       const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();

@@ -4,7 +4,7 @@
 // A request ends at one of its stop tokens (not part of the result), before one of its stop strings, after
 // max_new_tokens, or when prompt and result fill the model's max_seq_len. Its tokens depend on its own prompt, options
 // and seed, not on the batch it runs in nor on the model's layout (up to the rounding of logits; on the CPU in fp32
-// decoding gives a row the same bits in every batch of up to 16 rows, kernels/few_rows.h).
+// decoding gives a row the same bits in every batch of up to 16 rows, kernels/skinny_gemm.h).
 //
 //   infer::Generator generator(*model, {.max_batch = 8});
 //   auto results = generator.generate({{.prompt = ids, .max_new_tokens = 64, .sampling = {.temperature = 0.0}}},
@@ -81,7 +81,7 @@ class Generator {
  private:
   void run(const RequestStream& requests, std::int64_t max_batch);
   /// Rows that the cache's memory has room for, of so many positions each.
-  std::int64_t rows_for(std::int64_t positions, std::int64_t wanted) const;
+  std::int64_t rows_for(std::int64_t positions, std::int64_t requested) const;
 
   models::Llama& model_;
   GeneratorOptions options_;

@@ -112,7 +112,7 @@ TEST_P(HuggingFaceModel, LogitsAreTransformers) {
   const auto model = load_model(find_model(scratch_.path()), at::kCPU);
   std::set<std::string> in_files;
   for (const auto& parameter : nn::named_parameters(*model)) {
-    in_files.insert(models::hf_place(model->config(), parameter.name).name);
+    in_files.insert(models::hf_tensor_view(model->config(), parameter.name).name);
   }
   EXPECT_EQ(in_files.size(), golden_["tensors"].size());
   std::int64_t elements = 0;
@@ -172,7 +172,7 @@ TEST_P(HuggingFaceModel, EveryLayoutGivesTheSame) {
     models::parallelize_llama(model, mesh);
     FullyShardedDataParallel sharded(model, mesh);
     load_bytes(scratch_.path(), sharded.parameters());
-    sharded.forget_values();
+    sharded.invalidate_unsharded();
     expect_golden_logits(nn::call(model, tokens), golden_);
   });
   at::Tensor x = tokens;
@@ -199,7 +199,7 @@ TEST_P(HuggingFaceModel, EveryLayoutGeneratesTheSame) {
   for (const ParallelPlan& plan : {ParallelPlan{.pp = 2}, {.tp = 2}, {.pp = 2, .tp = 2}}) {
     run_local_ranks(static_cast<int>(plan.ranks()), [&](const std::shared_ptr<Communicator>& world) {
       const DeviceMesh mesh(world, plan.axes());
-      const auto part = load_part(files, plan, mesh, at::kCPU);
+      const auto part = load_model_shard(files, plan, mesh, at::kCPU);
       Generator generator(*part, {.max_batch = 2, .stages = plan.pp > 1 ? mesh.communicator("pp") : nullptr});
       EXPECT_EQ(generator.generate({shorter, request})[1].tokens, expected) << plan.text() << ", " << world->rank();
     });
@@ -229,7 +229,7 @@ TEST(HuggingFaceDirectory, SixteenBitWeightsAreWidened) {
     const TempDirectory narrow("hf_model");
     write_file(narrow.path() / "config.json", golden_cases()["qwen2"]["config"].dump());
     export_weights(narrow.path() / "model.safetensors", nn::named_parameters(*exact),
-                   {.place_in_file = models::llama_hf_name, .dtype = dtype}, posix_file_system());
+                   {.key_mapping = models::llama_hf_name, .dtype = dtype}, posix_file_system());
     const auto model = load_model(find_model(narrow.path()), at::kCPU);
     const auto found = nn::named_parameters(*model), whole = nn::named_parameters(*exact);
     for (std::size_t i = 0; i < whole.size(); ++i) {

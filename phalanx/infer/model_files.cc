@@ -22,10 +22,10 @@
 #include "phalanx/data/token_sidecar.h"
 #include "phalanx/data/tokenizer/tokenizer_fingerprint.h"
 #include "phalanx/models/config/hf_config.h"
-#include "phalanx/models/config/hf_not_honoured.h"
+#include "phalanx/models/config/hf_unsupported.h"
 #include "phalanx/models/config/llama_json.h"
+#include "phalanx/models/config/model_dimensions.h"
 #include "phalanx/models/config/model_identity.h"
-#include "phalanx/models/config/model_numbers.h"
 #include "phalanx/models/llama.h"
 #include "phalanx/models/llama_parallel.h"
 #include "phalanx/nn/init.h"
@@ -61,7 +61,7 @@ ModelFiles find_hugging_face_model(const std::filesystem::path& path) {
   const auto config = path / "config.json";
   const std::string text = read_file(config, models::kMaxHfConfigBytes);
   files.config = models::llama_config_from_hf(text, config.string());
-  files.not_honoured = models::hf_not_honoured(text, config.string());
+  files.not_honoured = models::hf_unsupported(text, config.string());
   look_for_tokenizer(files, {path});
   take_end_tokens(files, path);
   for (const std::int64_t token : files.end_tokens) {
@@ -238,17 +238,17 @@ std::shared_ptr<models::Llama> load_model(const ModelFiles& files, c10::Device d
   return model;
 }
 
-std::shared_ptr<models::Llama> load_part(const ModelFiles& files, const ParallelPlan& plan, const DeviceMesh& mesh,
-                                         c10::Device device, c10::ScalarType dtype) {
+std::shared_ptr<models::Llama> load_model_shard(const ModelFiles& files, const ParallelPlan& plan,
+                                                const DeviceMesh& mesh, c10::Device device, c10::ScalarType dtype) {
   const RankGroup ranks(mesh.world());
-  ranks.together([&] {
+  ranks.run_collectively([&] {
     check_config(files);
     return std::string();
   });
   const auto& config = files.config;
-  check(plan, models::model_numbers(config, plan.tp, config.max_seq_len), mesh.world()->size(),
+  check(plan, models::model_dimensions(config, plan.tp, config.max_seq_len), mesh.world()->size(),
         {.tp = "--tp", .pp = "--pp"});
-  models::LlamaPart part = models::whole_llama(config);
+  models::LlamaPart part = models::full_llama(config);
   if (plan.pp > 1) {
     part = models::balance_llama(config, static_cast<int>(plan.pp), config.max_seq_len)
                .at(static_cast<std::size_t>(mesh.coordinate("pp")));
@@ -256,7 +256,7 @@ std::shared_ptr<models::Llama> load_part(const ModelFiles& files, const Parallel
   auto model =
       std::make_shared<models::Llama>(config, part, nn::TensorOptionsOfModule{.dtype = dtype, .device = device});
   if (plan.tp > 1) models::parallelize_llama(*model, mesh, {.sequence_parallel = false});
-  ranks.together([&] {  // each reads its own part, and may be the only one that finds it wrong
+  ranks.run_collectively([&] {  // each reads its own part, and may be the only one that finds it wrong
     load_into(*model, files);
     return std::string();
   });

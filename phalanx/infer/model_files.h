@@ -70,9 +70,10 @@ std::shared_ptr<models::Llama> load_model(const ModelFiles& files, c10::Device d
 ///
 ///   const ParallelPlan plan{.pp = 2, .dp_replicate = 2, .tp = 2};
 ///   const DeviceMesh mesh(world, plan.axes());
-///   auto part = infer::load_part(files, plan, mesh, device);
+///   auto part = infer::load_model_shard(files, plan, mesh, device);
 ///   infer::Generator generator(*part, {.stages = mesh.communicator("pp")});
-std::shared_ptr<models::Llama> load_part(const ModelFiles& files, const ParallelPlan& plan, const DeviceMesh& mesh,
-                                         c10::Device device, c10::ScalarType dtype = c10::ScalarType::Float);
+std::shared_ptr<models::Llama> load_model_shard(const ModelFiles& files, const ParallelPlan& plan,
+                                                const DeviceMesh& mesh, c10::Device device,
+                                                c10::ScalarType dtype = c10::ScalarType::Float);
 
 }  // namespace phalanx::infer

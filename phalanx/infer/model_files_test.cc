@@ -248,7 +248,7 @@ TEST(ModelFiles, AHuggingFaceDirectoryIsAModelToo) {
   write_file(scratch.path() / "config.json", models::tiny_hf_config().dump());
   const auto model = tiny_model();
   export_weights(scratch.path() / "model.safetensors", nn::named_parameters(*model),
-                 {.place_in_file = models::llama_hf_name}, posix_file_system());
+                 {.key_mapping = models::llama_hf_name}, posix_file_system());
   const auto files = find_model(scratch.path());
   EXPECT_TRUE(files.hugging_face);
   EXPECT_EQ(files.config, kTiny);
@@ -264,7 +264,7 @@ TEST(ModelFiles, ASwappedTokenizerInAnExportedDirectoryIsRefused) {
   metadata["run"] = {{"version", 1}, {"tokenizer", {{"fingerprint", data::tokenizer_fingerprint(mine)}}}};
   export_weights(
       scratch.path() / "model.safetensors", nn::named_parameters(*tiny_model()),
-      {.place_in_file = models::llama_hf_name, .metadata = {{"phalanx", metadata_for_weights(metadata.dump())}}},
+      {.key_mapping = models::llama_hf_name, .metadata = {{"phalanx", metadata_for_weights(metadata.dump())}}},
       posix_file_system());
   mine.save((scratch.path() / "tokenizer.json").string());
   EXPECT_NO_THROW(load_tokenizer(find_model(scratch.path())));
@@ -285,7 +285,7 @@ TEST(ModelFiles, AHuggingFaceFileMayHoldWhatFollowsFromTheRest) {
   const auto name = [](const std::string& fqn) {
     return fqn == "inv_freq" ? "model.layers.0.self_attn.rotary_emb.inv_freq" : models::llama_hf_name(fqn);
   };
-  export_weights(scratch.path() / "model.safetensors", tensors, {.place_in_file = name}, posix_file_system());
+  export_weights(scratch.path() / "model.safetensors", tensors, {.key_mapping = name}, posix_file_system());
   const auto files = find_model(scratch.path());
   EXPECT_TRUE(files.config.tie_embeddings);
   EXPECT_TRUE(same_weights(*load_model(files, at::kCPU), *model));
@@ -299,7 +299,7 @@ TEST(ModelFiles, AnOutputMatrixOfItsOwnIsNotDropped) {
   auto tensors = nn::named_parameters(*model);
   tensors.push_back({"output.weight", model->tok_embeddings->weight.detach().clone()});
   tensors.back().tensor[30][0].add_(1);
-  export_weights(scratch.path() / "model.safetensors", tensors, {.place_in_file = models::llama_hf_name},
+  export_weights(scratch.path() / "model.safetensors", tensors, {.key_mapping = models::llama_hf_name},
                  posix_file_system());
   const auto files = find_model(scratch.path());
   EXPECT_THAT(error_text<CheckpointError>([&] { load_model(files, at::kCPU); }),
@@ -322,13 +322,14 @@ void write_gpt2(const std::filesystem::path& folder, const models::Llama& model,
                 const std::function<std::string(const std::string&)>& name_in_file = {}) {
   write_file(folder / "config.json", models::llama_hf_config(model.config(), "float32"));
   const auto place = [&](const std::string& fqn) {
-    PlaceInFile found = fqn == "mask" ? PlaceInFile("h.0.attn.bias") : models::hf_place(model.config(), fqn);
+    FileTensorView found =
+        fqn == "mask" ? FileTensorView("h.0.attn.bias") : models::hf_tensor_view(model.config(), fqn);
     if (name_in_file) found.name = name_in_file(found.name);
     return found;
   };
   auto tensors = nn::named_parameters(model);
   if (name_in_file) tensors.push_back({"mask", model.norm->weight.detach().clone()});
-  export_weights(folder / "model.safetensors", tensors, {.place_in_file = place}, posix_file_system());
+  export_weights(folder / "model.safetensors", tensors, {.key_mapping = place}, posix_file_system());
 }
 
 // As the files of the first GPT-2 are: without the prefix, with each layer's causal mask.
@@ -353,8 +354,9 @@ TEST(ModelFiles, ATensorThatNoPartKnowsIsRefused) {
   const ModelFiles files = find_model(scratch.path());
   run_local_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
     const ParallelPlan plan{.pp = 2};
-    EXPECT_THAT(error_text<CheckpointError>([&] { load_part(files, plan, DeviceMesh(world, plan.axes()), at::kCPU); }),
-                HasSubstr("\"h.0.attn.other\" is unexpected"));
+    EXPECT_THAT(
+        error_text<CheckpointError>([&] { load_model_shard(files, plan, DeviceMesh(world, plan.axes()), at::kCPU); }),
+        HasSubstr("\"h.0.attn.other\" is unexpected"));
   });
 }
 
@@ -419,7 +421,7 @@ TEST(ModelFiles, AVocabularyThatRanksDoNotDivideIsLoadedInParts) {
   for (const ParallelPlan& plan : {ParallelPlan{.tp = 2}, {.pp = 2, .tp = 2}}) {
     run_local_ranks(static_cast<int>(plan.ranks()), [&](const std::shared_ptr<Communicator>& world) {
       const DeviceMesh mesh(world, plan.axes());
-      const auto part = load_part(files, plan, mesh, at::kCPU);
+      const auto part = load_model_shard(files, plan, mesh, at::kCPU);
       Generator generator(*part, {.stages = plan.pp > 1 ? mesh.communicator("pp") : nullptr});
       EXPECT_EQ(generator.generate({request})[0].tokens, expected) << plan.text();
     });

@@ -21,30 +21,31 @@ std::int64_t StageRunner::agree_on_smallest(std::int64_t number) const {
   return on_device.item<std::int64_t>();
 }
 
-at::Tensor StageRunner::input_of(const Pass& pass) const {
+at::Tensor StageRunner::input_of(const ForwardBatch& batch) const {
   const auto parameter = model_.parameters().front();
-  if (model_.part().embedding) return pass.tokens.to(parameter.device());
-  const at::Tensor hidden = at::empty({pass.tokens.size(0), pass.tokens.size(1), model_.config().dim},
+  if (model_.part().embedding) return batch.tokens.to(parameter.device());
+  const at::Tensor hidden = at::empty({batch.tokens.size(0), batch.tokens.size(1), model_.config().dim},
                                       parameter.options().requires_grad(false));
   stages_->recv(hidden, stages_->rank() - 1);
   return hidden;
 }
 
-void StageRunner::begin(const Pass& pass, nn::KvCache& cache, const Choose& choose) {
-  UnderWay& mine = under_way_.emplace_back();
-  mine.tokens = at::empty({std::ssize(pass.wanted)}, at::TensorOptions(at::kLong));
-  const at::Tensor output = model_.forward(input_of(pass), cache, pass.counts, pass.first_row);
+void StageRunner::begin(const ForwardBatch& batch, nn::KvCache& cache, const Choose& choose) {
+  InFlight& mine = in_flight_.emplace_back();
+  mine.tokens = at::empty({std::ssize(batch.sample_rows)}, at::TensorOptions(at::kLong));
+  const at::Tensor output = model_.forward(input_of(batch), cache, batch.counts, batch.first_row);
   if (!model_.part().head) {
     mine.sent.push_back(stages_->send(output.contiguous(), stages_->rank() + 1, {.async = true}));
     return;
   }
   const at::Tensor logits = output.to(at::kCPU, at::kFloat).contiguous();  // [rows, vocab]
   const std::int64_t vocab = logits.size(1);
-  for (std::size_t i = 0; i < pass.wanted.size(); ++i) {
-    const float* row = logits.const_data_ptr<float>() + pass.wanted[i] * vocab;
-    mine.tokens.mutable_data_ptr<std::int64_t>()[i] = choose(pass.wanted[i], {row, static_cast<std::size_t>(vocab)});
+  for (std::size_t i = 0; i < batch.sample_rows.size(); ++i) {
+    const float* row = logits.const_data_ptr<float>() + batch.sample_rows[i] * vocab;
+    mine.tokens.mutable_data_ptr<std::int64_t>()[i] =
+        choose(batch.sample_rows[i], {row, static_cast<std::size_t>(vocab)});
   }
-  if (!stages_ || pass.wanted.empty()) return;
+  if (!stages_ || batch.sample_rows.empty()) return;
   // From host to host, wherever the model is: on a device the tokens would stand in line with hidden states, which the
   // last stage takes in another order than the first one sends them.
   for (int stage = 0; stage + 1 < stages_->size(); ++stage) {
@@ -53,14 +54,14 @@ void StageRunner::begin(const Pass& pass, nn::KvCache& cache, const Choose& choo
 }
 
 std::vector<std::int64_t> StageRunner::finish() {
-  UnderWay pass = std::move(under_way_.front());
-  under_way_.pop_front();
-  if (!model_.part().head && pass.tokens.numel() > 0) {
-    stages_->recv(pass.tokens, stages_->size() - 1, {.tag = kHostMemoryTag});
+  InFlight batch = std::move(in_flight_.front());
+  in_flight_.pop_front();
+  if (!model_.part().head && batch.tokens.numel() > 0) {
+    stages_->recv(batch.tokens, stages_->size() - 1, {.tag = kHostMemoryTag});
   }
-  for (Work& work : pass.sent) work.wait();
-  const auto* data = pass.tokens.const_data_ptr<std::int64_t>();
-  return {data, data + pass.tokens.numel()};
+  for (Work& work : batch.sent) work.wait();
+  const auto* data = batch.tokens.const_data_ptr<std::int64_t>();
+  return {data, data + batch.tokens.numel()};
 }
 
 }  // namespace phalanx::infer

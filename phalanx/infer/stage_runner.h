@@ -8,7 +8,7 @@
 //
 //   StageRunner runner(model, mesh.communicator("pp"));       // null: the model is whole
 //   runner.begin(pass, cache, choose);
-//   std::vector<std::int64_t> tokens = runner.finish();       // of pass.wanted, in its order
+//   std::vector<std::int64_t> tokens = runner.finish();       // of pass.sample_rows, in its order
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,11 +29,11 @@ class Llama;
 
 namespace phalanx::infer {
 
-struct Pass {
-  std::int64_t first_row = 0;        // of the cache
-  at::Tensor tokens;                 // int64 [rows, n], on the host
-  std::vector<std::int64_t> counts;  // of real tokens, by row; empty: all
-  std::vector<std::int64_t> wanted;  // rows of the pass behind whose last token the next one is wanted
+struct ForwardBatch {
+  std::int64_t first_row = 0;             // of the cache
+  at::Tensor tokens;                      // int64 [rows, n], on the host
+  std::vector<std::int64_t> counts;       // of real tokens, by row; empty: all
+  std::vector<std::int64_t> sample_rows;  // rows of the pass behind whose last token the next one is wanted
   bool is_prefill = false;
 };
 
@@ -44,22 +44,22 @@ class StageRunner {
 
   /// The next token of a row of the pass, from its logits; called where the output layer is.
   using Choose = std::function<std::int64_t(std::int64_t row, std::span<const float> logits)>;
-  void begin(const Pass& pass, nn::KvCache& cache, const Choose& choose);
+  void begin(const ForwardBatch& batch, nn::KvCache& cache, const Choose& choose);
   std::vector<std::int64_t> finish();
 
   /// The smallest of the stages' numbers. Collective.
   std::int64_t agree_on_smallest(std::int64_t number) const;
 
  private:
-  struct UnderWay {
+  struct InFlight {
     at::Tensor tokens;  // int64 [wanted], on the host
     std::vector<Work> sent;
   };
-  at::Tensor input_of(const Pass& pass) const;
+  at::Tensor input_of(const ForwardBatch& batch) const;
 
   models::Llama& model_;
   std::shared_ptr<Communicator> stages_;
-  std::deque<UnderWay> under_way_;
+  std::deque<InFlight> in_flight_;
 };
 
 }  // namespace phalanx::infer

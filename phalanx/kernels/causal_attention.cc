@@ -18,8 +18,8 @@
 
 #include "phalanx/kernels/autocast.h"
 #include "phalanx/kernels/fusible.h"
-#include "phalanx/kernels/kept_outputs.h"
 #include "phalanx/kernels/row_kernels.h"
+#include "phalanx/kernels/saved_activations.h"
 
 // libtorch's own BLAS, called without the dispatcher: a block's products take 25 us, a dispatched op several. Weak,
 // because not every build of libtorch exports it; without it the ATen op is used.
@@ -102,7 +102,7 @@ struct CausalAttentionFunction : torch::autograd::Function<CausalAttentionFuncti
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& q_in, const at::Tensor& k_in,
                             const at::Tensor& v_in) {
     const at::Tensor q = with_contiguous_heads(q_in), k = with_contiguous_heads(k_in), v = with_contiguous_heads(v_in);
-    const auto outputs = computed_once(KeptOp::attention, [&] { return attend(q, k, v); });
+    const auto outputs = computed_once(SavedOp::attention, [&] { return attend(q, k, v); });
     const at::Tensor &y = outputs[0], &log_sums = outputs[1];
     ctx->save_for_backward({q, k, v, log_sums});
     ctx->saved_data["y"] = y.detach();  // values for the backward pass, outside the graph
@@ -156,7 +156,7 @@ struct CausalAttentionFunction : torch::autograd::Function<CausalAttentionFuncti
 struct FlashAttentionFunction : torch::autograd::Function<FlashAttentionFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v) {
-    const auto outputs = computed_once(KeptOp::attention, [&] {
+    const auto outputs = computed_once(SavedOp::attention, [&] {
       auto [y, log_sums] = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, /*dropout_p=*/0.0,
                                                                            /*is_causal=*/true);
       return std::vector{std::move(y), std::move(log_sums)};
@@ -176,7 +176,7 @@ struct FlashAttentionFunction : torch::autograd::Function<FlashAttentionFunction
   }
 };
 
-bool takes_flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+bool can_use_flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   const auto is_narrow = [](const at::Tensor& t) {
     return t.device().is_cpu() && (t.scalar_type() == at::kBFloat16 || t.scalar_type() == at::kHalf);
   };
@@ -216,7 +216,7 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::
   if (whole && sgemm_ != nullptr && fusible(q, k, v)) return CausalAttentionFunction::apply(q, k, v);
   if (whole && q.device().is_cpu()) {
     const at::Tensor q16 = in_autocast_type(q), k16 = in_autocast_type(k), v16 = in_autocast_type(v);
-    if (takes_flash_attention(q16, k16, v16)) return FlashAttentionFunction::apply(q16, k16, v16);
+    if (can_use_flash_attention(q16, k16, v16)) return FlashAttentionFunction::apply(q16, k16, v16);
   }
   return causal_attention_reference(q, k, v);
 }

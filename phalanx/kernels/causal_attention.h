@@ -12,7 +12,7 @@ namespace phalanx::kernels {
 ///
 /// On the CPU in fp32, blocks of queries meet only the keys they may see, which saves nearly half of the products; the
 /// backward pass recomputes the probabilities from the kept log-sum-exp. Elsewhere it is
-/// at::scaled_dot_product_attention, under autocast in its type. On the CPU its outputs may be kept (kept_outputs.h).
+/// at::scaled_dot_product_attention, under autocast in its type. On the CPU its outputs may be kept (saved_activations.h).
 ///
 /// `window` > 0: a query sees its own key and window - 1 before it. Where that is less than the sequence, blocks of
 /// queries meet the keys of their windows by at::scaled_dot_product_attention: seq (window + block) products and a mask

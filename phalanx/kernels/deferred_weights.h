@@ -9,26 +9,26 @@
 
 namespace phalanx::kernels {
 
-struct RememberedPlace : torch::CustomClassHolder {
-  explicit RememberedPlace(WeightGradientQueue::Place place) : place(std::move(place)) {}
-  WeightGradientQueue::Place place;
+struct SavedQueueRef : torch::CustomClassHolder {
+  explicit SavedQueueRef(WeightGradientQueue::Ref ref) : ref(std::move(ref)) {}
+  WeightGradientQueue::Ref ref;
 };
 
 /// In forward().
-inline void remember_queue(torch::autograd::AutogradContext& ctx) {
-  auto place = WeightGradientQueue::current();
-  if (!place.queue) return;
-  ctx.saved_data["queue"] = c10::IValue::make_capsule(c10::make_intrusive<RememberedPlace>(std::move(place)));
+inline void save_queue_for_backward(torch::autograd::AutogradContext& ctx) {
+  auto ref = WeightGradientQueue::current();
+  if (!ref.queue) return;
+  ctx.saved_data["queue"] = c10::IValue::make_capsule(c10::make_intrusive<SavedQueueRef>(std::move(ref)));
 }
 
 /// In backward(): the place for the gradients of these weights, if every one of them may wait; an empty one if not.
 template <class... Weights>
-WeightGradientQueue::Place queue_for(const torch::autograd::AutogradContext& ctx, const Weights&... weights) {
+WeightGradientQueue::Ref queue_for(const torch::autograd::AutogradContext& ctx, const Weights&... weights) {
   const auto found = ctx.saved_data.find("queue");
   if (found == ctx.saved_data.end()) return {};
   const auto capsule = found->second.toCapsule();
-  const auto& place = static_cast<const RememberedPlace&>(*capsule).place;
-  return (place.queue->defers(weights) && ...) ? place : WeightGradientQueue::Place();
+  const auto& ref = static_cast<const SavedQueueRef&>(*capsule).ref;
+  return (ref.queue->defers(weights) && ...) ? ref : WeightGradientQueue::Ref();
 }
 
 }  // namespace phalanx::kernels

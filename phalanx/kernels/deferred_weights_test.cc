@@ -199,8 +199,8 @@ TEST(DeferredWeights, DroppedOrFailedOnesAreNotWaitedFor) {
   queue->drop({.stage = 1});
   EXPECT_FALSE(is_gradient_expected(w.weight));
   EXPECT_FALSE(w.weight.grad().defined());
-  queue->leave({}, w.weight, [](const WeightGradient&) { throw Error("no"); });
-  queue->leave({}, other.weight, [](const WeightGradient&) {});
+  queue->put({}, w.weight, [](const WeightGradient&) { throw Error("no"); });
+  queue->put({}, other.weight, [](const WeightGradient&) {});
   EXPECT_THROW(queue->flush({}), Error);
   EXPECT_TRUE(queue->is_empty());
   EXPECT_FALSE(is_gradient_expected(w.weight));

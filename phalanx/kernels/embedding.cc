@@ -61,7 +61,7 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
     ctx->save_for_backward({ids});
     // Not saved as a variable: its values are not needed, so they may change before the backward pass.
     ctx->saved_data["weight"] = weight;
-    remember_queue(*ctx);
+    save_queue_for_backward(*ctx);
     return at::embedding(weight, ids);
   }
 
@@ -70,7 +70,7 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
     const at::Tensor ids = ctx->get_saved_variables()[0], weight = ctx->saved_data["weight"].toTensor();
     if (at::GradMode::is_enabled()) return {by_aten(grads[0], ids, weight), at::Tensor()};  // create_graph
     if (const auto later = queue_for(*ctx, weight); later.queue) {
-      later.queue->leave(later.key, weight, [dy = grads[0], ids, weight](const WeightGradient& dweight) {
+      later.queue->put(later.key, weight, [dy = grads[0], ids, weight](const WeightGradient& dweight) {
         add_rows(dy, ids, weight, dweight);
       });
       return {at::Tensor(), at::Tensor()};

@@ -11,8 +11,8 @@
 #include <algorithm>
 
 #include "phalanx/kernels/deferred_weights.h"
-#include "phalanx/kernels/kept_outputs.h"
 #include "phalanx/kernels/linear.h"
+#include "phalanx/kernels/saved_activations.h"
 #include "phalanx/tensor/weight_gradient.h"
 
 namespace phalanx::kernels {
@@ -23,8 +23,8 @@ struct FusedLinearFunction : torch::autograd::Function<FusedLinearFunction> {
     std::vector<at::Tensor> saved = {x};
     saved.insert(saved.end(), weights.begin(), weights.end());
     ctx->save_for_backward(saved);
-    remember_queue(*ctx);
-    return computed_once(KeptOp::linear, [&] { return std::vector{at::linear(x, stacked(weights.vec()))}; })[0];
+    save_queue_for_backward(*ctx);
+    return computed_once(SavedOp::linear, [&] { return std::vector{at::linear(x, stacked(weights.vec()))}; })[0];
   }
 
   static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
@@ -45,7 +45,7 @@ struct FusedLinearFunction : torch::autograd::Function<FusedLinearFunction> {
       if (is_followed) {
         result[i + 1] = part.t().mm(rows);
       } else if (const auto later = queue_for(*ctx, weight); later.queue) {
-        later.queue->leave(later.key, weight, [part, rows = rows.detach()](const WeightGradient& dweight) {
+        later.queue->put(later.key, weight, [part, rows = rows.detach()](const WeightGradient& dweight) {
           dweight.out.addmm_(part.t(), rows, dweight.beta);
         });
       } else {
@@ -60,7 +60,7 @@ struct FusedLinearFunction : torch::autograd::Function<FusedLinearFunction> {
 
 }  // namespace
 
-bool lie_in_a_row(const std::vector<at::Tensor>& weights) {
+bool are_adjacent(const std::vector<at::Tensor>& weights) {
   std::int64_t next = weights[0].storage_offset();
   return std::ranges::all_of(weights, [&](const at::Tensor& weight) {
     const bool is_next =
@@ -72,7 +72,7 @@ bool lie_in_a_row(const std::vector<at::Tensor>& weights) {
 
 at::Tensor stacked(const std::vector<at::Tensor>& weights) {
   const at::NoGradGuard no_grad;
-  if (!lie_in_a_row(weights)) return at::cat(weights);
+  if (!are_adjacent(weights)) return at::cat(weights);
   std::int64_t rows = 0;
   for (const at::Tensor& weight : weights) rows += weight.size(0);
   return at::as_strided(weights[0].detach(), {rows, weights[0].size(1)}, {weights[0].size(1), 1});

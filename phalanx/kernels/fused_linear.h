@@ -18,6 +18,6 @@ at::Tensor fused_linear(const at::Tensor& x, const std::vector<at::Tensor>& weig
 /// One after the other: an alias where they lie so, else a copy. No autograd.
 at::Tensor stacked(const std::vector<at::Tensor>& weights);
 /// Whether stacked() would be an alias.
-bool lie_in_a_row(const std::vector<at::Tensor>& weights);
+bool are_adjacent(const std::vector<at::Tensor>& weights);
 
 }  // namespace phalanx::kernels

@@ -10,8 +10,8 @@
 
 #include "phalanx/kernels/autocast.h"
 #include "phalanx/kernels/deferred_weights.h"
-#include "phalanx/kernels/few_rows.h"
-#include "phalanx/kernels/kept_outputs.h"
+#include "phalanx/kernels/saved_activations.h"
+#include "phalanx/kernels/skinny_gemm.h"
 #include "phalanx/tensor/grad_ready.h"
 #include "phalanx/tensor/weight_gradient.h"
 
@@ -24,8 +24,8 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     ctx->save_for_backward({x, weight});
     // Not saved as a variable: its values are not needed.
     if (bias) ctx->saved_data["bias"] = *bias;
-    remember_queue(*ctx);
-    return computed_once(KeptOp::linear, [&] { return std::vector{at::linear(x, weight, bias)}; })[0];
+    save_queue_for_backward(*ctx);
+    return computed_once(SavedOp::linear, [&] { return std::vector{at::linear(x, weight, bias)}; })[0];
   }
 
   static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
@@ -38,12 +38,12 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     const auto bias = ctx->saved_data.find("bias");
     const bool has_bias = bias != ctx->saved_data.end() && ctx->needs_input_grad(2);
     if (ctx->needs_input_grad(1) && !at::GradMode::is_enabled()) {
-      if (const auto place = queue_for(*ctx, weight); place.queue) {
-        place.queue->leave(place.key, weight, [dy, rows = rows.detach()](const WeightGradient& dweight) {
+      if (const auto ref = queue_for(*ctx, weight); ref.queue) {
+        ref.queue->put(ref.key, weight, [dy, rows = rows.detach()](const WeightGradient& dweight) {
           dweight.out.addmm_(dy.t(), rows, dweight.beta);
         });
-        if (has_bias && place.queue->defers(bias->second.toTensor())) {
-          place.queue->leave(place.key, bias->second.toTensor(), [dy](const WeightGradient& dbias) {
+        if (has_bias && ref.queue->defers(bias->second.toTensor())) {
+          ref.queue->put(ref.key, bias->second.toTensor(), [dy](const WeightGradient& dbias) {
             dbias.beta == 0.0 ? dbias.out.copy_(dy.sum(0)) : dbias.out.add_(dy.sum(0));
           });
           return {dx, at::Tensor(), at::Tensor()};
@@ -65,7 +65,8 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   const bool is_autocast =
       at::autocast::is_autocast_enabled(x.device().type()) && x.is_floating_point() && x.scalar_type() != at::kDouble;
-  if (is_autocast && ((at::GradMode::is_enabled() && weight.requires_grad()) || KeptOutputs::current() != nullptr)) {
+  if (is_autocast &&
+      ((at::GradMode::is_enabled() && weight.requires_grad()) || SavedActivations::current() != nullptr)) {
     // What autocast would do in at::linear(), by our own function, whose output may be kept.
     return LinearFunction::apply(in_autocast_type(x), in_autocast_type(weight),
                                  bias.defined() ? std::optional(in_autocast_type(bias)) : std::nullopt);
@@ -73,10 +74,10 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
   const bool plain = x.scalar_type() == weight.scalar_type() && !is_autocast;
   const bool is_trained = at::GradMode::is_enabled() && weight.requires_grad() && plain;
   const bool brings_gradient = is_trained && (grad_buffer(weight).defined() || WeightGradientQueue::current().queue);
-  const bool may_be_kept = plain && KeptOutputs::current() != nullptr;
-  if (!brings_gradient && !may_be_kept) {
-    if (!takes_few_rows(x, weight)) return at::linear(x, weight, bias);
-    const at::Tensor y = few_rows_product(x, weight);
+  const bool may_be_saved = plain && SavedActivations::current() != nullptr;
+  if (!brings_gradient && !may_be_saved) {
+    if (!can_use_skinny_gemm(x, weight)) return at::linear(x, weight, bias);
+    const at::Tensor y = skinny_gemm(x, weight);
     return bias.defined() ? y.add_(bias) : y;
   }
   return LinearFunction::apply(x, weight, bias.defined() ? std::optional(bias) : std::nullopt);

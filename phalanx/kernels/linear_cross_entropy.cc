@@ -65,7 +65,7 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
     // A weight gradient that may wait: then the logits' gradients are kept, where they are no larger than the weight's,
     // which would be kept instead.
     const auto later = record && weight.requires_grad() && rows <= weight.size(1) ? WeightGradientQueue::current()
-                                                                                  : WeightGradientQueue::Place();
+                                                                                  : WeightGradientQueue::Ref();
     const at::Tensor buffer = at::empty({later.queue ? rows : chunk, vocab}, x.options());
     const at::Tensor losses = at::empty({rows}, x.options());
     auto gradients = c10::make_intrusive<HeadGradients>();
@@ -93,7 +93,7 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
       gradients->dlogits = buffer;
       gradients->x = x.detach();
       gradients->weight = weight;
-      remember_queue(*ctx);
+      save_queue_for_backward(*ctx);
     }
     if (record) ctx->saved_data["gradients"] = c10::IValue::make_capsule(std::move(gradients));
     double sum = 0.0;
@@ -120,7 +120,7 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
                           factor](const WeightGradient& out) { head_weight_gradient(dlogits, x, factor, out); };
       const at::Tensor weight = std::move(gradients.weight);
       if (const auto later = queue_for(*ctx, weight); later.queue) {
-        later.queue->leave(later.key, weight, write);
+        later.queue->put(later.key, weight, write);
       } else {
         const WeightGradient now = weight_gradient(weight);
         write(now);

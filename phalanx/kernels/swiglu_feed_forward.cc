@@ -12,11 +12,11 @@
 #include <algorithm>
 
 #include "phalanx/kernels/deferred_weights.h"
-#include "phalanx/kernels/few_rows.h"
 #include "phalanx/kernels/fusible.h"
-#include "phalanx/kernels/kept_outputs.h"
 #include "phalanx/kernels/linear.h"
 #include "phalanx/kernels/row_kernels.h"
+#include "phalanx/kernels/saved_activations.h"
+#include "phalanx/kernels/skinny_gemm.h"
 #include "phalanx/tensor/weight_gradient.h"
 
 namespace phalanx::kernels {
@@ -58,7 +58,7 @@ struct FeedForwardFunction : torch::autograd::Function<FeedForwardFunction> {
     }
     if (record) {
       ctx->save_for_backward({x, w1, w2, w3, gates, ups});
-      remember_queue(*ctx);
+      save_queue_for_backward(*ctx);
     }
     std::vector<std::int64_t> shape = x_in.sizes().vec();
     shape.back() = w2.size(0);
@@ -97,9 +97,9 @@ struct FeedForwardFunction : torch::autograd::Function<FeedForwardFunction> {
       dx_rows.addmm_(dup, w3);
     }
     if (later.queue) {
-      later.queue->leave(later.key, w2, product_by_chunks(dy, products));
-      later.queue->leave(later.key, w1, product_by_chunks(dgates, x.detach()));
-      later.queue->leave(later.key, w3, product_by_chunks(dups, x.detach()));
+      later.queue->put(later.key, w2, product_by_chunks(dy, products));
+      later.queue->put(later.key, w1, product_by_chunks(dgates, x.detach()));
+      later.queue->put(later.key, w3, product_by_chunks(dups, x.detach()));
     }
     std::vector<std::int64_t> shape = grads[0].sizes().vec();
     shape.back() = x.size(1);
@@ -144,13 +144,13 @@ void swiglu_backward_into(const at::Tensor& gate, const at::Tensor& up, const at
 at::Tensor swiglu_feed_forward(const at::Tensor& x, const at::Tensor& w1, const at::Tensor& w2, const at::Tensor& w3) {
   if (!fusible(x, w1, w2, w3) || x.numel() == 0) {
     // Its activations are most of a block's, so none of them is kept, as by the fused function.
-    const KeptOutputs::Scope nothing(nullptr, KeptOutputs::Run::first);
+    const SavedActivations::Scope nothing(nullptr, SavedActivations::Run::forward);
     return kernels::linear(swiglu_reference(kernels::linear(x, w1), kernels::linear(x, w3)), w2);
   }
-  if (takes_few_rows(x, w1) && takes_few_rows(x, w3) && w2.is_contiguous()) {
-    const at::Tensor gate = few_rows_product(x, w1);
-    swiglu_into(gate, few_rows_product(x, w3), gate);
-    return few_rows_product(gate, w2);
+  if (can_use_skinny_gemm(x, w1) && can_use_skinny_gemm(x, w3) && w2.is_contiguous()) {
+    const at::Tensor gate = skinny_gemm(x, w1);
+    swiglu_into(gate, skinny_gemm(x, w3), gate);
+    return skinny_gemm(gate, w2);
   }
   const bool record = at::GradMode::is_enabled() &&
                       (x.requires_grad() || w1.requires_grad() || w2.requires_grad() || w3.requires_grad());

@@ -18,15 +18,15 @@
 #include "phalanx/comm/backends/local_shm/shm.h"
 #include "phalanx/comm/backends/mpi/mpi.h"
 #include "phalanx/comm/backends/nccl/device_communicator.h"
-#include "phalanx/comm/hierarchical/nccl_two_level.h"
-#include "phalanx/comm/hierarchical/two_level.h"
-#include "phalanx/launch/rank_meeting.h"
+#include "phalanx/comm/hierarchical/hierarchical.h"
+#include "phalanx/comm/hierarchical/nccl_hierarchical.h"
+#include "phalanx/launch/rank_rendezvous.h"
 #include "phalanx/launch/rendezvous/init_method.h"
 #include "phalanx/launch/rendezvous/own_address.h"
 #include "phalanx/launch/rendezvous/security_line.h"
 #include "phalanx/launch/supervisor/trace_folders.h"
+#include "phalanx/store/hash_store.h"
 #include "phalanx/store/job_secret.h"
-#include "phalanx/store/local_store.h"
 
 namespace phalanx {
 namespace {
@@ -75,11 +75,11 @@ std::string describe_start(const ProcessContext& context, const std::string& how
 }
 
 // The address on which this rank takes the data of others.
-std::string data_address(const HostPort& server, bool one_machine) {
+std::string data_address(const HostPort& server, bool single_node) {
   if (const auto chosen = chosen_address()) return *chosen;
   constexpr const char* kTorchs = "GLOO_SOCKET_IFNAME";  // may list several, of which gloo takes turns
   if (const auto names = env_string(kTorchs)) return address_of_interface(names->substr(0, names->find(',')), kTorchs);
-  return one_machine ? "127.0.0.1" : own_address(server);
+  return single_node ? "127.0.0.1" : own_address(server);
 }
 
 // CUDA tensors go through NCCL or, where another backend is asked for, through that one by way of host memory.
@@ -88,8 +88,8 @@ void put_on_device(ProcessContext& context, const std::string& asked, const Comm
     throw ConfigError(fmt::format(
         "backend {} moves CUDA tensors, and the device is cpu: choose the device cuda or the backend auto", asked));
   if (asked.starts_with("nccl+")) {
-    context.world =
-        make_nccl_two_level_communicator(std::move(context.world), context.device.index(), {.communicator = options});
+    context.world = make_nccl_hierarchical_communicator(std::move(context.world), context.device.index(),
+                                                        {.communicator = options});
     return;
   }
   const DevicePath path = asked == "nccl"   ? DevicePath::nccl
@@ -119,41 +119,42 @@ void start_shared_heap() {
   }
 }
 
-bool is_one_machine(const Meeting& meeting) {
-  return std::equal(meeting.places.begin() + 1, meeting.places.end(), meeting.places.begin());
+bool is_single_node(const RankRendezvous& rank_rendezvous) {
+  return std::equal(rank_rendezvous.host_ids.begin() + 1, rank_rendezvous.host_ids.end(),
+                    rank_rendezvous.host_ids.begin());
 }
 
 // The ranks have met: what they make together. Returns the backend of the host.
-std::string make_world(ProcessContext& context, const Meeting& meeting, const WorkerEnvironment& environment,
-                       InitOptions options, const std::string& asked) {
-  auto rendezvous = std::make_shared<PrefixStore>(meeting.store, "init");
+std::string make_world(ProcessContext& context, const RankRendezvous& rank_rendezvous,
+                       const WorkerEnvironment& environment, InitOptions options, const std::string& asked) {
+  auto rendezvous = std::make_shared<PrefixStore>(rank_rendezvous.store, "init");
   choose_trace_folder(options.communicator, environment, [&](const std::string& own) {
     return rendezvous->compare_and_set("trace_folder", std::nullopt, own).value_or(own);
   });
   // srun and mpirun leave each rank the threads of all the cores that it shares with others.
-  if (const int share = std::max(1, usable_cores() / meeting.ranks_on_these_cpus);
+  if (const int share = std::max(1, usable_cores() / rank_rendezvous.ranks_on_these_cpus);
       !threads_from_environment() && at::get_num_threads() > share)
     at::set_num_threads(share);
-  const auto& places = meeting.places;
-  const bool one_machine = is_one_machine(meeting);
+  const auto& host_ids = rank_rendezvous.host_ids;
+  const bool single_node = is_single_node(rank_rendezvous);
   context.local_rank = environment.local_rank;
   context.local_world_size = environment.local_world_size;
   if (context.local_rank < 0) {
     // Nobody has told which rank this is on its machine: count.
-    const auto& own = places[static_cast<std::size_t>(context.rank)];
-    context.local_rank = static_cast<int>(std::count(places.begin(), places.begin() + context.rank, own));
-    context.local_world_size = static_cast<int>(std::count(places.begin(), places.end(), own));
+    const auto& own = host_ids[static_cast<std::size_t>(context.rank)];
+    context.local_rank = static_cast<int>(std::count(host_ids.begin(), host_ids.begin() + context.rank, own));
+    context.local_world_size = static_cast<int>(std::count(host_ids.begin(), host_ids.end(), own));
   }
   context.device = choose_device(options, context.local_rank);
-  if (options.backend == "shm" && !one_machine)
+  if (options.backend == "shm" && !single_node)
     throw ConfigError(
         "backend shm: the ranks do not share one machine (kernel, network and process namespace): "
         "choose gloo or auto");
-  if (options.backend == "shm" || (options.backend == "auto" && one_machine)) {
+  if (options.backend == "shm" || (options.backend == "auto" && single_node)) {
     try {
       context.world = make_shm_communicator(*rendezvous, context.rank, context.world_size, options.communicator);
     } catch (const CommError& error) {
-      if (options.backend == "shm" || !meeting.watch->trouble().empty()) throw;
+      if (options.backend == "shm" || !rank_rendezvous.startup_monitor->failure_reason().empty()) throw;
       // The ranks have agreed on it, and on the reason.
       log::warn_once(fmt::format("shared memory cannot be used, so gloo is: {}", error.what()));
     }
@@ -164,14 +165,14 @@ std::string make_world(ProcessContext& context, const Meeting& meeting, const Wo
                                           {.store_rank = store_rank, .communicator = options.communicator});
   if (!context.world)
     context.world = make_gloo_communicator(rendezvous, context.rank, context.world_size,
-                                           {.host = data_address(meeting.server, one_machine),
+                                           {.host = data_address(rank_rendezvous.server, single_node),
                                             .store_rank = store_rank,
                                             .communicator = options.communicator});
   // Worth asking where it is asked for, or some seem to share a machine; whether they do is for the proof to say.
-  const std::set<std::string> different(places.begin(), places.end());
+  const std::set<std::string> different(host_ids.begin(), host_ids.end());
   if (asked.starts_with("shm+") ||
-      (options.backend == "auto" && context.world->backend_name() == "gloo" && different.size() < places.size()))
-    context.world = make_two_level_communicator(std::move(context.world), {.communicator = options.communicator});
+      (options.backend == "auto" && context.world->backend_name() == "gloo" && different.size() < host_ids.size()))
+    context.world = make_hierarchical_communicator(std::move(context.world), {.communicator = options.communicator});
   std::string host_backend = context.world->backend_name();
   put_on_device(context, asked, options.communicator);
   return host_backend;
@@ -193,7 +194,7 @@ ProcessContext init_from_environment(InitOptions options) {
   context.world_size = environment.world_size;
 
   if (environment.rendezvous == Rendezvous::none) {
-    context.store = std::make_shared<LocalStore>();
+    context.store = std::make_shared<HashStore>();
     context.device = choose_device(options, std::max(environment.local_rank, 0));
     choose_trace_folder(options.communicator, environment, [](const std::string& own) { return own; });
     if (options.backend == "auto" || options.backend == "local")
@@ -211,27 +212,28 @@ ProcessContext init_from_environment(InitOptions options) {
 
   if (options.shared_heap ? *options.shared_heap : env_bool("PHALANX_SHARED_HEAP").value_or(false)) start_shared_heap();
   log::info(fmt::format("rank {} of {}, from {}", context.rank, context.world_size, environment.launcher));
-  const Meeting meeting = meet_ranks(environment, {.timeout = options.communicator.first_timeout,
-                                                   .heartbeat = heartbeat_limit(options.communicator.heartbeat),
-                                                   .backend = asked});
-  context.host = meeting.host;
-  context.store = meeting.store;
+  const RankRendezvous rank_rendezvous =
+      rendezvous_ranks(environment, {.timeout = options.communicator.first_timeout,
+                                     .heartbeat = heartbeat_limit(options.communicator.heartbeat),
+                                     .backend = asked});
+  context.host = rank_rendezvous.host;
+  context.store = rank_rendezvous.store;
   std::string host_backend;
   try {
-    host_backend = make_world(context, meeting, environment, options, asked);
+    host_backend = make_world(context, rank_rendezvous, environment, options, asked);
   } catch (const CommError&) {
-    const std::string why = meeting.watch->trouble();
+    const std::string why = rank_rendezvous.startup_monitor->failure_reason();
     if (why.empty()) throw;
     throw CommError(fmt::format("the ranks did not all start: {}", why));
   }
-  meeting.watch->started();
-  const bool one_machine = is_one_machine(meeting);
-  log::info(security_line({.store = meeting.server,
-                           .secret_source = meeting.secret_source,
+  rank_rendezvous.startup_monitor->started();
+  const bool single_node = is_single_node(rank_rendezvous);
+  log::info(security_line({.store = rank_rendezvous.server,
+                           .secret_source = rank_rendezvous.secret_source,
                            .backend = context.world->backend_name(),
                            .host_backend = host_backend}));
   log::info(describe_start(context, fmt::format("{} ranks{}, met at {}", context.world_size,
-                                                one_machine ? " on this machine" : "", meeting.server.text())));
+                                                single_node ? " on this machine" : "", rank_rendezvous.server.text())));
   return context;
 }
 

@@ -3,14 +3,14 @@
 // - The same program runs as a single process, under `phalanx launch`, torchrun (--no-python), srun and mpirun, and by
 //   hand; see worker_environment.h, and spawn.h for one that starts its own ranks. What is missing or wrong is a
 //   ConfigError; ranks that do not come, come twice, or disagree on the world size or on the versions of Phalanx and
-//   libtorch are a CommError that names them and the address, on every rank. Who may join: rank_meeting.h.
-// - backend "auto": shm where all ranks share a machine, gloo where none do, and shm+gloo otherwise (two_level.h);
-//   which do is proved (machine_proof.h). "shm", "gloo" and "mpi" insist, on one level; "shm+gloo" and "shm+mpi" say
+//   libtorch are a CommError that names them and the address, on every rank. Who may join: rank_rendezvous.h.
+// - backend "auto": shm where all ranks share a machine, gloo where none do, and shm+gloo otherwise (hierarchical.h);
+//   which do is proved (node_discovery.h). "shm", "gloo" and "mpi" insist, on one level; "shm+gloo" and "shm+mpi" say
 //   what goes between machines, and are shm where there is one. A single process uses the local backend. Rank 0 logs
 //   the launcher, who may join, device, backend and rendezvous.
 // - device "auto": cuda:LOCAL_RANK where libtorch has CUDA and this machine a GPU, else cpu.
 // - On a GPU, "auto" is nccl (with a warning, host memory, where a rank cannot load NCCL) beside what the ranks would
-//   use without; "nccl" insists; "nccl+gloo" and "nccl+mpi" use it inside a machine only (nccl_two_level.h); any other
+//   use without; "nccl" insists; "nccl+gloo" and "nccl+mpi" use it inside a machine only (nccl_hierarchical.h); any other
 //   backend moves CUDA tensors by way of host memory (device_communicator.h).
 // - Large CPU tensors that are made from here on lie where the ranks of one machine reach them without copies
 //   (comm/backends/local_shm/shared_tensors.h) if InitOptions::shared_heap or else PHALANX_SHARED_HEAP=1 says so.

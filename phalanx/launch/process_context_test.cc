@@ -15,12 +15,12 @@
 #include <vector>
 
 #include "phalanx/base/version.h"
-#include "phalanx/comm/hierarchical/machine_proof.h"
-#include "phalanx/comm/liveness/peer_processes.h"
+#include "phalanx/comm/hierarchical/node_discovery.h"
+#include "phalanx/comm/liveness/process_probe.h"
 #include "phalanx/launch/libtorch_version.h"
-#include "phalanx/launch/rank_meeting.h"
+#include "phalanx/launch/rank_rendezvous.h"
 #include "phalanx/launch/testing/collected_process.h"
-#include "phalanx/launch/testing/machines.h"
+#include "phalanx/launch/testing/netns_nodes.h"
 #include "phalanx/store/tcp_store.h"
 #include "phalanx/store/testing/tcp_proxy.h"
 
@@ -120,12 +120,12 @@ TEST(ProcessContextTest, ARankLeavesItsMeetingThoughTheStoreIsSilent) {
   WorkerEnvironment environment;
   environment.rendezvous = WorkerEnvironment::Rendezvous::launcher;
   environment.store = link.address();
-  Meeting meeting = meet_ranks(environment, {.timeout = std::chrono::seconds(20)});
+  RankRendezvous rank_rendezvous = rendezvous_ranks(environment, {.timeout = std::chrono::seconds(20)});
   TcpStore other(server.address());
   EXPECT_EQ(other.try_get("init/gone/0"), std::nullopt);
   link.stall();
   const auto start = std::chrono::steady_clock::now();
-  meeting = {};
+  rank_rendezvous = {};
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
   link.resume();
   EXPECT_EQ(other.get("init/gone/0", std::chrono::seconds(20)), "");
@@ -161,7 +161,7 @@ TEST(ProcessContextTest, StaticMasterAndTcpMethod) {
 
 // Nobody tells the ranks which of them share a machine.
 TEST(ProcessContextTest, RanksOfTwoMachinesMeetOnTwoLevels) {
-  const Machines machines(2);
+  const NetnsNodes machines(2);
   SKIP_WITHOUT(machines);
   for (const std::string backend : {"auto", "shm+gloo", "gloo"}) {
     std::vector<std::unique_ptr<CollectedProcess>> ranks;
@@ -236,9 +236,9 @@ TEST_F(RollCall, RankZeroThatStandsStillWhenAllHaveComeIsNamed) {
     for (;;) pause();
   kill(zero, SIGSTOP);
   TcpStore store(server_.address(), {.secret = kSecret});
-  const std::string here = "init/here/" + machine_hint();
+  const std::string here = "init/here/" + local_host_id();
   store.set(fmt::format("{}/{}", here, store.add(here + "/came", 1)),
-            fmt::format("0 {}", PeerProcesses::identity_of(zero)));
+            fmt::format("0 {}", ProcessProbe::identity_of(zero)));
   store.set("init/claim/0", "the test");
   store.add("init/arrived", 1);
   auto waits = start(1, 2);

@@ -14,7 +14,7 @@
 #include "phalanx/launch/testing/collected_process.h"
 #include "phalanx/launch/testing/launcher_process.h"
 #include "phalanx/launch/testing/listeners.h"
-#include "phalanx/launch/testing/machines.h"
+#include "phalanx/launch/testing/netns_nodes.h"
 #include "phalanx/store/tcp_store.h"
 
 namespace phalanx {
@@ -141,14 +141,14 @@ struct Apart {
   bool processes;  // of their own, too
 };
 class RankLinks : public testing::TestWithParam<Apart> {};
-INSTANTIATE_TEST_SUITE_P(Machines, RankLinks,
+INSTANTIATE_TEST_SUITE_P(NetnsNodes, RankLinks,
                          testing::Values(Apart{"Gloo", 1, true}, Apart{"ShmAndGloo", 2, true},
                                          Apart{"ProcessesInSight", 1, false}),
                          [](const auto& info) { return info.param.name; });
 
 TEST_P(RankLinks, ThatGoDownAreAnErrorOnEveryRankWithinTheHeartbeatLimit) {
   const int ranks = GetParam().ranks;
-  const Machines machines(2);
+  const NetnsNodes machines(2);
   SKIP_WITHOUT(machines);
   TempDirectory notes("notes");
   std::vector<std::unique_ptr<RunningLauncher>> nodes;

@@ -17,7 +17,7 @@ struct Rule {
 };
 
 /// What tensor parallelism over `tp` ranks asks of a model.
-std::vector<Rule> rules_of_tp(std::int64_t tp, const ModelNumbers& model, bool sequence_parallel) {
+std::vector<Rule> rules_of_tp(std::int64_t tp, const ModelDimensions& model, bool sequence_parallel) {
   const auto divides = [&](const char* name, std::int64_t number) {
     return Rule{fmt::format("{} {} / {} leaves {}", name, number, tp, number % tp), number % tp == 0};
   };
@@ -30,11 +30,11 @@ std::vector<Rule> rules_of_tp(std::int64_t tp, const ModelNumbers& model, bool s
   return rules;
 }
 
-bool tp_fits(std::int64_t tp, const ModelNumbers& model, bool sequence_parallel) {
+bool tp_fits(std::int64_t tp, const ModelDimensions& model, bool sequence_parallel) {
   return std::ranges::all_of(rules_of_tp(tp, model, sequence_parallel), &Rule::holds);
 }
 
-void check_tp(const ParallelPlan& plan, const ModelNumbers& model, const PlanNames& names) {
+void check_tp(const ParallelPlan& plan, const ModelDimensions& model, const PlanNames& names) {
   std::vector<std::string> broken;
   for (const Rule& rule : rules_of_tp(plan.tp, model, plan.sequence_parallel)) {
     if (!rule.holds) broken.push_back(rule.text);
@@ -74,7 +74,7 @@ std::string ParallelPlan::text() const {
   return parts.empty() ? "1 rank" : fmt::format("{}", fmt::join(parts, " x "));
 }
 
-void check(const ParallelPlan& plan, const ModelNumbers& model, std::int64_t ranks, const PlanNames& names) {
+void check(const ParallelPlan& plan, const ModelDimensions& model, std::int64_t ranks, const PlanNames& names) {
   for (const auto& [name, degree] : {std::pair<std::string, std::int64_t>{names.pp, plan.pp},
                                      {"dp_replicate", plan.dp_replicate},
                                      {"dp_shard", plan.dp_shard},

@@ -14,7 +14,7 @@
 // - The same plan is made by all ranks, by themselves, from the same configuration.
 //
 //   const ParallelPlan plan{.dp_shard = 2, .tp = 2};
-//   const ModelNumbers model{
+//   const ModelDimensions model{
 //       .n_layers = 4, .n_heads = 8, .n_kv_heads = 2, .ffn_hidden = 688, .vocab_size = 4096, .seq_len = 256};
 //   check(plan, model, /*ranks=*/4);
 //   DeviceMesh mesh(world, plan.axes());  // (dp_shard=2, tp=2)
@@ -39,10 +39,10 @@ struct ParallelPlan {
 
   std::int64_t ranks() const noexcept { return pp * dp_replicate * dp_shard * tp; }
   /// Ranks, or groups of ranks, that have batches of their own.
-  std::int64_t data_ranks() const noexcept { return dp_replicate * dp_shard; }
+  std::int64_t data_parallel_size() const noexcept { return dp_replicate * dp_shard; }
   /// Which of them `rank` belongs to.
-  std::int64_t data_rank(std::int64_t rank) const noexcept { return rank / tp % data_ranks(); }
-  bool cuts_model() const noexcept { return pp > 1 || tp > 1; }
+  std::int64_t data_parallel_rank(std::int64_t rank) const noexcept { return rank / tp % data_parallel_size(); }
+  bool uses_model_parallelism() const noexcept { return pp > 1 || tp > 1; }
   /// The axes of more than one rank, outermost first; never empty: one rank is (dp_shard=1).
   std::vector<MeshAxis> axes() const;
   std::string text() const;
@@ -51,7 +51,7 @@ struct ParallelPlan {
 };
 
 /// The numbers of a transformer that its layout has to divide.
-struct ModelNumbers {
+struct ModelDimensions {
   std::int64_t n_layers = 0;
   std::int64_t n_heads = 0;
   std::int64_t n_kv_heads = 0;
@@ -68,6 +68,6 @@ struct PlanNames {
 };
 
 /// Throws ConfigError where the degrees do not make `ranks`, or do not divide the model's numbers.
-void check(const ParallelPlan& plan, const ModelNumbers& model, std::int64_t ranks, const PlanNames& names = {});
+void check(const ParallelPlan& plan, const ModelDimensions& model, std::int64_t ranks, const PlanNames& names = {});
 
 }  // namespace phalanx

@@ -12,10 +12,10 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr ModelNumbers kModel{
+constexpr ModelDimensions kModel{
     .n_layers = 4, .n_heads = 8, .n_kv_heads = 2, .ffn_hidden = 688, .vocab_size = 4096, .seq_len = 256};
 
-std::string refusal(const ParallelPlan& plan, ModelNumbers model, std::int64_t ranks) {
+std::string refusal(const ParallelPlan& plan, ModelDimensions model, std::int64_t ranks) {
   try {
     check(plan, model, ranks, {.tp = "[parallelism] tensor_parallel_degree"});
   } catch (const ConfigError& error) {
@@ -38,9 +38,9 @@ TEST(ParallelPlan, RanksOfOneTensorGroupOrStageHaveOneBatch) {
   const MeshShape mesh(plan.axes());
   for (int rank = 0; rank < plan.ranks(); ++rank) {
     const auto place = mesh.coordinates_of(rank);
-    EXPECT_EQ(plan.data_rank(rank), place[1] * 2 + place[2]) << rank;
+    EXPECT_EQ(plan.data_parallel_rank(rank), place[1] * 2 + place[2]) << rank;
   }
-  EXPECT_EQ(plan.data_ranks(), 4);
+  EXPECT_EQ(plan.data_parallel_size(), 4);
 }
 
 TEST(ParallelPlan, DegreesMakeTheRanks) {
@@ -56,7 +56,7 @@ TEST(ParallelPlan, TensorParallelismDividesTheModel) {
                               "688 / 3 leaves 1, vocab_size 4096 / 3 leaves 1, of n_kv_heads 2 and 3 neither divides "
                               "the other, seq_len 256 / 3 leaves 1"),
                     HasSubstr("degrees that do: 1, 2, 4, 8"), Not(HasSubstr("switch"))));
-  ModelNumbers model = kModel;
+  ModelDimensions model = kModel;
   model.n_kv_heads = 6;
   model.n_heads = 12;
   model.vocab_size = 4096;

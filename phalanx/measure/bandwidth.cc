@@ -141,8 +141,8 @@ std::size_t sharing(const Topology& machine, int level, const std::vector<int>& 
 }
 
 /// Of two buffers for what no cache holds: together four times the last one, but no more than a machine has to spare.
-std::uint64_t memory_buffer_bytes(std::uint64_t last_cache) {
-  return std::clamp<std::uint64_t>(2 * last_cache, 64U << 20, 256U << 20);
+std::uint64_t memory_buffer_bytes(std::uint64_t last_level_cache) {
+  return std::clamp<std::uint64_t>(2 * last_level_cache, 64U << 20, 256U << 20);
 }
 
 }  // namespace
@@ -155,18 +155,18 @@ std::uint64_t copy_buffer_bytes(std::uint64_t level_bytes, std::size_t sharing) 
 std::vector<MemoryLevel> measure_memory(const Topology& machine, std::chrono::milliseconds each) {
   const std::vector<int> cpus = usable_cpus(machine);
   std::vector<MemoryLevel> levels;
-  std::uint64_t last_cache = 0;
+  std::uint64_t last_level_cache = 0;
   for (int level = 1; level <= 4; ++level) {
     const std::uint64_t bytes = machine.cache_bytes(level, cpus.front());
     if (bytes == 0) continue;
-    last_cache = bytes;
+    last_level_cache = bytes;
     const std::uint64_t alone = copy_buffer_bytes(bytes, 1);
     const std::uint64_t shared = copy_buffer_bytes(bytes, sharing(machine, level, cpus));
     levels.push_back({"L" + std::to_string(level), alone, speed_of({cpus.front()}, alone, each),
                       speed_of(cpus, shared, each), static_cast<int>(cpus.size())});
   }
   const std::uint64_t all_memory = std::uint64_t{1} << 30;
-  const std::uint64_t alone = memory_buffer_bytes(last_cache);
+  const std::uint64_t alone = memory_buffer_bytes(last_level_cache);
   const std::uint64_t shared = std::max<std::uint64_t>(16U << 20, std::min(alone, all_memory / 2 / cpus.size()));
   levels.push_back({"memory", alone, speed_of({cpus.front()}, alone, 2 * each), speed_of(cpus, shared, 2 * each),
                     static_cast<int>(cpus.size())});
@@ -185,10 +185,10 @@ NumaSpeeds measure_numa(const Topology& machine, std::chrono::milliseconds each)
     speeds.cpu_nodes.push_back(node.id);
     cpus.push_back(*cpu);
   }
-  std::uint64_t last_cache = 0;
+  std::uint64_t last_level_cache = 0;
   for (int level = 1; level <= 4; ++level)
-    last_cache = std::max(last_cache, machine.cache_bytes(level, usable.front()));
-  const std::uint64_t bytes = memory_buffer_bytes(last_cache);
+    last_level_cache = std::max(last_level_cache, machine.cache_bytes(level, usable.front()));
+  const std::uint64_t bytes = memory_buffer_bytes(last_level_cache);
   std::exception_ptr failure;
   for (const int cpu : cpus) {
     std::vector<double>& row = speeds.bytes_per_second.emplace_back();

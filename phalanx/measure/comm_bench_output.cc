@@ -24,7 +24,7 @@ std::string micro(double seconds) {
 std::string speed(double gbs) { return gbs < 100 ? fmt::format("{:.3f}", gbs) : fmt::format("{:.1f}", gbs); }
 
 // One list for CSV and JSON, so that they cannot differ.
-nlohmann::ordered_json fields_of(const CommBenchRow& row, const std::vector<std::string>& peers) {
+nlohmann::ordered_json fields_of(const CommBenchRow& row, const std::vector<std::string>& baselines) {
   const auto us = [](double seconds) { return static_cast<double>(static_cast<std::int64_t>(seconds * 1e9)) / 1e3; };
   nlohmann::ordered_json out = {{"op", name_of(row.what.verb)},
                                 {"bytes", row.what.bytes()},
@@ -47,10 +47,10 @@ nlohmann::ordered_json fields_of(const CommBenchRow& row, const std::vector<std:
   out["wrong"] = row.wrong ? nlohmann::ordered_json(*row.wrong) : nullptr;
   out["copy_us"] = row.copy_seconds ? nlohmann::ordered_json(us(*row.copy_seconds)) : nullptr;
   out["copy_share"] = row.copy_share() ? nlohmann::ordered_json(*row.copy_share()) : nullptr;
-  for (const std::string& peer : peers) {
-    const auto found = row.peers.find(peer);
-    out["times_" + peer] = nullptr;
-    if (found != row.peers.end()) out["times_" + peer] = found->second / row.p50;
+  for (const std::string& baseline : baselines) {
+    const auto found = row.baselines.find(baseline);
+    out["times_" + baseline] = nullptr;
+    if (found != row.baselines.end()) out["times_" + baseline] = found->second / row.p50;
   }
   return out;
 }
@@ -78,11 +78,11 @@ std::string table_header(const CommBenchResult& result) {
       result.ranks == 1 ? "" : "s", result.host, result.cpu, result.cores, result.cores == 1 ? "" : "s");
   text += fmt::format(kColumns, "op", "bytes", "type", "reduce", "backend", "place", "p50 us", "p99 us", "min us",
                       "cpu us", "slow", "algbw", "busbw", "wrong", "copy", "% copy");
-  for (const std::string& peer : result.peers) text += fmt::format(" {:>10}", "vs " + peer);
+  for (const std::string& baseline : result.baselines) text += fmt::format(" {:>10}", "vs " + baseline);
   return text + "\n";
 }
 
-std::string table_line(const CommBenchRow& row, const std::vector<std::string>& peers) {
+std::string table_line(const CommBenchRow& row, const std::vector<std::string>& baselines) {
   const bool moves = row.what.bytes() > 0;
   const std::string none = "-";
   const auto copy_speed =
@@ -93,9 +93,9 @@ std::string table_line(const CommBenchRow& row, const std::vector<std::string>& 
                   micro(row.cpu), row.slowest_rank, moves ? speed(row.algbw()) : none,
                   moves ? speed(row.busbw()) : none, row.wrong ? fmt::format("{}", *row.wrong) : none, copy_speed,
                   row.copy_share() ? fmt::format("{:.0f}", *row.copy_share() * 100) : none);
-  for (const std::string& peer : peers) {
-    const auto found = row.peers.find(peer);
-    const bool compares = found != row.peers.end() && peer != row.backend;
+  for (const std::string& baseline : baselines) {
+    const auto found = row.baselines.find(baseline);
+    const bool compares = found != row.baselines.end() && baseline != row.backend;
     text += fmt::format(" {:>10}", compares ? fmt::format("{:.1f}x", found->second / row.p50) : none);
   }
   return text + "\n";
@@ -104,7 +104,7 @@ std::string table_line(const CommBenchRow& row, const std::vector<std::string>& 
 std::string to_csv(const CommBenchResult& result) {
   std::string text;
   for (const CommBenchRow& row : result.rows) {
-    const auto fields = fields_of(row, result.peers);
+    const auto fields = fields_of(row, result.baselines);
     if (text.empty()) {
       for (const auto& [name, value] : fields.items()) text += (text.empty() ? "" : ",") + name;
       text += "\n";
@@ -124,7 +124,7 @@ std::string to_json(const CommBenchResult& result) {
                                 {"cpu", result.cpu},       {"cores", result.cores},
                                 {"device", result.device}, {"stopped", result.stopped},
                                 {"notes", result.notes},   {"rows", nlohmann::ordered_json::array()}};
-  for (const CommBenchRow& row : result.rows) out["rows"].push_back(fields_of(row, result.peers));
+  for (const CommBenchRow& row : result.rows) out["rows"].push_back(fields_of(row, result.baselines));
   return out.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 

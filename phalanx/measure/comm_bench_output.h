@@ -25,11 +25,11 @@ struct CommBenchRow {
   double p50 = 0, p99 = 0, least = 0;
   double cpu = 0;  // processor time of a rank's whole process for one call: steadier than wall time on a busy machine
   int slowest_rank = 0;
-  std::int64_t calls = 0;               // in the round that stands
-  int rounds = 0;                       // done: fewer than wanted only where the run was stopped
-  std::optional<std::int64_t> wrong;    // elements, on all ranks, that were not what they must be; none: not checked
-  std::optional<double> copy_seconds;   // none: not measured
-  std::map<std::string, double> peers;  // p50 of the same case on the peers that took part, by their names
+  std::int64_t calls = 0;              // in the round that stands
+  int rounds = 0;                      // done: fewer than wanted only where the run was stopped
+  std::optional<std::int64_t> wrong;   // elements, on all ranks, that were not what they must be; none: not checked
+  std::optional<double> copy_seconds;  // none: not measured
+  std::map<std::string, double> baselines;  // p50 of the same case on the peers that took part, by their names
 
   double algbw() const;  // GB/s
   double busbw() const;
@@ -40,8 +40,8 @@ struct CommBenchResult {
   int ranks = 1;
   std::string host, cpu, device;
   int cores = 1;
-  bool stopped = false;            // by a signal: what is here is what was done
-  std::vector<std::string> peers;  // other libraries that took part: a column of the table for each
+  bool stopped = false;                // by a signal: what is here is what was done
+  std::vector<std::string> baselines;  // other libraries that took part: a column of the table for each
   std::vector<CommBenchRow> rows;
   std::vector<std::string> notes;  // what was left out, and why
 };
@@ -50,7 +50,7 @@ struct CommBenchResult {
 double percentile(std::span<const double> sorted, int percent);
 
 std::string table_header(const CommBenchResult& result);  // two lines
-std::string table_line(const CommBenchRow& row, const std::vector<std::string>& peers);
+std::string table_line(const CommBenchRow& row, const std::vector<std::string>& baselines);
 std::string to_csv(const CommBenchResult& result);
 std::string to_json(const CommBenchResult& result);
 

@@ -42,12 +42,12 @@ CommBenchRow row_of(BenchVerb verb, const std::string& backend, std::int64_t byt
           .rounds = 3,
           .wrong = 0,
           .copy_seconds = p50 / 2,
-          .peers = {{"c10d", 8 * p50}}};
+          .baselines = {{"c10d", 8 * p50}}};
 }
 
 CommBenchResult some_result() {
   CommBenchResult result{
-      .ranks = 4, .host = "host", .cpu = "Brand & Sons <CPU>", .device = "cpu", .cores = 2, .peers = {"c10d"}};
+      .ranks = 4, .host = "host", .cpu = "Brand & Sons <CPU>", .device = "cpu", .cores = 2, .baselines = {"c10d"}};
   for (const std::int64_t bytes : {4 << 10, 1 << 20, 64 << 20}) {
     result.rows.push_back(row_of(BenchVerb::all_reduce, "shm", bytes, 1e-9 * static_cast<double>(bytes)));
     result.rows.push_back(row_of(BenchVerb::all_reduce, "c10d", bytes, 8e-9 * static_cast<double>(bytes)));
@@ -153,9 +153,9 @@ TEST(CommBenchOutput, TableLinesStandUnderTheirHeadings) {
   const std::string header = table_header(result);
   const std::string titles = header.substr(header.find('\n') + 1);
   for (const CommBenchRow& row : result.rows)
-    EXPECT_EQ(table_line(row, result.peers).size(), titles.size()) << table_line(row, result.peers);
-  EXPECT_THAT(table_line(result.rows[0], result.peers), HasSubstr(" 8.0x\n"));
-  EXPECT_THAT(table_line(result.rows[1], result.peers),
+    EXPECT_EQ(table_line(row, result.baselines).size(), titles.size()) << table_line(row, result.baselines);
+  EXPECT_THAT(table_line(result.rows[0], result.baselines), HasSubstr(" 8.0x\n"));
+  EXPECT_THAT(table_line(result.rows[1], result.baselines),
               ::testing::EndsWith(" -\n"));  // c10d is not compared with itself
   EXPECT_LT(titles.size(), 160U);
 }

@@ -15,7 +15,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/models/config/hf_config.h"
 #include "phalanx/models/config/hf_names.h"
-#include "phalanx/models/config/hf_not_honoured.h"
+#include "phalanx/models/config/hf_unsupported.h"
 #include "phalanx/models/config/llama_json.h"
 #include "phalanx/models/llama.h"
 #include "phalanx/nn/init.h"
@@ -165,14 +165,14 @@ TEST(Gpt2, PositionsAreAUnitAndOfTheFirstPart) {
 }
 
 TEST(Gpt2, PlacesInFilesAreTurnedPartsOfWhatIsThere) {
-  const PlaceInFile keys = hf_place(small_gpt2(), "layers.11.attention.wk.weight");
-  EXPECT_EQ(keys, PlaceInFile("transformer.h.11.attn.c_attn.weight", {.transposed = true, .part = 1, .parts = 3}));
-  EXPECT_EQ(hf_place(small_gpt2(), "layers.0.attention.wv.bias"),
-            PlaceInFile("transformer.h.0.attn.c_attn.bias", {.part = 2, .parts = 3}));
-  EXPECT_EQ(hf_place(small_gpt2(), "tok_embeddings.weight"), PlaceInFile("transformer.wte.weight"));
-  EXPECT_THROW(hf_place(small_gpt2(), "layers.0.feed_forward.w3.weight"), Error);
-  EXPECT_EQ(hf_place(small_mixtral(), "layers.3.moe.experts.7.w2.weight"),
-            PlaceInFile("model.layers.3.block_sparse_moe.experts.7.w2.weight"));
+  const FileTensorView keys = hf_tensor_view(small_gpt2(), "layers.11.attention.wk.weight");
+  EXPECT_EQ(keys, FileTensorView("transformer.h.11.attn.c_attn.weight", {.transposed = true, .part = 1, .parts = 3}));
+  EXPECT_EQ(hf_tensor_view(small_gpt2(), "layers.0.attention.wv.bias"),
+            FileTensorView("transformer.h.0.attn.c_attn.bias", {.part = 2, .parts = 3}));
+  EXPECT_EQ(hf_tensor_view(small_gpt2(), "tok_embeddings.weight"), FileTensorView("transformer.wte.weight"));
+  EXPECT_THROW(hf_tensor_view(small_gpt2(), "layers.0.feed_forward.w3.weight"), Error);
+  EXPECT_EQ(hf_tensor_view(small_mixtral(), "layers.3.moe.experts.7.w2.weight"),
+            FileTensorView("model.layers.3.block_sparse_moe.experts.7.w2.weight"));
   EXPECT_EQ(llama_fqn_from_hf("model.layers.3.block_sparse_moe.experts.7.w2.weight"),
             "layers.3.moe.experts.7.w2.weight");
   EXPECT_THROW(llama_hf_name("layers.3.moe.experts.x.w2.weight"), Error);
@@ -237,8 +237,8 @@ TEST(HfConfig, WhatContradictsItselfOrTheModelsOrderIsRefused) {
               HasSubstr("rope_scaling: \"factor\" is 4, but \"rope_type\" is not there"));
 }
 
-TEST(HfNotHonoured, IsOneLineOfWhatHasAnEffectElsewhere) {
-  const auto line = [](const char* text) { return hf_not_honoured(text, "config.json"); };
+TEST(HfUnsupported, IsOneLineOfWhatHasAnEffectElsewhere) {
+  const auto line = [](const char* text) { return hf_unsupported(text, "config.json"); };
   EXPECT_EQ(line(R"({"model_type": "llama", "hidden_size": 8, "attention_dropout": 0.0, "use_cache": true,
                      "initializer_range": 0.02, "rope_scaling": {"type": "linear"}, "eos_token_id": 2,
                      "architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16", "unknown": null})"),

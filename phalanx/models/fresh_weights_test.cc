@@ -67,7 +67,7 @@ std::shared_ptr<Llama> make_model(const LlamaConfig& config, const Precision& pr
   model->to(precision.weights);
   for (const auto& layer : model->layers) {
     if (recompute == Recompute::full) checkpoint_activations(*layer);
-    if (recompute == Recompute::costly) checkpoint_activations(*layer, keep_costly);
+    if (recompute == Recompute::costly) checkpoint_activations(*layer, op_sac_policy);
   }
   return model;
 }
@@ -151,7 +151,7 @@ class OperatorCount {
   at::CallbackHandle handle_;
 };
 
-TEST(KeptOperations, AreNotComputedAgainInAnyPrecision) {
+TEST(SavedOperations, AreNotComputedAgainInAnyPrecision) {
   const std::string attention = "aten::_scaled_dot_product_flash_attention_for_cpu";
   for (const LlamaConfig& config : small_families()) {
     if (config.tie_embeddings || (config.family != LlamaFamily::llama && !config.is_gpt2())) continue;

@@ -20,7 +20,7 @@ ImageLoader::ImageLoader(const ImageLoaderOptions& options, data::ImageSet set)
         "a batch of {} images over {} ranks: expected a multiple of the number of ranks, such as {}",
         options_.global_batch, options_.ranks, std::max<std::int64_t>(1, options_.global_batch / ranks) * ranks));
   }
-  if (options_.whole_batches && options_.global_batch > set_.size()) {
+  if (options_.drop_last && options_.global_batch > set_.size()) {
     throw ConfigError(fmt::format("a batch of {} images of {} that there are: expected {} at most",
                                   options_.global_batch, set_.size(), set_.size()));
   }
@@ -28,7 +28,7 @@ ImageLoader::ImageLoader(const ImageLoaderOptions& options, data::ImageSet set)
 
 std::int64_t ImageLoader::steps_per_epoch() const noexcept {
   const std::int64_t batch = options_.global_batch;
-  return options_.whole_batches ? set_.size() / batch : (set_.size() + batch - 1) / batch;
+  return options_.drop_last ? set_.size() / batch : (set_.size() + batch - 1) / batch;
 }
 
 ImageBatch ImageLoader::batch(std::int64_t epoch, std::int64_t step) const {

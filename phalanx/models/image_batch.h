@@ -8,7 +8,7 @@
 //
 // A batch is a function of (seed, epoch, step): each epoch shows every image once, shuffled or in order. Rank r gets
 // its rows of it: the ranks together have the global batch, whatever their number. What the last step of an epoch has
-// too few images for is left out with `whole_batches` (then all shares are equal), else it is smaller, and some ranks'
+// too few images for is left out with `drop_last` (then all shares are equal), else it is smaller, and some ranks'
 // part may be empty.
 #pragma once
 
@@ -26,7 +26,7 @@ struct ImageLoaderOptions {
   int ranks = 1;
   std::uint64_t seed = 0;
   bool shuffle = true;
-  bool whole_batches = true;
+  bool drop_last = true;
   double mean = 0.5;
   double deviation = 0.5;
   at::Device device = at::kCPU;
@@ -40,7 +40,7 @@ struct ImageBatch {
 
 class ImageLoader {
  public:
-  /// ConfigError where the batch is larger than the set (with whole_batches) or the ranks do not divide it.
+  /// ConfigError where the batch is larger than the set (with drop_last) or the ranks do not divide it.
   ImageLoader(const ImageLoaderOptions& options, data::ImageSet set);
 
   std::int64_t steps_per_epoch() const noexcept;

@@ -11,7 +11,7 @@
 //   conv 1 -> 32 (3 x 3), ReLU, conv 32 -> 64 (3 x 3), ReLU, pool 2, dropout 0.25,
 //   fc 9216 -> 128, ReLU, dropout 0.5, fc -> 10
 //
-// Training MnistNet places its dropout: nn::place_dropout() (nn/dropout.h).
+// Training MnistNet places its dropout: nn::set_dropout_rng_state() (nn/dropout.h).
 // Both start as torch's layers do: uniform within 1 / sqrt(fan in). Each layer is a unit of fully_shard.
 #pragma once
 

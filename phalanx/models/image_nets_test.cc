@@ -61,7 +61,7 @@ TEST(ImageBatches, AreAFunctionOfSeedEpochAndStepWhateverTheRanks) {
   EXPECT_LE(plain.batch(0, 0).images.flatten().sub(at::tensor({-0.4F, 1.6F, 0.0F, 0.4F})).abs().max().item<float>(),
             1e-6F);
 
-  const models::ImageLoader all({.global_batch = 4, .seed = 3, .whole_batches = false}, set);
+  const models::ImageLoader all({.global_batch = 4, .seed = 3, .drop_last = false}, set);
   EXPECT_EQ(all.steps_per_epoch(), 2);
   std::set<std::int64_t> seen;
   for (int step = 0; step < 2; ++step) {
@@ -70,8 +70,7 @@ TEST(ImageBatches, AreAFunctionOfSeedEpochAndStepWhateverTheRanks) {
     for (std::int64_t i = 0; i < whole.labels.size(0); ++i) seen.insert(whole.labels[i].item<std::int64_t>());
     std::vector<at::Tensor> images, labels;
     for (int rank = 0; rank < 4; ++rank) {
-      const models::ImageLoader part({.global_batch = 4, .rank = rank, .ranks = 4, .seed = 3, .whole_batches = false},
-                                     set);
+      const models::ImageLoader part({.global_batch = 4, .rank = rank, .ranks = 4, .seed = 3, .drop_last = false}, set);
       const auto mine = part.batch(1, step);
       EXPECT_EQ(mine.first_row, rank);
       images.push_back(mine.images);
@@ -118,7 +117,7 @@ std::vector<double> mnist_losses(const std::shared_ptr<Communicator>& world, boo
   std::vector<double> losses;
   for (std::int64_t step = 0; step < 4; ++step) {
     const auto [images, labels, first_row] = loader.batch(0, step);
-    nn::place_dropout(net, {.seed = 1, .step = step, .first_row = first_row});
+    nn::set_dropout_rng_state(net, {.seed = 1, .step = step, .first_row = first_row});
     const at::Tensor loss = at::nll_loss(nn::call(net, images), labels);
     loss.backward();
     optimizer.step(1.0);

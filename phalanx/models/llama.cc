@@ -40,8 +40,7 @@ nn::NormKind norm_kind(const LlamaConfig& config) { return config.is_gpt2() ? nn
 
 }  // namespace
 
-Llama::Llama(const LlamaConfig& config, nn::TensorOptionsOfModule tensor)
-    : Llama(config, whole_llama(config), tensor) {}
+Llama::Llama(const LlamaConfig& config, nn::TensorOptionsOfModule tensor) : Llama(config, full_llama(config), tensor) {}
 
 Llama::Llama(const LlamaConfig& config, const LlamaPart& part, nn::TensorOptionsOfModule tensor)
     : nn::Module("Llama"), config_(config), part_(part) {

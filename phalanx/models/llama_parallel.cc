@@ -12,22 +12,25 @@
 #include "phalanx/kernels/linear.h"
 #include "phalanx/kernels/linear_cross_entropy.h"
 #include "phalanx/models/config/vocabulary_split.h"
-#include "phalanx/parallel/tensor/collective_functions.h"
-#include "phalanx/parallel/tensor/vocabulary_parallel.h"
+#include "phalanx/parallel/tensor/functional_collectives.h"
+#include "phalanx/parallel/tensor/vocab_parallel.h"
 
 namespace phalanx::models {
 
-std::vector<StyleOf> llama_tensor_plan(const Llama& model, int ranks, const ActivationLayout& between, bool overlap) {
-  const Colwise inner{.input = ActivationLayout::shared()};
+std::vector<ParallelStyle> llama_tensor_plan(const Llama& model, int ranks, const ActivationLayout& between,
+                                             bool overlap) {
+  const ColwiseParallel inner{.input = ActivationLayout::shared()};
   const auto kv_heads = static_cast<int>(model.config().n_kv_heads);
-  Colwise key_value = inner;
+  ColwiseParallel key_value = inner;
   if (ranks > kv_heads) key_value.copies = ranks / kv_heads;
   const auto any_layer = [&](auto member) {
     return std::ranges::any_of(model.layers, [&](const auto& layer) { return ((*layer).*member) != nullptr; });
   };
   const ActivationLayout shared = ActivationLayout::shared();
-  const auto last = [&](bool overlaps) { return Rowwise{.output = overlaps ? ActivationLayout::partial() : between}; };
-  std::vector<StyleOf> plan;
+  const auto last = [&](bool overlaps) {
+    return RowwiseParallel{.output = overlaps ? ActivationLayout::partial() : between};
+  };
+  std::vector<ParallelStyle> plan;
   // Biases behind the last projection, and experts, are not overlapped.
   const bool overlaps_attention = overlap && !model.config().is_gpt2();
   const bool overlaps_net = overlaps_attention && !model.config().has_experts();
@@ -35,15 +38,15 @@ std::vector<StyleOf> llama_tensor_plan(const Llama& model, int ranks, const Acti
     if (overlaps) {
       plan.push_back({layers, Overlapped{.activations = between}});
     } else {
-      plan.push_back({layers, PrepareInput{.from = between, .to = shared}});
+      plan.push_back({layers, PrepareModuleInput{.from = between, .to = shared}});
     }
   };
   const bool splits = between.kind == ActivationLayout::Kind::split;
   const bool by_ids = splits_vocabulary(model.config(), ranks);
   if (model.tok_embeddings && by_ids) {
-    plan.push_back({"tok_embeddings", Rowwise{.output = between}});
+    plan.push_back({"tok_embeddings", RowwiseParallel{.output = between}});
   } else if (model.tok_embeddings && splits) {
-    plan.push_back({"tok_embeddings", PrepareOutput{.from = ActivationLayout::replicated(), .to = between}});
+    plan.push_back({"tok_embeddings", PrepareModuleOutput{.from = ActivationLayout::replicated(), .to = between}});
   }
   if (model.pos_embeddings && splits) plan.push_back({"pos_embeddings", SequenceParallel{}});
   if (any_layer(&nn::TransformerBlock::attention)) {
@@ -57,10 +60,10 @@ std::vector<StyleOf> llama_tensor_plan(const Llama& model, int ranks, const Acti
       // Every rank sends the same tokens to its part of each expert, and has addends of the result; so the gate, which
       // weighs these, has addends of its gradient.
       exchange_around("layers.*.moe", false);
-      plan.push_back({"layers.*.moe", PrepareOutput{.from = ActivationLayout::partial(), .to = between}});
+      plan.push_back({"layers.*.moe", PrepareModuleOutput{.from = ActivationLayout::partial(), .to = between}});
       plan.push_back({"layers.*.moe.gate", SequenceParallel{}});
       plan.push_back({"layers.*.moe.experts.*.w[13]", inner});
-      plan.push_back({"layers.*.moe.experts.*.w2", Rowwise{.output = ActivationLayout::partial()}});
+      plan.push_back({"layers.*.moe.experts.*.w2", RowwiseParallel{.output = ActivationLayout::partial()}});
     } else {
       exchange_around("layers.*.feed_forward", overlaps_net);
       plan.push_back({"layers.*.feed_forward.w[13]", inner});
@@ -106,14 +109,14 @@ void parallelize_llama(Llama& model, const DeviceMesh& mesh, const LlamaParallel
     return;
   }
   const std::int64_t vocab = config.vocab_size;
-  const VocabularyPart part{.first = vocab / ranks * mesh.coordinate("tp"), .count = vocab};
+  const VocabShard part{.first = vocab / ranks * mesh.coordinate("tp"), .count = vocab};
   head.logits = [=](const at::Tensor& h, const at::Tensor& weight) {
     const at::Tensor shared = convert(h, between, ActivationLayout::shared(), group);
-    return gather_along(kernels::linear(shared, weight), -1, group);
+    return gather_from_group(kernels::linear(shared, weight), -1, group);
   };
   head.loss = [=](const at::Tensor& h, const at::Tensor& weight, const at::Tensor& labels) {
     const at::Tensor shared = convert(h, between, ActivationLayout::shared(), group);
-    return vocabulary_parallel_cross_entropy(shared, weight, labels, part, group);
+    return vocab_parallel_cross_entropy(shared, weight, labels, part, group);
   };
   model.set_head(std::move(head));
 }

@@ -6,7 +6,7 @@
 //   model.loss(tokens, labels).backward();                          // the whole sequences on every rank of the group
 //
 // Queries, keys, values, gate and up are split by rows (heads, hidden units), wo and w2 by columns; input and output
-// embedding by ids, with a loss that never gathers logits (parallel/tensor/vocabulary_parallel.h). Key and value heads
+// embedding by ids, with a loss that never gathers logits (parallel/tensor/vocab_parallel.h). Key and value heads
 // that are fewer than the ranks are held by several.
 //   sequence_parallel: between these layers each rank has a part of the positions, [batch, seq / ranks, dim]. Norms and
 //     residuals are computed once, an all-gather stands in front of attention and feed-forward, a reduce-scatter
@@ -43,7 +43,7 @@ void parallelize_llama(Llama& model, const DeviceMesh& mesh, const LlamaParallel
 
 /// The plan itself, for parallelize_module(): all but the output layer's collectives.
 /// `between`: how activations lie between the layers, replicated or split; `overlap`: only where they are split.
-std::vector<StyleOf> llama_tensor_plan(const Llama& model, int ranks, const ActivationLayout& between,
-                                       bool overlap = false);
+std::vector<ParallelStyle> llama_tensor_plan(const Llama& model, int ranks, const ActivationLayout& between,
+                                             bool overlap = false);
 
 }  // namespace phalanx::models

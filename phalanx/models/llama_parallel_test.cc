@@ -115,7 +115,7 @@ MixOutcome train_mix(const World& world, const Mix& mix, int steps) {
       model, mesh,
       {.sequence_parallel = mix.sequence, .split_dim = mix.split_dim, .overlap = mix.overlap, .seq_len = kPositions});
   for (const auto& layer : model.layers) {
-    if (mix.recompute) checkpoint_activations(*layer, keep_costly);
+    if (mix.recompute) checkpoint_activations(*layer, op_sac_policy);
   }
   std::unique_ptr<DistributedDataParallel> ddp;
   std::unique_ptr<FullyShardedDataParallel> sharded;
@@ -358,7 +358,7 @@ TEST_P(LlamaTensorParallelParts, MakeTheSameLossAndGradients) {
         nn::initialise(*model, 1);
         return model;
       };
-      const auto whole = made(models::whole_llama(config));
+      const auto whole = made(models::full_llama(config));
       const at::Tensor expected = whole->loss(tokens, labels);
       expected.backward();
       // Half a layer at each of the inner borders.

@@ -107,7 +107,7 @@ TEST(LlamaPart, DividesByCosts) {
   EXPECT_EQ(parts[1].end, 8);
   EXPECT_EQ(llama_costs(config, 16).size(), 9U);
   EXPECT_EQ(balance_llama(config, 4, 16).size(), 4U);
-  EXPECT_EQ(balance_llama(config, 1, 16)[0], whole_llama(config));
+  EXPECT_EQ(balance_llama(config, 1, 16)[0], full_llama(config));
   EXPECT_THAT(division_error([&] { balance_llama(config, 9, 16); }), HasSubstr("9 pipeline stages for 4 layers"));
   EXPECT_THAT(division_error([&] { balance_llama(config, 2, std::vector<double>{1.0}); }),
               HasSubstr("2 * n_layers + 1 = 9"));

@@ -132,7 +132,7 @@ Trained on_a_pipeline(const PipelinedLlama& what) {
       stages.push_back(part->part().head ? make_loss_stage(s, part) : make_stage(s, part));
     }
     PipelineRuntime pipeline(comm, plan, stages);
-    EXPECT_EQ(pipeline.shared_names().size(),
+    EXPECT_EQ(pipeline.tied_names().size(),
               what.tied && (plan.rank_of_stage.front() == comm->rank() || plan.rank_of_stage.back() == comm->rank())
                   ? 1U
                   : 0U);

@@ -52,11 +52,11 @@ struct Layout {
   bool tied = false;
   bool adamw = true;
   std::optional<at::ScalarType> dtype = std::nullopt;  // of parameters in use
-  kernels::KeepPolicy recompute = nullptr;             // blocks are checkpointed, but for what it keeps
+  kernels::CheckpointPolicy recompute = nullptr;       // blocks are checkpointed, but for what it keeps
   bool narrow = false;                                 // bfloat16 throughout, but for the optimizer and its masters
 };
 
-bool keep_nothing(kernels::KeptOp /*op*/, int /*nth*/) { return false; }
+bool keep_nothing(kernels::SavedOp /*op*/, int /*nth*/) { return false; }
 
 struct Outcome {
   std::vector<double> losses, norms;
@@ -130,8 +130,8 @@ Outcome train(const std::shared_ptr<Communicator>& world, const Layout& layout, 
     for (int m = 0; m < layout.micro_batches; ++m) {
       std::optional<DistributedDataParallel::NoSync> ddp_held;
       std::optional<FullyShardedDataParallel::NoSync> held;
-      std::optional<FullyShardedDataParallel::Accumulation> more;
-      if (!layout.defer && !layout.hand_out && m + 1 < layout.micro_batches) more.emplace(sharded->accumulate());
+      std::optional<FullyShardedDataParallel::NoAllReduce> more;
+      if (!layout.defer && !layout.hand_out && m + 1 < layout.micro_batches) more.emplace(sharded->no_all_reduce());
       if (layout.defer && m + 1 < layout.micro_batches) {
         sharding ? (void)held.emplace(sharded->no_sync()) : (void)ddp_held.emplace(ddp->no_sync());
       }
@@ -285,8 +285,8 @@ TEST(ShardedLlamaProcesses, AreWithinRoundingOverGloo) {
 TEST(ShardedLlamaRecomputing, HasTheBitsOfDataParallelismWithoutIt) {
   for (const int world : {1, 2, 3, 4, 8}) {
     const auto ddp = run(world, {.name = "ddp"});
-    for (const auto& recompute : {keep_nothing, keep_costly}) {
-      if (world % 2 != 0 && recompute == keep_costly) continue;  // the same, at fewer worlds
+    for (const auto& recompute : {keep_nothing, op_sac_policy}) {
+      if (world % 2 != 0 && recompute == op_sac_policy) continue;  // the same, at fewer worlds
       for (const auto& [stage, reshard] : {std::pair{0, true}, {1, true}, {2, true}, {3, true}, {3, false}}) {
         SCOPED_TRACE(fmt::format("{} ranks, stage {}, reshard {}", world, stage, reshard));
         expect_same_bits(
@@ -310,7 +310,7 @@ TEST(ShardedLlamaMixedPrecision, StagesAgreeAndFollowFloat32) {
       SCOPED_TRACE(::testing::Message() << world << " ranks, stage " << stage);
       expect_same_bits(run(world, {.name = "bf16", .stage = stage, .dtype = at::kBFloat16})[0], first[0]);
     }
-    expect_same_bits(run(world, {.name = "bf16", .stage = 3, .dtype = at::kBFloat16, .recompute = keep_costly})[0],
+    expect_same_bits(run(world, {.name = "bf16", .stage = 3, .dtype = at::kBFloat16, .recompute = op_sac_policy})[0],
                      first[0]);
   }
 }
@@ -355,10 +355,10 @@ TEST(ShardedLlamaAccumulating, ReductionInEveryMicroBatchHasTheSameBitsHoweverIt
   for (const auto dtype : {std::optional<at::ScalarType>(), std::optional(at::kBFloat16)}) {
     const Layout base{.name = "sharded", .stage = 3, .micro_batches = 3, .defer = false, .dtype = dtype};
     const auto first = run(2, base, 6);
-    for (const auto& [stage, reshard, recompute] : {std::tuple<int, bool, kernels::KeepPolicy>{2, true, nullptr},
+    for (const auto& [stage, reshard, recompute] : {std::tuple<int, bool, kernels::CheckpointPolicy>{2, true, nullptr},
                                                     {3, false, nullptr},
                                                     {3, true, keep_nothing},
-                                                    {2, true, keep_costly}}) {
+                                                    {2, true, op_sac_policy}}) {
       Layout layout = base;
       layout.stage = stage;
       layout.reshard = reshard;

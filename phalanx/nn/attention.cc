@@ -3,8 +3,8 @@
 #include <ATen/ops/scaled_dot_product_attention.h>
 
 #include "phalanx/kernels/causal_attention.h"
-#include "phalanx/kernels/few_rows.h"
 #include "phalanx/kernels/rotary.h"
+#include "phalanx/kernels/skinny_gemm.h"
 
 namespace phalanx::nn {
 
@@ -22,15 +22,15 @@ Attention::Attention(const AttentionOptions& options, TensorOptionsOfModule tens
 }
 
 std::vector<at::Tensor> Attention::projections(const at::Tensor& x) {
-  if (exchange_ && !wq->must_be_called() && !wk->must_be_called() && !wv->must_be_called()) {
+  if (collective_matmul_ && !wq->must_be_called() && !wk->must_be_called() && !wv->must_be_called()) {
     std::vector<at::Tensor> qkv =
-        exchange_->gathered_products(x, {wq->used_weight(), wk->used_weight(), wv->used_weight()});
+        collective_matmul_->all_gather_matmul(x, {wq->used_weight(), wk->used_weight(), wv->used_weight()});
     if (options_.qkv_bias) {
       qkv = {qkv[0] + wq->used_bias(), qkv[1] + wk->used_bias(), qkv[2] + wv->used_bias()};
     }
     return qkv;
   }
-  const at::Tensor all = exchange_ ? exchange_->gather(x) : x;
+  const at::Tensor all = collective_matmul_ ? collective_matmul_->gather(x) : x;
   return {call(wq, all), call(wk, all), call(wv, all)};
 }
 
@@ -49,9 +49,9 @@ Attention::Heads Attention::heads(const at::Tensor& x, const RotaryTables& rope)
 
 at::Tensor Attention::project(const at::Tensor& y) {
   const at::Tensor rows = y.transpose(1, 2).reshape({y.size(0), y.size(2), -1});
-  if (!exchange_) return call(wo, rows);
-  return wo->must_be_called() ? exchange_->scatter(call(wo, rows))
-                              : exchange_->scattered_product(rows, wo->used_weight());
+  if (!collective_matmul_) return call(wo, rows);
+  return wo->must_be_called() ? collective_matmul_->scatter(call(wo, rows))
+                              : collective_matmul_->matmul_reduce_scatter(rows, wo->used_weight());
 }
 
 at::Tensor Attention::forward(const at::Tensor& x, const RotaryTables& rope) {
@@ -64,7 +64,7 @@ at::Tensor Attention::forward(const at::Tensor& x, const RotaryTables& rope, KvC
   const auto [keys, values] = cache.append(layer, k, v);
   // Nothing was there before: queries and keys are the same tokens, and padding comes behind what is real.
   if (cache.is_first()) return project(kernels::causal_attention(q, k, v, options_.window));
-  if (kernels::takes_decode_attention(q, keys, values)) {
+  if (kernels::can_use_decode_attention(q, keys, values)) {
     return project(kernels::decode_attention(q, keys, values, cache.seen(), options_.window));
   }
   const at::Tensor& mask = cache.mask();

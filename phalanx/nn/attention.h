@@ -43,7 +43,9 @@ class Attention : public Module {
 
   /// From now on x and the result are this rank's rows, and what the projections compute is exchanged. Not with a
   /// cache.
-  void exchange_through(std::shared_ptr<const RowExchange> exchange) { exchange_ = std::move(exchange); }
+  void set_collective_matmul(std::shared_ptr<const CollectiveMatmul> exchange) {
+    collective_matmul_ = std::move(exchange);
+  }
 
   std::shared_ptr<Linear> wq, wk, wv, wo;
   std::shared_ptr<RMSNorm> q_norm, k_norm;  // null without
@@ -57,7 +59,7 @@ class Attention : public Module {
   at::Tensor project(const at::Tensor& y);
 
   AttentionOptions options_;
-  std::shared_ptr<const RowExchange> exchange_;
+  std::shared_ptr<const CollectiveMatmul> collective_matmul_;
 };
 
 }  // namespace phalanx::nn

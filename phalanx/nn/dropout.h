@@ -4,9 +4,9 @@
 //
 //   y = x * (u >= probability) / (1 - probability)        u uniform in [0, 1); in evaluation mode y = x
 //
-// place_dropout() says, before each forward pass of a training step, where in the run it is:
+// set_dropout_rng_state() says, before each forward pass of a training step, where in the run it is:
 //
-//   nn::place_dropout(*model, {.seed = 1, .step = step, .first_row = rank * rows_per_rank});
+//   nn::set_dropout_rng_state(*model, {.seed = 1, .step = step, .first_row = rank * rows_per_rank});
 //   model->forward(rows);
 //
 // Forward in training mode without a place is an Error. Rows are what the first dimension of x counts. Where ranks hold
@@ -22,7 +22,7 @@
 
 namespace phalanx::nn {
 
-struct DropoutPlace {
+struct DropoutRngState {
   std::uint64_t seed = 0;
   std::int64_t step = 0;       // of the optimizer
   std::int64_t first_row = 0;  // of x's first row in the global batch of this step
@@ -35,8 +35,8 @@ class Dropout : public Module {
 
   at::Tensor forward(const at::Tensor& x);  // [rows, ...] -> the same
 
-  void place(std::string layer, const DropoutPlace& place);
-  const std::optional<DropoutPlace>& place() const noexcept { return place_; }
+  void rng_state(std::string layer, const DropoutRngState& rng_state);
+  const std::optional<DropoutRngState>& rng_state() const noexcept { return rng_state_; }
   const std::string& layer() const noexcept { return layer_; }
   /// From now on x is one of equal parts of the activations along a dimension (negative: from the last).
   struct SplitOf {
@@ -47,11 +47,11 @@ class Dropout : public Module {
  private:
   double probability_;
   std::string layer_;
-  std::optional<DropoutPlace> place_;
+  std::optional<DropoutRngState> rng_state_;
   SplitOf split_;
 };
 
 /// Places every Dropout in the model; a layer is known by its name there.
-void place_dropout(torch::nn::Module& model, const DropoutPlace& place);
+void set_dropout_rng_state(torch::nn::Module& model, const DropoutRngState& rng_state);
 
 }  // namespace phalanx::nn

@@ -18,12 +18,12 @@ at::Tensor FeedForward::forward(const at::Tensor& x) {
     return projection.has_forward_hooks() || projection.has_input_hook() || projection.has_parameter_uses();
   };
   if (is_called(*w1) || is_called(*w2) || is_called(*w3) || w1->has_parameter_hooks() || w3->has_parameter_hooks()) {
-    const at::Tensor all = exchange_ ? exchange_->gather(x) : x;
+    const at::Tensor all = collective_matmul_ ? collective_matmul_->gather(x) : x;
     const at::Tensor y = call(w2, kernels::swiglu_reference(call(w1, all), call(w3, all)));
-    return exchange_ ? exchange_->scatter(y) : y;
+    return collective_matmul_ ? collective_matmul_->scatter(y) : y;
   }
   return w2->around_use([&] {
-    if (exchange_) return exchange_->feed_forward(x, w1->weight, w2->weight, w3->weight);
+    if (collective_matmul_) return collective_matmul_->feed_forward(x, w1->weight, w2->weight, w3->weight);
     return kernels::swiglu_feed_forward(x, w1->weight, w2->weight, w3->weight);
   });
 }

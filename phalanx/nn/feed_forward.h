@@ -19,12 +19,14 @@ class FeedForward : public Positionwise {
   std::vector<Linear*> last_projections() const override { return {w2.get()}; }
 
   /// From now on x and the result are this rank's rows, and what the projections compute is exchanged.
-  void exchange_through(std::shared_ptr<const RowExchange> exchange) { exchange_ = std::move(exchange); }
+  void set_collective_matmul(std::shared_ptr<const CollectiveMatmul> exchange) {
+    collective_matmul_ = std::move(exchange);
+  }
 
   std::shared_ptr<Linear> w1, w2, w3;  // gate, down, up
 
  private:
-  std::shared_ptr<const RowExchange> exchange_;
+  std::shared_ptr<const CollectiveMatmul> collective_matmul_;
 };
 
 }  // namespace phalanx::nn

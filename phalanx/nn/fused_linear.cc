@@ -32,7 +32,7 @@ FusedLinear::FusedLinear(std::int64_t in_features, std::vector<FusedPart> parts,
 void FusedLinear::share_storage() const {
   const at::NoGradGuard no_grad;
   if (!std::ranges::all_of(weights_, [](const auto& w) { return has_memory(w); })) return;
-  if (kernels::lie_in_a_row(weights_)) return;
+  if (kernels::are_adjacent(weights_)) return;
   const at::Tensor all = at::cat(weights_);
   std::int64_t first = 0;
   for (const at::Tensor& weight : weights_) {
@@ -51,7 +51,7 @@ at::Tensor FusedLinear::forward(const at::Tensor& x) {
   std::vector<at::Tensor> weights;
   for (std::size_t i = 0; i < weights_.size(); ++i) weights.push_back(used(list_[i].name.c_str(), weights_[i]));
   const at::Tensor y =
-      gathers_ ? at::cat(gathers_->gathered_products(x, weights), -1) : kernels::fused_linear(x, weights);
+      gathers_ ? at::cat(gathers_->all_gather_matmul(x, weights), -1) : kernels::fused_linear(x, weights);
   if (std::ranges::none_of(biases_, [](const at::Tensor& b) { return b.defined(); })) return y;
   std::vector<at::Tensor> biases;
   for (std::size_t i = 0; i < biases_.size(); ++i) {

@@ -4,7 +4,7 @@
 //   const auto qkv = wqkv.parts(call(wqkv, x));              // [..., 512], [..., 128], [..., 128]
 //
 // Each part is a parameter of its own, "wqkv.q", with a box, a gradient and an entry in a checkpoint of its own, so
-// that a rank may hold some rows of each (Colwise of parallel/tensor/styles.h), and a checkpoint fits any number of
+// that a rank may hold some rows of each (ColwiseParallel of parallel/tensor/styles.h), and a checkpoint fits any number of
 // ranks. Its bias, if it has one, is "wqkv.q_bias" and starts as zeros. The parts lie one after the other in one
 // storage: share_storage() sees to that again after somebody has given them others. Where they do not (a sharded unit
 // has its own order), they are put together for the product.
@@ -16,8 +16,8 @@
 #include <utility>
 #include <vector>
 
+#include "phalanx/nn/collective_matmul.h"
 #include "phalanx/nn/module.h"
-#include "phalanx/nn/row_exchange.h"
 
 namespace phalanx::nn {
 
@@ -42,13 +42,13 @@ class FusedLinear : public Module {
   /// Moves the parts' values together, unless they lie so or one has no memory.
   void share_storage() const;
   /// From now on the products are of all ranks' rows.
-  void gather_through(std::shared_ptr<const RowExchange> exchange) { gathers_ = std::move(exchange); }
+  void set_all_gather_matmul(std::shared_ptr<const CollectiveMatmul> exchange) { gathers_ = std::move(exchange); }
 
  private:
   std::vector<FusedPart> list_;
   std::vector<at::Tensor> weights_;
   std::vector<at::Tensor> biases_;  // undefined where a part has none
-  std::shared_ptr<const RowExchange> gathers_;
+  std::shared_ptr<const CollectiveMatmul> gathers_;
 };
 
 }  // namespace phalanx::nn

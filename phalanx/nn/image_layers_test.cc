@@ -38,7 +38,7 @@ TEST(Conv2dTest, SumsItsWindowAndStartsAsTorchsDoes) {
 
 TEST(DropoutTest, DropsItsShareAndKeepsTheMean) {
   Dropout dropout(0.25);
-  dropout.place("a", {.seed = 1});
+  dropout.rng_state("a", {.seed = 1});
   const at::Tensor x = at::ones({1000, 100}).requires_grad_();
   const at::Tensor y = call(dropout, x);
   const at::Tensor dropped = y.eq(0);
@@ -51,9 +51,9 @@ TEST(DropoutTest, DropsItsShareAndKeepsTheMean) {
 }
 
 TEST(DropoutTest, IsAFunctionOfSeedStepLayerAndRow) {
-  const auto mask = [](const std::string& layer, DropoutPlace place, std::int64_t rows) {
+  const auto mask = [](const std::string& layer, DropoutRngState rng_state, std::int64_t rows) {
     Dropout dropout(0.5);
-    dropout.place(layer, place);
+    dropout.rng_state(layer, rng_state);
     return call(dropout, at::ones({rows, 7}));
   };
   const at::Tensor whole = mask("a", {.seed = 1, .step = 3}, 10);
@@ -75,9 +75,9 @@ TEST(DropoutTest, EveryLayerOfAModelIsPlacedByItsName) {
     at::Tensor forward(const at::Tensor& x) { return at::cat({call(first, x), call(second, x)}); }
     std::shared_ptr<Dropout> first, second;
   } two;
-  place_dropout(two, {.seed = 4, .step = 2});
+  set_dropout_rng_state(two, {.seed = 4, .step = 2});
   EXPECT_EQ(two.second->layer(), "second");
-  EXPECT_EQ(two.second->place()->step, 2);
+  EXPECT_EQ(two.second->rng_state()->step, 2);
   const at::Tensor y = call(two, at::ones({8, 8}));
   EXPECT_FALSE(at::equal(y.narrow(0, 0, 8), y.narrow(0, 8, 8)));
 }

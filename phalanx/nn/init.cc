@@ -46,13 +46,13 @@ std::vector<ParameterInit> parameter_inits(torch::nn::Module& model) {
 }
 
 void initialise(torch::nn::Module& model, std::uint64_t seed) {
-  give_memory(model);
+  materialize(model);
   for (const auto& [name, parameter, init, shard] : parameter_inits(model)) {
     shard ? fill_shard(parameter, init, seed, shard->spec, shard->rank) : fill(parameter, init, seed, name);
   }
 }
 
-void give_memory(torch::nn::Module& model) {
+void materialize(torch::nn::Module& model) {
   const observe::MemoryScope scope(observe::MemoryCategory::parameters);
   for (const auto& parameter : model.parameters()) {
     if (!has_memory(parameter)) parameter.set_data(at::empty(parameter.sizes(), parameter.options()));

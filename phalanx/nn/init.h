@@ -23,7 +23,7 @@ namespace phalanx::nn {
 /// Of a parameter with a shard each rank fills its own part; one that was born without memory gets it first.
 void initialise(torch::nn::Module& model, std::uint64_t seed);
 /// Gives memory to the parameters that have none, for whoever fills them otherwise.
-void give_memory(torch::nn::Module& model);
+void materialize(torch::nn::Module& model);
 
 /// The same statement without acting on it, for whoever fills shards: name, parameter and starting values.
 struct ParameterInit {

@@ -14,7 +14,7 @@ Linear::Linear(const LinearOptions& options, TensorOptionsOfModule tensor) : Mod
 at::Tensor Linear::forward(const at::Tensor& x) {
   const at::Tensor w = used_weight(), b = used_bias();
   if (!gathers_ && !scatters_) return kernels::linear(x, w, b);
-  const at::Tensor y = gathers_ ? gathers_->gathered_products(x, {w})[0] : scatters_->scattered_product(x, w);
+  const at::Tensor y = gathers_ ? gathers_->all_gather_matmul(x, {w})[0] : scatters_->matmul_reduce_scatter(x, w);
   return b.defined() ? y + b : y;
 }
 

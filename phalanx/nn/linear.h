@@ -5,8 +5,8 @@
 #include <memory>
 #include <utility>
 
+#include "phalanx/nn/collective_matmul.h"
 #include "phalanx/nn/module.h"
-#include "phalanx/nn/row_exchange.h"
 
 namespace phalanx::nn {
 
@@ -25,8 +25,8 @@ class Linear : public Module {
   const LinearOptions& options() const noexcept { return options_; }
 
   /// From now on the product is computed through it: of all ranks' rows, or each rank's rows of the sum.
-  void gather_through(std::shared_ptr<const RowExchange> exchange) { gathers_ = std::move(exchange); }
-  void scatter_through(std::shared_ptr<const RowExchange> exchange) { scatters_ = std::move(exchange); }
+  void set_all_gather_matmul(std::shared_ptr<const CollectiveMatmul> exchange) { gathers_ = std::move(exchange); }
+  void set_matmul_reduce_scatter(std::shared_ptr<const CollectiveMatmul> exchange) { scatters_ = std::move(exchange); }
   /// What forward() uses for the weight, for a layer that multiplies with it in its place.
   at::Tensor used_weight() const { return used("weight", weight); }
   at::Tensor used_bias() const { return used("bias", bias); }  // undefined without one
@@ -38,7 +38,7 @@ class Linear : public Module {
 
  private:
   LinearOptions options_;
-  std::shared_ptr<const RowExchange> gathers_, scatters_;
+  std::shared_ptr<const CollectiveMatmul> gathers_, scatters_;
 };
 
 }  // namespace phalanx::nn

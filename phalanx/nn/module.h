@@ -135,7 +135,7 @@ class Module : public torch::nn::Module {
 namespace detail {
 
 template <class T>
-inline constexpr bool kMayBeKept = !std::is_lvalue_reference_v<T> || std::is_const_v<std::remove_reference_t<T>>;
+inline constexpr bool kMayBeSaved = !std::is_lvalue_reference_v<T> || std::is_const_v<std::remove_reference_t<T>>;
 
 /// The forward pass as a function of its first input; the others are copied.
 template <class M, class First, class... Rest>
@@ -149,7 +149,7 @@ at::Tensor run_again_later(M& module, First&& first, Rest&&... rest) {
 
 template <class M, class First, class... Rest>
 at::Tensor call_between_hooks(M& module, First&& first, Rest&&... rest) {
-  if constexpr (std::is_same_v<std::decay_t<First>, at::Tensor> && (kMayBeKept<Rest> && ...)) {
+  if constexpr (std::is_same_v<std::decay_t<First>, at::Tensor> && (kMayBeSaved<Rest> && ...)) {
     if (module.has_runner()) {
       return module.around_use(
           [&] { return run_again_later(module, std::forward<First>(first), std::forward<Rest>(rest)...); });

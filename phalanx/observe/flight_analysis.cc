@@ -180,7 +180,7 @@ void judge_mismatch(Group& group) {
   std::vector<std::string> parts;
   parts.reserve(calls.size());
   for (const auto& [call, ranks] : calls) parts.push_back(fmt::format("{} called {}", ranks_text(ranks), call));
-  group.report.trouble = FlightTrouble::mismatch;
+  group.report.match_state = FlightMatchState::mismatch;
   group.report.sentence = fmt::format("The ranks do not call the same operation as op {} of group '{}': {}.",
                                       group.report.number, group.report.name, fmt::join(parts, "; "));
 }
@@ -208,7 +208,7 @@ void judge_missing(Group& group) {
     reasons.push_back(fmt::format("and {} more", more));
   }
   const bool all_wait = group.report.missing_elsewhere == static_cast<int>(group.missing.size());
-  group.report.trouble = all_wait ? FlightTrouble::circle : FlightTrouble::absent;
+  group.report.match_state = all_wait ? FlightMatchState::circle : FlightMatchState::absent;
   const bool failed = at->at->state == FlightState::failed;
   const std::string since =
       human_duration(seconds((failed ? at->at->ended_us : at->file->written_us) - at->at->issued_us));
@@ -237,13 +237,13 @@ void judge_complete(Group& group) {
   FlightGroupReport& report = group.report;
   const std::string what = fmt::format("op {} of group '{}', {}", report.number, report.name, group.call(*first->at));
   if (failure == nullptr) {
-    report.trouble = FlightTrouble::under_way;
+    report.match_state = FlightMatchState::under_way;
     report.sentence = capital(fmt::format(
         "{} {} still in {}, issued by every rank: nobody is missing, so it is moving data, or its transport is stuck.",
         ranks_text(waiting), is_or_are(waiting), what));
     return;
   }
-  report.trouble = FlightTrouble::failed;
+  report.match_state = FlightMatchState::failed;
   if (last->rank == first->rank || last->at->issued_us == first->at->issued_us) {
     report.sentence = fmt::format("Every rank has issued {}, and it failed.", what);
   } else {
@@ -266,7 +266,7 @@ void judge_messages(Group& group) {
           fmt::format("Rank {} {} {} of group '{}'", member.rank, is_waiting(entry) ? "waits in" : "failed in",
                       group.call(entry), report.name);
       if (entry.peer < 0 || static_cast<std::size_t>(entry.peer) >= group.members.size()) {
-        report.trouble = FlightTrouble::under_way;
+        report.match_state = FlightMatchState::under_way;
         report.sentence = what + ".";
         return;
       }
@@ -278,12 +278,13 @@ void judge_messages(Group& group) {
             return one.verb == wanted && one.tag == entry.tag && !is_over(one) && one.peer == member.group->rank;
           });
       if (answered) {
-        report.trouble = entry.state == FlightState::failed ? FlightTrouble::failed : FlightTrouble::under_way;
+        report.match_state =
+            entry.state == FlightState::failed ? FlightMatchState::failed : FlightMatchState::under_way;
         report.sentence = fmt::format("{}, which rank {} has issued too.", what, peer.rank);
         return;
       }
       const bool waits = peer.file != nullptr && waits_elsewhere(*peer.file, "", -1).entry != nullptr;
-      report.trouble = waits ? FlightTrouble::circle : FlightTrouble::unsent;
+      report.match_state = waits ? FlightMatchState::circle : FlightMatchState::unsent;
       report.sentence = fmt::format("{}, and rank {} has no such {} under way: {}.", what, peer.rank, wanted,
                                     why_missing(group, peer));
       return;
@@ -304,7 +305,7 @@ void judge_finished(Group& group) {
   for (const Member& member : group.members) {
     if (member.group != nullptr && member.number_of_last() < most) behind.push_back(member.rank);
   }
-  group.report.trouble = FlightTrouble::uneven;
+  group.report.match_state = FlightMatchState::uneven;
   group.report.sentence = fmt::format(
       "Nobody waits in group '{}', but {} {} behind: op {} is the last of all and op {} of the furthest, so the files "
       "are "
@@ -323,7 +324,7 @@ void judge(Group& group) {
   }
   if (number < 0) {
     judge_messages(group);
-    if (group.report.trouble == FlightTrouble::none) judge_finished(group);
+    if (group.report.match_state == FlightMatchState::none) judge_finished(group);
     return;
   }
   stand_at(group, number);
@@ -393,8 +394,8 @@ std::vector<FlightReason> collect_reasons(const FlightFiles& files) {
 
 std::string verdict_on(const std::vector<FlightGroupReport>& groups, const FlightFiles& files,
                        const std::vector<int>& without_file) {
-  const FlightTrouble worst = groups.empty() ? FlightTrouble::none : groups.front().trouble;
-  if (worst == FlightTrouble::none) {
+  const FlightMatchState worst = groups.empty() ? FlightMatchState::none : groups.front().match_state;
+  if (worst == FlightMatchState::none) {
     std::string text = fmt::format("Nothing is stuck: {} finished all operations of {} group{}",
                                    without_file.empty()        ? "all ranks have"
                                    : files.by_rank.size() == 1 ? "the rank has"
@@ -405,10 +406,10 @@ std::string verdict_on(const std::vector<FlightGroupReport>& groups, const Fligh
     }
     return text + ".";
   }
-  if (worst != FlightTrouble::circle) return groups.front().sentence;
+  if (worst != FlightMatchState::circle) return groups.front().sentence;
   std::string text = "The ranks wait for each other.";
   for (const FlightGroupReport& group : groups) {
-    if (group.trouble == FlightTrouble::circle) text += " " + group.sentence;
+    if (group.match_state == FlightMatchState::circle) text += " " + group.sentence;
   }
   return text;
 }
@@ -426,7 +427,8 @@ FlightAnalysis analyze_flight_files(const FlightFiles& files) {
     analysis.groups.push_back(std::move(group.report));
   }
   std::stable_sort(analysis.groups.begin(), analysis.groups.end(), [](const auto& a, const auto& b) {
-    return std::tie(a.trouble, a.missing_elsewhere, a.since_us) < std::tie(b.trouble, b.missing_elsewhere, b.since_us);
+    return std::tie(a.match_state, a.missing_elsewhere, a.since_us) <
+           std::tie(b.match_state, b.missing_elsewhere, b.since_us);
   });
   analysis.reasons = collect_reasons(files);
   analysis.verdict = verdict_on(analysis.groups, files, analysis.ranks_without_file);

@@ -18,7 +18,7 @@
 namespace phalanx::observe {
 
 /// From the most to the least telling; the verdict is about the first.
-enum class FlightTrouble : std::uint8_t {
+enum class FlightMatchState : std::uint8_t {
   mismatch,   // the ranks called different operations
   absent,     // a rank is missing that waits for nobody
   unsent,     // a message for which its peer has issued nothing, and which waits for nobody
@@ -42,7 +42,7 @@ struct FlightGroupReport {
   std::string name;
   std::string id;
   std::vector<int> members;
-  FlightTrouble trouble = FlightTrouble::none;
+  FlightMatchState match_state = FlightMatchState::none;
   std::int64_t number = -1;   // of the incomplete collective; -1: there is none
   std::int64_t since_us = 0;  // when it was first issued
   int missing_elsewhere = 0;  // missing ranks that wait in another operation: the more, the less it is the cause

@@ -116,7 +116,7 @@ TEST_F(FlightAnalysisTest, TheRankThatIsBehindIsNamed) {
                                  "waiting for 30\\.. s, and rank 1 is missing: its last there is op 1, "
                                  "all_reduce\\(float32\\[4\\], sum\\), finished 30\\.. s before it wrote its file\\."));
   ASSERT_EQ(found.groups.size(), 1u);
-  EXPECT_EQ(found.groups[0].trouble, FlightTrouble::absent);
+  EXPECT_EQ(found.groups[0].match_state, FlightMatchState::absent);
   ASSERT_EQ(found.groups[0].standings.size(), 2u);
   EXPECT_THAT(found.groups[0].standings[0].ranks, ElementsAre(0, 2, 3));
   EXPECT_EQ(found.groups[0].standings[1].number, 1);
@@ -158,7 +158,7 @@ TEST_F(FlightAnalysisTest, DifferentCallsOfOneOperationAreLaidSideBySide) {
   EXPECT_EQ(analyze().verdict, "Nothing is stuck: all ranks have finished all operations of 1 group.");
   for (int rank = 0; rank < 3; ++rank)
     write(rank, Rank(rank, 3).do_all({.verb = "all_gather", .dtype = "uint8", .count = rank, .uneven = true}));
-  EXPECT_EQ(analyze().groups[0].trouble, FlightTrouble::mismatch);  // the total is the same on all
+  EXPECT_EQ(analyze().groups[0].match_state, FlightMatchState::mismatch);  // the total is the same on all
 }
 
 TEST_F(FlightAnalysisTest, ARankWithoutAFileIsTold) {
@@ -205,7 +205,7 @@ TEST_F(FlightAnalysisTest, TheGroupWhoseMissingRankWaitsForNobodyIsTheCause) {
   EXPECT_EQ(found.groups[1].name, "world");
   EXPECT_THAT(found.groups[1].sentence,
               HasSubstr("rank 2: it waits in op 0 of group 'tp', all_reduce(float32[4], sum)"));
-  EXPECT_EQ(found.groups[2].trouble, FlightTrouble::none);
+  EXPECT_EQ(found.groups[2].match_state, FlightMatchState::none);
 }
 
 TEST_F(FlightAnalysisTest, ACircleIsToldWhole) {
@@ -246,7 +246,7 @@ TEST_F(FlightAnalysisTest, AFailureAfterEverybodyCameTellsWhoCameLast) {
   write(0, Rank(0, 2).fail_in(reduce(8)), "timed out");
   write(1, Rank(1, 2).fail_in(reduce(8)), "rank 0 of group 'world': timed out");
   const FlightAnalysis found = analyze();
-  EXPECT_EQ(found.groups[0].trouble, FlightTrouble::failed);
+  EXPECT_EQ(found.groups[0].match_state, FlightMatchState::failed);
   EXPECT_THAT(found.verdict,
               AllOf(HasSubstr("Every rank has issued op 0 of group 'world', all_reduce(float32[8], sum), "
                               "and it failed: rank 1 came last, "),
@@ -255,7 +255,7 @@ TEST_F(FlightAnalysisTest, AFailureAfterEverybodyCameTellsWhoCameLast) {
   // What they call afterwards, each in its own way of ending, is no mismatch.
   write(0, Rank(0, 2).fail_in(reduce(8)).fail_in(kBarrier));
   write(1, Rank(1, 2).fail_in(reduce(8)).fail_in(reduce(3)));
-  EXPECT_EQ(analyze().groups[0].trouble, FlightTrouble::failed);
+  EXPECT_EQ(analyze().groups[0].match_state, FlightMatchState::failed);
 }
 
 TEST_F(FlightAnalysisTest, WhatIsNoRecordingIsRefusedByName) {

@@ -12,8 +12,8 @@ namespace {
 
 std::string standing_of(const FlightGroupReport& group) {
   if (group.number >= 0) return fmt::format("op {} is incomplete", group.number);
-  if (group.trouble == FlightTrouble::none) return "all finished";
-  if (group.trouble == FlightTrouble::uneven) return "nobody waits";
+  if (group.match_state == FlightMatchState::none) return "all finished";
+  if (group.match_state == FlightMatchState::uneven) return "nobody waits";
   return "a message is under way";
 }
 

@@ -61,15 +61,15 @@ std::string MemoryCounts::text() const {
   return fmt::format("{} = {}", human_bytes(static_cast<std::uint64_t>(total())), parts);
 }
 
-MemoryCounts memory_in_use() noexcept { return counters().now(); }
+MemoryCounts memory_allocated() noexcept { return counters().now(); }
 
-MemoryCounts peak_memory() noexcept {
+MemoryCounts max_memory_allocated() noexcept {
   Counters& all = counters();
   const std::lock_guard lock(all.mutex);
   return all.peak;
 }
 
-void reset_peak_memory() noexcept {
+void reset_peak_memory_stats() noexcept {
   Counters& all = counters();
   const std::lock_guard lock(all.mutex);
   all.peak = all.now();
@@ -80,7 +80,7 @@ MemoryScope::MemoryScope(MemoryCategory category) noexcept : outer_(current_cate
 MemoryScope::~MemoryScope() { current_category = outer_; }
 MemoryCategory MemoryScope::current() noexcept { return current_category; }
 
-void note_memory_taken(MemoryCategory category, std::size_t size, bool shared) noexcept {
+void record_memory_allocated(MemoryCategory category, std::size_t size, bool shared) noexcept {
   Counters& all = counters();
   const auto bytes = static_cast<std::int64_t>(size);
   all.bytes[static_cast<std::size_t>(category)].fetch_add(bytes, std::memory_order_relaxed);
@@ -94,7 +94,7 @@ void note_memory_taken(MemoryCategory category, std::size_t size, bool shared) n
   all.peak_total.store(now.total(), std::memory_order_relaxed);
 }
 
-void note_memory_freed(MemoryCategory category, std::size_t size, bool shared) noexcept {
+void record_memory_freed(MemoryCategory category, std::size_t size, bool shared) noexcept {
   Counters& all = counters();
   const auto bytes = static_cast<std::int64_t>(size);
   all.bytes[static_cast<std::size_t>(category)].fetch_sub(bytes, std::memory_order_relaxed);

@@ -9,7 +9,7 @@
 //   const MemoryScope scope(MemoryCategory::optimizer);
 //   AdamW optimizer(parameters);
 //   ...
-//   log::info(peak_memory().text());
+//   log::info(max_memory_allocated().text());
 #pragma once
 
 #include <array>
@@ -36,10 +36,10 @@ struct MemoryCounts {
   std::string text() const;  // "812 MiB = parameters 192 MiB + gradients 192 MiB + ..."
 };
 
-MemoryCounts memory_in_use() noexcept;
-/// When the total was highest, since the last reset_peak_memory().
-MemoryCounts peak_memory() noexcept;
-void reset_peak_memory() noexcept;
+MemoryCounts memory_allocated() noexcept;
+/// When the total was highest, since the last reset_peak_memory_stats().
+MemoryCounts max_memory_allocated() noexcept;
+void reset_peak_memory_stats() noexcept;
 
 /// Until its end, memory that this thread takes is counted there.
 class [[nodiscard]] MemoryScope {
@@ -56,7 +56,7 @@ class [[nodiscard]] MemoryScope {
 };
 
 // For those who hand out memory; freed with the category it was taken in.
-void note_memory_taken(MemoryCategory category, std::size_t bytes, bool shared = false) noexcept;
-void note_memory_freed(MemoryCategory category, std::size_t bytes, bool shared = false) noexcept;
+void record_memory_allocated(MemoryCategory category, std::size_t bytes, bool shared = false) noexcept;
+void record_memory_freed(MemoryCategory category, std::size_t bytes, bool shared = false) noexcept;
 
 }  // namespace phalanx::observe

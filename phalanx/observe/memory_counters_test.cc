@@ -13,47 +13,47 @@ using Category = MemoryCategory;
 // The counters are the process's, and other tests of this program may have left something there.
 class MemoryCountersTest : public ::testing::Test {
  protected:
-  std::int64_t taken(Category category) const { return memory_in_use()[category] - before_[category]; }
-  MemoryCounts before_ = memory_in_use();
+  std::int64_t taken(Category category) const { return memory_allocated()[category] - before_[category]; }
+  MemoryCounts before_ = memory_allocated();
 };
 
 TEST_F(MemoryCountersTest, CountByCategory) {
-  note_memory_taken(Category::parameters, 100);
-  note_memory_taken(Category::optimizer, 200);
-  note_memory_taken(Category::buffers, 30, /*shared=*/true);
+  record_memory_allocated(Category::parameters, 100);
+  record_memory_allocated(Category::optimizer, 200);
+  record_memory_allocated(Category::buffers, 30, /*shared=*/true);
   EXPECT_EQ(taken(Category::parameters), 100);
   EXPECT_EQ(taken(Category::optimizer), 200);
   EXPECT_EQ(taken(Category::buffers), 30);
   EXPECT_EQ(taken(Category::activations), 0);
-  EXPECT_EQ(memory_in_use().total() - before_.total(), 330);
-  EXPECT_EQ(memory_in_use().state() - before_.state(), 300);
-  EXPECT_EQ(memory_in_use().shared - before_.shared, 30);
-  note_memory_freed(Category::parameters, 100);
-  note_memory_freed(Category::optimizer, 200);
-  note_memory_freed(Category::buffers, 30, /*shared=*/true);
-  EXPECT_EQ(memory_in_use().total(), before_.total());
-  EXPECT_EQ(memory_in_use().shared, before_.shared);
+  EXPECT_EQ(memory_allocated().total() - before_.total(), 330);
+  EXPECT_EQ(memory_allocated().state() - before_.state(), 300);
+  EXPECT_EQ(memory_allocated().shared - before_.shared, 30);
+  record_memory_freed(Category::parameters, 100);
+  record_memory_freed(Category::optimizer, 200);
+  record_memory_freed(Category::buffers, 30, /*shared=*/true);
+  EXPECT_EQ(memory_allocated().total(), before_.total());
+  EXPECT_EQ(memory_allocated().shared, before_.shared);
 }
 
 TEST_F(MemoryCountersTest, ThePeakIsWhatWasThereTogether) {
-  reset_peak_memory();
-  EXPECT_EQ(peak_memory().total(), before_.total());
-  note_memory_taken(Category::activations, 1000);
-  note_memory_freed(Category::activations, 1000);
-  note_memory_taken(Category::gradients, 600);
-  note_memory_taken(Category::buffers, 600);
-  note_memory_freed(Category::buffers, 600);
-  note_memory_taken(Category::optimizer, 500);
-  const MemoryCounts peak = peak_memory();
+  reset_peak_memory_stats();
+  EXPECT_EQ(max_memory_allocated().total(), before_.total());
+  record_memory_allocated(Category::activations, 1000);
+  record_memory_freed(Category::activations, 1000);
+  record_memory_allocated(Category::gradients, 600);
+  record_memory_allocated(Category::buffers, 600);
+  record_memory_freed(Category::buffers, 600);
+  record_memory_allocated(Category::optimizer, 500);
+  const MemoryCounts peak = max_memory_allocated();
   EXPECT_EQ(peak.total() - before_.total(), 1200);
   EXPECT_EQ(peak[Category::activations], before_[Category::activations]);
   EXPECT_EQ(peak[Category::gradients] - before_[Category::gradients], 600);
   EXPECT_EQ(peak[Category::buffers] - before_[Category::buffers], 600);
   EXPECT_EQ(peak[Category::optimizer], before_[Category::optimizer]);
-  note_memory_freed(Category::gradients, 600);
-  note_memory_freed(Category::optimizer, 500);
-  reset_peak_memory();
-  EXPECT_EQ(peak_memory().total(), before_.total());
+  record_memory_freed(Category::gradients, 600);
+  record_memory_freed(Category::optimizer, 500);
+  reset_peak_memory_stats();
+  EXPECT_EQ(max_memory_allocated().total(), before_.total());
 }
 
 TEST_F(MemoryCountersTest, ScopesNestAndBelongToTheirThread) {
@@ -71,23 +71,23 @@ TEST_F(MemoryCountersTest, ScopesNestAndBelongToTheirThread) {
 }
 
 TEST_F(MemoryCountersTest, NothingIsLostBetweenThreads) {
-  reset_peak_memory();
+  reset_peak_memory_stats();
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([] {
       for (int i = 0; i < 10000; ++i) {
-        note_memory_taken(Category::activations, 64);
-        note_memory_taken(Category::buffers, 8);
-        note_memory_freed(Category::activations, 64);
+        record_memory_allocated(Category::activations, 64);
+        record_memory_allocated(Category::buffers, 8);
+        record_memory_freed(Category::activations, 64);
       }
     });
   }
   for (auto& thread : threads) thread.join();
   EXPECT_EQ(taken(Category::activations), 0);
   EXPECT_EQ(taken(Category::buffers), 4 * 10000 * 8);
-  EXPECT_GE(peak_memory().total() - before_.total(), 4 * 10000 * 8);
-  EXPECT_LE(peak_memory().total() - before_.total(), 4 * 10000 * 8 + 4 * 64);
-  note_memory_freed(Category::buffers, 4 * 10000 * 8);
+  EXPECT_GE(max_memory_allocated().total() - before_.total(), 4 * 10000 * 8);
+  EXPECT_LE(max_memory_allocated().total() - before_.total(), 4 * 10000 * 8 + 4 * 64);
+  record_memory_freed(Category::buffers, 4 * 10000 * 8);
 }
 
 TEST_F(MemoryCountersTest, TextAddsUp) {

@@ -19,37 +19,38 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
-struct Recipe : torch::CustomClassHolder {
-  Recipe(std::function<at::Tensor(const at::Tensor&)> fn, const at::Tensor& input, kernels::KeepPolicy keep)
+struct CheckpointFrame : torch::CustomClassHolder {
+  CheckpointFrame(std::function<at::Tensor(const at::Tensor&)> fn, const at::Tensor& input,
+                  kernels::CheckpointPolicy policy)
       : fn(std::move(fn)),
         device(input.device().type()),
         autocast(kernels::autocast_state(device)),
-        place(WeightGradientQueue::current()) {
-    if (keep) kept = std::make_unique<kernels::KeptOutputs>(std::move(keep));
+        ref(WeightGradientQueue::current()) {
+    if (policy) saved = std::make_unique<kernels::SavedActivations>(std::move(policy));
   }
-  at::Tensor run(const at::Tensor& input, kernels::KeptOutputs::Run which) const {
+  at::Tensor run(const at::Tensor& input, kernels::SavedActivations::Run which) const {
     // As it was around the layer, but that neither run leaves, or takes, a cast copy of a weight: the second one's
     // would be there when the weight is updated, the first one's has no gradient.
     const kernels::AutocastScope as_it_was(device, autocast);
-    const kernels::KeptOutputs::Scope scope(kept.get(), which);
-    const WeightGradientQueue::Scope weights(place);
+    const kernels::SavedActivations::Scope scope(saved.get(), which);
+    const WeightGradientQueue::Scope weights(ref);
     return fn(input);
   }
   std::function<at::Tensor(const at::Tensor&)> fn;
   at::DeviceType device;
   kernels::AutocastState autocast;
-  std::unique_ptr<kernels::KeptOutputs> kept;
-  WeightGradientQueue::Place place;  // the layer's weight gradients may wait, whenever it runs
+  std::unique_ptr<kernels::SavedActivations> saved;
+  WeightGradientQueue::Ref ref;  // the layer's weight gradients may wait, whenever it runs
 };
 
 struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
   // `anchor` needs a gradient, so that the function is recorded although the input may not need one.
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& input, const at::Tensor& /*anchor*/,
-                            const c10::intrusive_ptr<Recipe>& recipe) {
+                            const c10::intrusive_ptr<CheckpointFrame>& frame) {
     ctx->save_for_backward({input});
-    ctx->saved_data["recipe"] = c10::IValue::make_capsule(recipe);
+    ctx->saved_data["recipe"] = c10::IValue::make_capsule(frame);
     ctx->saved_data["input_needs_grad"] = input.requires_grad();
-    return recipe->run(input.detach(), kernels::KeptOutputs::Run::first);
+    return frame->run(input.detach(), kernels::SavedActivations::Run::forward);
   }
 
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
@@ -65,13 +66,13 @@ struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
     }
     const auto capsule = std::move(found->second).toCapsule();
     ctx->saved_data.erase(found);
-    const auto& recipe = static_cast<const Recipe&>(*capsule);
+    const auto& frame = static_cast<const CheckpointFrame&>(*capsule);
     const at::Tensor input =
         ctx->get_saved_variables()[0].detach().set_requires_grad(ctx->saved_data["input_needs_grad"].toBool());
     at::Tensor output;
     {
       const at::AutoGradMode record(true);
-      output = recipe.run(input, kernels::KeptOutputs::Run::second);
+      output = frame.run(input, kernels::SavedActivations::Run::recompute);
     }
     if (output.requires_grad()) torch::autograd::backward({output}, {grads[0]});
     return {input.grad(), at::Tensor(), at::Tensor()};
@@ -80,23 +81,24 @@ struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
 
 }  // namespace
 
-bool keep_costly(kernels::KeptOp op, int nth) { return op == kernels::KeptOp::attention || nth % 2 == 0; }
+bool op_sac_policy(kernels::SavedOp op, int nth) { return op == kernels::SavedOp::attention || nth % 2 == 0; }
 
 at::Tensor checkpoint(std::function<at::Tensor(const at::Tensor&)> fn, const at::Tensor& input,
-                      kernels::KeepPolicy keep) {
+                      kernels::CheckpointPolicy policy) {
   if (!at::GradMode::is_enabled()) {
     // What runs in here is no business of a layer around it, in this run as in its second.
-    const kernels::KeptOutputs::Scope none(nullptr, kernels::KeptOutputs::Run::first);
+    const kernels::SavedActivations::Scope none(nullptr, kernels::SavedActivations::Run::forward);
     return fn(input);
   }
   const at::Tensor anchor =
       at::empty({0}, at::TensorOptions(at::kFloat).device(input.device())).set_requires_grad(true);
-  return CheckpointFunction::apply(input, anchor, c10::make_intrusive<Recipe>(std::move(fn), input, std::move(keep)));
+  return CheckpointFunction::apply(input, anchor,
+                                   c10::make_intrusive<CheckpointFrame>(std::move(fn), input, std::move(policy)));
 }
 
-void checkpoint_activations(nn::Module& module, const kernels::KeepPolicy& keep) {
-  module.set_runner([keep](nn::Module::Forward forward, const at::Tensor& input) {
-    return checkpoint(std::move(forward), input, keep);
+void checkpoint_activations(nn::Module& module, const kernels::CheckpointPolicy& policy) {
+  module.set_runner([policy](nn::Module::Forward forward, const at::Tensor& input) {
+    return checkpoint(std::move(forward), input, policy);
   });
 }
 

@@ -2,7 +2,7 @@
 // backward pass. One more forward pass of the layer for the memory of its activations (Chen et al., 2016).
 //
 //   for (const auto& layer : model.layers) checkpoint_activations(*layer);                 // whole blocks
-//   for (const auto& layer : model.layers) checkpoint_activations(*layer, keep_costly);    // but for costly operations
+//   for (const auto& layer : model.layers) checkpoint_activations(*layer, op_sac_policy);    // but for costly operations
 //   at::Tensor y = checkpoint([&](const at::Tensor& x) { return net->forward(x); }, x);
 //
 // Contract
@@ -21,7 +21,7 @@
 
 #include <functional>
 
-#include "phalanx/kernels/kept_outputs.h"
+#include "phalanx/kernels/saved_activations.h"
 #include "phalanx/nn/module.h"
 
 namespace phalanx {
@@ -29,15 +29,15 @@ namespace phalanx {
 /// Attention, and every second linear layer, the first one included: half of a block's products outside the
 /// feed-forward net for a small part of its activations, in the manner of torchtitan's selective_ac_option = "op". The
 /// fused feed-forward net, whose activations are most of the memory, is computed again.
-bool keep_costly(kernels::KeptOp op, int nth);
+bool op_sac_policy(kernels::SavedOp op, int nth);
 
-/// fn(input), with nothing kept but the input, and the outputs of the operations that `keep` names (kept_outputs.h).
+/// fn(input), with nothing kept but the input, and the outputs of the operations that `policy` names (saved_activations.h).
 /// Without a gradient to compute it is fn(input).
 at::Tensor checkpoint(std::function<at::Tensor(const at::Tensor&)> fn, const at::Tensor& input,
-                      kernels::KeepPolicy keep = nullptr);
+                      kernels::CheckpointPolicy policy = nullptr);
 
 /// From now on the module's calls (nn::call) are checkpointed; its first input is what is kept, the others are copied
 /// (handles) and must not need a gradient.
-void checkpoint_activations(nn::Module& module, const kernels::KeepPolicy& keep = nullptr);
+void checkpoint_activations(nn::Module& module, const kernels::CheckpointPolicy& policy = nullptr);
 
 }  // namespace phalanx

@@ -97,7 +97,7 @@ TEST(SelectiveCheckpoint, TheBitsAreThoseWithoutIt) {
   for (const bool sharded : {false, true}) {
     run_local_ranks(sharded ? 2 : 1, [&](const std::shared_ptr<Communicator>& world) {
       Net plain(false), selective(false);
-      for (const auto& block : selective.blocks) checkpoint_activations(*block, keep_costly);
+      for (const auto& block : selective.blocks) checkpoint_activations(*block, op_sac_policy);
       std::unique_ptr<DistributedDataParallel> ddp;
       if (sharded)
         ddp = std::make_unique<DistributedDataParallel>(selective, world);  // linear layers have buffers then
@@ -132,7 +132,7 @@ TEST(SelectiveCheckpoint, KeptLayersAreNotComputedAgain) {
     net.to(arithmetic.weights);
     const auto& block = net.blocks[0];
     checkpoint_activations(*block,
-                           [](kernels::KeptOp op, int nth) { return op == kernels::KeptOp::linear && nth == 0; });
+                           [](kernels::SavedOp op, int nth) { return op == kernels::SavedOp::linear && nth == 0; });
     const at::Tensor x = waves({5, 6}, 0.0).to(arithmetic.weights);
     const auto run = [&] {
       const kernels::AutocastScope scope(at::kCPU, arithmetic.autocast);
@@ -168,7 +168,7 @@ TEST(SelectiveCheckpoint, KeptAttentionIsNotComputedAgain) {
         const at::Tensor q = input * scale;
         return kernels::causal_attention(q, q, q) * factor;
       };
-      return checkpoint(layer, x, [](kernels::KeptOp op, int) { return op == kernels::KeptOp::attention; });
+      return checkpoint(layer, x, [](kernels::SavedOp op, int) { return op == kernels::SavedOp::attention; });
     };
     run().square().sum().backward();
     const at::Tensor expected = factor.grad().clone();
@@ -191,7 +191,7 @@ TEST(SelectiveCheckpoint, AnInnerCheckpointKeepsForItself) {
   };
   const at::Tensor x = waves({3, 4}, 0.0);
   checkpoint(layers(w, false), x).sum().backward();
-  checkpoint(layers(v, true), x, keep_costly).sum().backward();
+  checkpoint(layers(v, true), x, op_sac_policy).sum().backward();
   EXPECT_TRUE(at::allclose(w.grad(), v.grad(), 1e-6, 1e-7));
 }
 
@@ -201,12 +201,13 @@ TEST(SelectiveCheckpoint, AnInnerCheckpointDoesNotCountInTheLayerAroundIt) {
   const auto one = [](const at::Tensor& w) {
     return [w](const at::Tensor& x) { return at::tanh(kernels::linear(x, w)); };
   };
-  for (const kernels::KeepPolicy& inner : {kernels::KeepPolicy(nullptr), kernels::KeepPolicy(keep_costly)}) {
+  for (const kernels::CheckpointPolicy& inner :
+       {kernels::CheckpointPolicy(nullptr), kernels::CheckpointPolicy(op_sac_policy)}) {
     w.mutable_grad().reset();
     v.mutable_grad().reset();
     const at::Tensor x = waves({3, 4}, 0.0);
     one(w)(one(w)(x)).sum().backward();
-    checkpoint([&](const at::Tensor& y) { return one(v)(checkpoint(one(v), y, inner)); }, x, keep_costly)
+    checkpoint([&](const at::Tensor& y) { return one(v)(checkpoint(one(v), y, inner)); }, x, op_sac_policy)
         .sum()
         .backward();
     EXPECT_TRUE(at::allclose(w.grad(), v.grad(), 1e-6, 1e-7));
@@ -216,7 +217,7 @@ TEST(SelectiveCheckpoint, AnInnerCheckpointDoesNotCountInTheLayerAroundIt) {
 TEST(SelectiveCheckpoint, AModuleInsideIsCheckpointedForItself) {
   Net plain(false), nested(false);
   for (const auto& block : nested.blocks) {
-    checkpoint_activations(*block, [](kernels::KeptOp, int nth) { return nth == 0; });
+    checkpoint_activations(*block, [](kernels::SavedOp, int nth) { return nth == 0; });
     checkpoint_activations(*block->first);
   }
   const at::Tensor x = waves({5, 6}, 0.0);
@@ -230,7 +231,7 @@ TEST(SelectiveCheckpoint, FrozenWeightsGetNoGradient) {
   for (auto* net : {&plain, &frozen}) {
     for (const auto& block : net->blocks) block->first->weight.set_requires_grad(false);
   }
-  for (const auto& block : frozen.blocks) checkpoint_activations(*block, keep_costly);
+  for (const auto& block : frozen.blocks) checkpoint_activations(*block, op_sac_policy);
   for (auto* net : {&plain, &frozen}) net->forward(waves({5, 6}, 0.0)).square().sum().backward();
   for (std::size_t i = 0; i < plain.blocks.size(); ++i) {
     EXPECT_FALSE(frozen.blocks[i]->first->weight.grad().defined());
@@ -244,7 +245,7 @@ TEST(SelectiveCheckpoint, AnotherSequenceOfOperationsIsAnError) {
   int runs = 0;
   const at::Tensor y =
       checkpoint([&](const at::Tensor& x) { return runs++ == 0 ? x.mul(w.sum()) : kernels::linear(x, w); },
-                 waves({3, 4}, 0.0), keep_costly);
+                 waves({3, 4}, 0.0), op_sac_policy);
   EXPECT_THAT(message_of([&] { y.sum().backward(); }), HasSubstr("other operations when it was run again"));
 }
 

@@ -43,7 +43,7 @@ std::string AttachedParameters::changes() const {
   return parts.empty() ? "" : fmt::format("the parameters have changed ({})", fmt::join(parts, "; "));
 }
 
-std::vector<GradReadySubscription> AttachedParameters::watch_frozen(
+std::vector<GradReadySubscription> AttachedParameters::hook_frozen(
     const std::function<void(const std::string& changes)>& found) const {
   std::vector<GradReadySubscription> watches;
   for (const auto& [named, is_trained] : parameters_) {

@@ -4,7 +4,7 @@
 // apart without a word.
 //
 //   AttachedParameters attached(*module);
-//   auto watches = attached.watch_frozen(fail);          // where one that was frozen gets a gradient all the same
+//   auto watches = attached.hook_frozen(fail);          // where one that was frozen gets a gradient all the same
 //   if (const std::string changes = attached.changes(); !changes.empty()) fail(changes);    // before anything is sent
 //
 // Looks at flags on the host alone. Whether parameters were added is seen only of a module that a shared_ptr owns: one
@@ -34,7 +34,7 @@ class AttachedParameters {
   std::string changes() const;
   /// Calls `found` with a text as above in the backward pass that brings a gradient to a parameter which was frozen
   /// then. This object must outlive the result and stay where it is.
-  std::vector<GradReadySubscription> watch_frozen(const std::function<void(const std::string& changes)>& found) const;
+  std::vector<GradReadySubscription> hook_frozen(const std::function<void(const std::string& changes)>& found) const;
 
  private:
   struct Parameter {

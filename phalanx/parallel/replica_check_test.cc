@@ -68,10 +68,10 @@ TEST(ReplicaCheck, TakesHardlyAnyMemory) {
                                install_counting_allocator();
                                at::set_num_threads(1);
                                const at::Tensor tensor = at::ones({8 << 20});
-                               const std::int64_t before = observe::memory_in_use().total();
-                               observe::reset_peak_memory();
+                               const std::int64_t before = observe::memory_allocated().total();
+                               observe::reset_peak_memory_stats();
                                hash_of_bits(tensor);
-                               const std::int64_t taken = observe::peak_memory().total() - before;
+                               const std::int64_t taken = observe::max_memory_allocated().total() - before;
                                if (taken > (600 << 10)) {
                                  throw Error(fmt::format("the hash took {} bytes beside its tensor", taken));
                                }

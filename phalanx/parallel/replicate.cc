@@ -58,9 +58,9 @@ std::vector<NamedTensor> named_buffers(const torch::nn::Module& module) {
   return result;
 }
 
-std::string describe(const at::Tensor& tensor) { return describe_whole({"", tensor}); }
+std::string describe(const at::Tensor& tensor) { return describe_global({"", tensor}); }
 
-std::string describe_whole(const NamedTensor& parameter) {
+std::string describe_global(const NamedTensor& parameter) {
   const at::Tensor& tensor = parameter.tensor;
   return fmt::format("{} [{}]{}", c10::toString(tensor.scalar_type()), fmt::join(parameter.global_shape(), ", "),
                      tensor.requires_grad() ? " requires_grad" : "");

@@ -23,7 +23,7 @@ std::vector<NamedTensor> named_buffers(const torch::nn::Module& module);
 /// "Float [3, 4] requires_grad": what must agree between ranks.
 std::string describe(const at::Tensor& tensor);
 /// The same of the whole parameter, of which the tensor may be a part.
-std::string describe_whole(const NamedTensor& parameter);
+std::string describe_global(const NamedTensor& parameter);
 
 /// Collective. `lines` are compared with rank 0's; the first difference is an Error on every rank.
 void require_same_on_all_ranks(Communicator& comm, const std::vector<std::string>& lines);

@@ -32,9 +32,9 @@ class StageSharding {
   virtual void abandon_step() noexcept = 0;
 
   /// UNSHARD: starts to gather what there is memory for.
-  virtual void gather_ahead() = 0;
+  virtual void unshard() = 0;
   /// RESHARD: lets go of it, unless it stays until the step ends.
-  virtual void let_go_of_all() = 0;
+  virtual void reshard() = 0;
 };
 
 }  // namespace phalanx

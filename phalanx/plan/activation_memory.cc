@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "phalanx/plan/cut_model.h"
+#include "phalanx/plan/model_partition.h"
 
 namespace phalanx::plan {
 namespace {
@@ -26,7 +26,7 @@ struct Sizes {
   explicit Sizes(const TrainingShape& s)
       : model(s),
         tokens(s.batch * s.seq),
-        tokens_between(s.splits_tokens ? tokens / s.tensor_ranks : tokens),
+        tokens_between(s.sequence_parallel ? tokens / s.tensor_parallel_size : tokens),
         dim(tokens * model.dim),
         between(tokens_between * model.dim),
         queries(tokens * model.queries),
@@ -35,17 +35,18 @@ struct Sizes {
         ffn(tokens * model.routed * model.feed_forward_hidden),
         sent(s.model.has_experts() ? tokens * (3 * model.routed * model.dim + 2 * model.nets) : 0),
         left(s.model.has_experts() ? dim + 2 * tokens * model.routed * model.dim : 2 * dim),
-        head_norms(s.model.has_qk_norm() ? queries + keys + heads +
-                                               tokens * std::max<std::int64_t>(s.model.n_kv_heads / s.tensor_ranks, 1)
-                                         : 0),
+        head_norms(s.model.has_qk_norm()
+                       ? queries + keys + heads +
+                             tokens * std::max<std::int64_t>(s.model.n_kv_heads / s.tensor_parallel_size, 1)
+                       : 0),
         masks(mask_elements(s.seq, s.model.sliding_window)),
         statistics(s.model.is_gpt2() ? 2 * tokens_between : tokens_between),
         rows_at_once(std::min(tokens, kRowsAtOnce)),
         rows_of_net(std::min(tokens * model.routed / model.nets, kRowsAtOnce)),
-        is_cut(s.tensor_ranks > 1),
-        splits(is_cut && s.splits_tokens),
+        is_cut(s.tensor_parallel_size > 1),
+        splits(is_cut && s.sequence_parallel),
         copies_parts(splits && s.batch > 1) {}
-  CutModel model;
+  ModelPartition model;
   // Numbers of elements: of the hidden states inside a layer and between layers, all query heads, all key (or value)
   // heads, one number a head, and inside the feed-forward layer.
   std::int64_t tokens, tokens_between, dim, between, queries, keys, heads, ffn;
@@ -73,25 +74,25 @@ ActivationBytes fused(const TrainingShape& shape) {
   bytes.feed_forward = kFloatBytes * (n.between + n.dim + 2 * n.ffn + n.sent + n.statistics);
   // Where it is computed again: the result and log-sums of attention, queries and values before they are turned.
   // GELU's own input, too, which comes out of a linear layer.
-  bytes.kept = kFloatBytes * (2 * n.queries + n.keys + n.heads + (shape.model.is_gpt2() ? n.ffn : 0));
-  if (n.masks > 0) bytes.kept -= kFloatBytes * (n.queries + n.heads);  // attention in a window is not our own kernel
+  bytes.saved = kFloatBytes * (2 * n.queries + n.keys + n.heads + (shape.model.is_gpt2() ? n.ffn : 0));
+  if (n.masks > 0) bytes.saved -= kFloatBytes * (n.queries + n.heads);  // attention in a window is not our own kernel
   // Inputs and outputs' gradients of the layers, and the product of gate and up with its gradients.
-  bytes.attention_left = kFloatBytes * (2 * n.dim + 2 * n.queries + 2 * n.keys);
-  bytes.feed_forward_left = kFloatBytes * (n.left + 3 * n.ffn);
+  bytes.attention_deferred = kFloatBytes * (2 * n.dim + 2 * n.queries + 2 * n.keys);
+  bytes.feed_forward_deferred = kFloatBytes * (n.left + 3 * n.ffn);
   const std::int64_t chunk = n.rows_of_net * n.model.feed_forward_hidden;
   bytes.forward = kFloatBytes * (n.dim + n.between + chunk);
   // In a block's backward pass, at its feed-forward layer: the gradients of its output and input, the sum of both, and
   // four chunks of the hidden layer.
   bytes.backward = kFloatBytes * (3 * n.dim + 4 * chunk);
-  bytes.input_backward = kFloatBytes * (3 * n.dim + chunk);
-  if (shape.model.is_gpt2()) bytes.backward = bytes.input_backward = kFloatBytes * (n.dim + n.ffn);
+  bytes.backward_input = kFloatBytes * (3 * n.dim + chunk);
+  if (shape.model.is_gpt2()) bytes.backward = bytes.backward_input = kFloatBytes * (n.dim + n.ffn);
   if (n.is_cut) {
     // The gradient of the output from all ranks and that of the input to all, with the copy that is summed up. Weights'
     // gradients wait until this is on its way, and so does what they need; not in a pipeline, which has its own queue.
     const std::int64_t moving = n.splits ? (n.copies_parts ? n.dim : 0) + 2 * n.between : 2 * n.dim;
     bytes.backward = kFloatBytes * (2 * n.dim + moving + (shape.pipeline ? 4 * chunk : 3 * n.ffn + chunk));
     if (shape.model.is_gpt2()) bytes.backward = kFloatBytes * (2 * n.dim + moving + n.ffn);
-    bytes.input_backward = kFloatBytes * (2 * n.dim + moving + chunk);
+    bytes.backward_input = kFloatBytes * (2 * n.dim + moving + chunk);
   }
   // Of experts one at a time, when what the last one has given is gone; the exchange around them is not overlapped.
   if (shape.model.has_experts()) bytes.backward = kFloatBytes * (2 * n.dim + (n.splits ? n.between : 0) + 4 * chunk);
@@ -108,14 +109,14 @@ ActivationBytes fused(const TrainingShape& shape) {
     bytes.loss_backward = kFloatBytes * 3 * n.dim;
     bytes.head = kFloatBytes * (2 * n.dim + n.tokens + (waits ? n.dim + n.tokens * n.model.vocab : 0));
     if (waits) {
-      bytes.head_left = kFloatBytes * (n.dim + n.tokens * n.model.vocab);
+      bytes.head_deferred = kFloatBytes * (n.dim + n.tokens * n.model.vocab);
     } else {
       bytes.head += early;
     }
   }
   // Beside the one that is there from the micro-batch before, whole; a pipeline's head has it already. That of tied
   // embeddings is in no unit, and whole.
-  const bool has_whole = shape.accumulates && (!shape.adds_up_rows() || shape.model.tie_embeddings);
+  const bool has_whole = shape.accumulates && (!shape.accumulates_sharded_gradients() || shape.model.tie_embeddings);
   if ((has_whole || shape.pipeline) && !waits) bytes.loss += early;
   return bytes;
 }
@@ -142,14 +143,14 @@ ActivationBytes by_operators(const TrainingShape& shape) {
   if (n.masks > 0) bytes.attention += narrow * (n.queries + n.masks);
   const std::int64_t hidden = shape.model.is_gpt2() ? 2 : 4;
   bytes.feed_forward = norm + narrow * (hidden * n.ffn + n.sent) + kFloatBytes * n.statistics;
-  bytes.attention_left = narrow * (2 * n.dim + 2 * n.queries + 2 * n.keys);
-  bytes.feed_forward_left = narrow * (n.left + 3 * n.ffn);
+  bytes.attention_deferred = narrow * (2 * n.dim + 2 * n.queries + 2 * n.keys);
+  bytes.feed_forward_deferred = narrow * (n.left + 3 * n.ffn);
   // Queries and values before they are turned; GELU's own input; on the host the result and log-sums of attention.
-  bytes.kept = narrow * (n.queries + n.keys + (shape.model.is_gpt2() ? n.ffn : 0));
-  if (!shape.on_device && n.masks == 0) bytes.kept += narrow * n.queries + kFloatBytes * n.heads;
+  bytes.saved = narrow * (n.queries + n.keys + (shape.model.is_gpt2() ? n.ffn : 0));
+  if (!shape.on_device && n.masks == 0) bytes.saved += narrow * n.queries + kFloatBytes * n.heads;
   bytes.forward = wide * (n.dim + n.between) + narrow * n.ffn;
   bytes.backward = wide * 3 * n.dim + narrow * 3 * n.ffn;
-  bytes.input_backward = bytes.backward;
+  bytes.backward_input = bytes.backward;
   bytes.loss = norm + kFloatBytes * 2 * logits + (narrow == 2 ? 2 * logits : 0);
   bytes.loss_backward = norm + kFloatBytes * 3 * logits;
   bytes.head = bytes.loss;
@@ -160,7 +161,7 @@ ActivationBytes by_operators(const TrainingShape& shape) {
     std::int64_t recomputed = 0;
     for (std::int64_t i = 0; i < shape.model.n_layers; ++i) recomputed += is_recomputed(shape, i) ? 1 : 0;
     const std::int64_t absent = std::max<std::int64_t>(recomputed - 1, 0) * n.model.parameters({.end = 2}, tied);
-    bytes.always = 2 * (n.model.parameters(models::whole_llama(shape.model), tied) - outside - absent);
+    bytes.always = 2 * (n.model.parameters(models::full_llama(shape.model), tied) - outside - absent);
   }
   return bytes;
 }
@@ -176,16 +177,16 @@ bool is_recomputed(const TrainingShape& shape, std::int64_t block) {
   return shape.recompute_every > 0 && block % shape.recompute_every == 0;
 }
 
-std::vector<std::int64_t> activations_by_moment(const TrainingShape& shape) {
+std::vector<std::int64_t> activation_memory_timeline(const TrainingShape& shape) {
   const ActivationBytes bytes = activation_sizes(shape);
-  std::int64_t kept = bytes.always;
-  const std::int64_t costly = shape.keeps_costly ? bytes.kept : 0;  // handed to the block when it is computed again
+  std::int64_t saved = bytes.always;
+  const std::int64_t costly = shape.uses_op_sac ? bytes.saved : 0;  // handed to the block when it is computed again
   const std::int64_t recomputed = bytes.input + costly;
-  for (std::int64_t i = 0; i < shape.model.n_layers; ++i) kept += is_recomputed(shape, i) ? recomputed : bytes.block();
-  std::vector<std::int64_t> moments = {kept + std::max(bytes.loss, bytes.loss_backward)};
+  for (std::int64_t i = 0; i < shape.model.n_layers; ++i) saved += is_recomputed(shape, i) ? recomputed : bytes.block();
+  std::vector<std::int64_t> moments = {saved + std::max(bytes.loss, bytes.loss_backward)};
   for (std::int64_t i = shape.model.n_layers; i-- > 0;) {
-    moments.push_back(kept + bytes.backward + (is_recomputed(shape, i) ? bytes.block() - costly : 0));
-    kept -= is_recomputed(shape, i) ? recomputed : bytes.block();
+    moments.push_back(saved + bytes.backward + (is_recomputed(shape, i) ? bytes.block() - costly : 0));
+    saved -= is_recomputed(shape, i) ? recomputed : bytes.block();
   }
   return moments;
 }

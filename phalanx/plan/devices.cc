@@ -19,8 +19,8 @@ namespace {
 
 constexpr std::int64_t kMiB = 1 << 20;
 constexpr std::int64_t kUsualPerNode = 8;
-constexpr std::int64_t kMostDevices = 1 << 16;
-constexpr const char* kThisMachine = "this";
+constexpr std::int64_t kMaxDevices = 1 << 16;
+constexpr const char* kThisNode = "this";
 
 /// Letters and digits alone, small: "RTX 4090" and "rtx-4090" are the same.
 std::string plain_name(const std::string& name) {
@@ -43,7 +43,7 @@ const DevicePreset* find_preset(const std::string& name) {
 }
 
 /// What one of `ranks` processes may take.
-std::int64_t bytes_on_this_machine(const std::vector<MemoryLimit>& limits, std::int64_t ranks) {
+std::int64_t bytes_on_this_node(const std::vector<MemoryLimit>& limits, std::int64_t ranks) {
   std::uint64_t least = std::numeric_limits<std::int64_t>::max();
   for (const MemoryLimit& limit : limits) {
     const bool is_own = limit.shared_by == MemoryLimit::SharedBy::process;
@@ -59,8 +59,8 @@ std::int64_t take_count(const std::string& text, std::string& rest) {
   const auto [stopped, error] = std::from_chars(text.data(), end, count);
   rest = text;
   if (error != std::errc() || stopped == end || (*stopped != 'x' && *stopped != 'X')) return 0;
-  if (count < 1 || count > kMostDevices) {
-    throw UsageError(fmt::format("--devices '{}': expected 1 to {} devices", text, kMostDevices));
+  if (count < 1 || count > kMaxDevices) {
+    throw UsageError(fmt::format("--devices '{}': expected 1 to {} devices", text, kMaxDevices));
   }
   rest = std::string(stopped + 1, end);
   return count;
@@ -100,7 +100,7 @@ DeviceGroup device_of(const std::string& what, const std::string& all) {
                       all, what));
     return {.name = "", .bytes = bytes};
   }
-  std::vector<std::string> names = {kThisMachine}, known = names;
+  std::vector<std::string> names = {kThisNode}, known = names;
   for (const DevicePreset& preset : device_presets()) {
     names.push_back(preset.name);
     known.insert(known.end(), {short_name(preset), preset.name});
@@ -205,9 +205,9 @@ Devices parse_devices(const std::string& text, const NodeCounts& nodes, const st
       const bool is_alone = text.find(',') == std::string::npos;
       count = is_alone ? std::max<std::int64_t>(nodes.nodes, 1) * std::max<std::int64_t>(nodes.per_node, 1) : 1;
     }
-    if (what == kThisMachine) {
+    if (what == kThisNode) {
       devices.is_host = true;
-      devices.groups.push_back({.count = count, .name = "this machine", .bytes = bytes_on_this_machine(here, count)});
+      devices.groups.push_back({.count = count, .name = "this machine", .bytes = bytes_on_this_node(here, count)});
       continue;
     }
     devices.groups.push_back(device_of(what, text));

@@ -67,11 +67,11 @@ TEST(Devices, ThisMachineSharesWhatIsFree) {
                        .used = 100,
                        .domain = {}};
   };
-  const auto machine = limit(MemoryLimit::SharedBy::machine, 12 * kGiB);
+  const auto node = limit(MemoryLimit::SharedBy::node, 12 * kGiB);
   const auto process = limit(MemoryLimit::SharedBy::process, 2 * kGiB);
-  EXPECT_EQ(parse_devices("4xthis", {}, {machine}).smallest(), 3 * kGiB);
-  EXPECT_EQ(parse_devices("4xthis", {}, {machine, process}).smallest(), 2 * kGiB);
-  EXPECT_TRUE(parse_devices("this", {}, {machine}).is_host);
+  EXPECT_EQ(parse_devices("4xthis", {}, {node}).smallest(), 3 * kGiB);
+  EXPECT_EQ(parse_devices("4xthis", {}, {node, process}).smallest(), 2 * kGiB);
+  EXPECT_TRUE(parse_devices("this", {}, {node}).is_host);
   EXPECT_THAT(devices_refusal("2xthis,H100"), HasSubstr("this machine's memory does not mix with others'"));
   EXPECT_THAT(devices_refusal("4xthis", {.nodes = 2}), HasSubstr("is one machine: leave --nodes and --per-node out"));
 }

@@ -19,22 +19,22 @@ const char* unusual_resharding(const Layout& layout) {
 
 }  // namespace
 
-TrainingShape laid_out(const TrainingShape& base, const Layout& layout) {
+TrainingShape apply_layout(const TrainingShape& base, const Layout& layout) {
   TrainingShape shape = base;
   const ParallelPlan& parallel = layout.parallel;
   shape.batch = layout.batch;
   shape.global_batch = layout.global_batch();
   shape.accumulates = layout.passes > 1;
-  shape.reduces_each_pass = layout.reduces_each_pass;
+  shape.reduces_each_microbatch = layout.reduces_each_microbatch;
   shape.replicas = parallel.dp_replicate;
   shape.shards = parallel.dp_shard;
   shape.zero_stage = parallel.zero_stage;
   shape.reshard_after_forward = layout.reshard_after_forward;
   shape.reshard_group = 0;
-  shape.tensor_ranks = parallel.tp;
-  shape.splits_tokens = parallel.sequence_parallel;
+  shape.tensor_parallel_size = parallel.tp;
+  shape.sequence_parallel = parallel.sequence_parallel;
   shape.recompute_every = layout.recompute_every;
-  shape.keeps_costly = layout.keeps_costly;
+  shape.uses_op_sac = layout.uses_op_sac;
   shape.pipeline.reset();
   if (parallel.pp > 1) {
     PipelineShape pipeline{
@@ -73,7 +73,7 @@ std::string name_of(const Layout& layout) {
   if (const char* reshards = unusual_resharding(layout)) parts.push_back(fmt::format("reshard={}", reshards));
   add("tp", parallel.tp);
   if (parallel.tp > 1 && !parallel.sequence_parallel) parts.emplace_back("sp=off");
-  if (layout.recompute_every > 0) parts.emplace_back(layout.keeps_costly ? "ac=op" : "ac=full");
+  if (layout.recompute_every > 0) parts.emplace_back(layout.uses_op_sac ? "ac=op" : "ac=full");
   parts.push_back(fmt::format("batch={}", layout.batch));
   return fmt::format("{}", fmt::join(parts, ","));
 }
@@ -110,12 +110,12 @@ std::vector<Setting> settings_of(const Layout& layout) {
   }
   if (layout.recompute_every == 0) {
     set("activation_checkpoint", "mode", "\"none\"");
-  } else if (layout.recompute_every == 1 && !layout.keeps_costly) {
+  } else if (layout.recompute_every == 1 && !layout.uses_op_sac) {
     set("activation_checkpoint", "mode", "\"full\"");
   } else {
     set("activation_checkpoint", "mode", "\"selective\"");
     set("activation_checkpoint", "selective_ac_option",
-        layout.keeps_costly ? "\"op\"" : fmt::format("\"{}\"", layout.recompute_every));
+        layout.uses_op_sac ? "\"op\"" : fmt::format("\"{}\"", layout.recompute_every));
   }
   return settings;
 }

@@ -3,7 +3,7 @@
 //
 //   const Layout layout{.parallel = {.dp_shard = 4, .tp = 2}, .batch = 2, .passes = 4};
 //   name_of(layout);                                          // dp_shard=4,zero=3,tp=2,batch=2
-//   predict_memory(laid_out(base, layout));                   // base: TrainingShape of model, sequence and precision
+//   predict_memory(apply_layout(base, layout));                   // base: TrainingShape of model, sequence and precision
 //   for (const Setting& s : settings_of(layout)) ...          // keys of the configuration that make a run of it
 #pragma once
 
@@ -22,19 +22,19 @@ struct Layout {
   std::int64_t passes = 1;  // of a data rank before a step: accumulated, or a pipeline's micro-batches
   bool reshard_after_forward = true;
   std::int64_t reshard_group = 0;
-  bool reduces_each_pass = true;
+  bool reduces_each_microbatch = true;
   std::int64_t recompute_every = 0;  // see TrainingShape
-  bool keeps_costly = false;
+  bool uses_op_sac = false;
   std::string schedule = "1F1B";
   std::int64_t stages_per_rank = 0;  // 0: as many as is usual for the schedule
 
-  std::int64_t global_batch() const noexcept { return batch * passes * parallel.data_ranks(); }
+  std::int64_t global_batch() const noexcept { return batch * passes * parallel.data_parallel_size(); }
 };
 
 /// `base` with what the layout decides. Of `base` it takes the model, the sequence length, the optimizer, and the types
 /// as they are under sharding: weights gathered in 16 bits are multiplied by autocast where nothing is sharded.
 /// ConfigError where the schedule cannot have these numbers.
-TrainingShape laid_out(const TrainingShape& base, const Layout& layout);
+TrainingShape apply_layout(const TrainingShape& base, const Layout& layout);
 
 /// As `phalanx verify --layout` and `phalanx bench train --layouts` take it; "one rank" where there is nothing to say.
 std::string name_of(const Layout& layout);

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "phalanx/base/error.h"
-#include "phalanx/models/config/model_numbers.h"
+#include "phalanx/models/config/model_dimensions.h"
 #include "phalanx/plan/bytes_text.h"
 #include "phalanx/plan/scenario.h"
 
@@ -24,14 +24,14 @@ std::vector<std::int64_t> divisors_of(std::int64_t number) {
 }
 
 int cuts_of(const ParallelPlan& plan) { return (plan.tp > 1 ? 1 : 0) + (plan.pp > 1 ? 2 : 0); }
-int recomputed_of(const Layout& layout) { return layout.recompute_every == 0 ? 0 : layout.keeps_costly ? 1 : 2; }
+int recomputed_of(const Layout& layout) { return layout.recompute_every == 0 ? 0 : layout.uses_op_sac ? 1 : 2; }
 int stage_of(const ParallelPlan& plan) { return plan.dp_shard > 1 ? plan.zero_stage : 0; }
 
 auto order_of(const Candidate& candidate) {
   const Layout& layout = candidate.layout;
   return std::tuple(-candidate.devices, cuts_of(layout.parallel), recomputed_of(layout),
-                    layout.parallel.tp * layout.parallel.pp, candidate.exchange.weighted(), stage_of(layout.parallel),
-                    layout.passes, layout.parallel.dp_shard);
+                    layout.parallel.tp * layout.parallel.pp, candidate.comm_volume.weighted(),
+                    stage_of(layout.parallel), layout.passes, layout.parallel.dp_shard);
 }
 
 /// Of `count` neighbouring ranks from `first` on, what the one with the least may use.
@@ -43,10 +43,10 @@ std::int64_t least_usable(const Devices& devices, std::int64_t first, std::int64
 
 Candidate evaluate_on(const Devices& devices, const SearchOptions& options, const Layout& layout) {
   const ParallelPlan& parallel = layout.parallel;
-  const std::int64_t block = parallel.data_ranks() * parallel.tp;  // ranks of a stage, or all
+  const std::int64_t block = parallel.data_parallel_size() * parallel.tp;  // ranks of a stage, or all
   Candidate candidate{.layout = layout, .devices = block * parallel.pp};
-  const TrainingShape shape = laid_out(options.base, layout);
-  candidate.exchange = exchanged(shape, layout, devices.per_node);
+  const TrainingShape shape = apply_layout(options.base, layout);
+  candidate.comm_volume = predict_comm_volume(shape, layout, devices.per_node);
   if (!shape.pipeline) {
     candidate.memory = predict_memory(shape);
     candidate.available = least_usable(devices, 0, block, options.headroom);
@@ -86,7 +86,7 @@ class Search {
  private:
   bool is_valid(const ParallelPlan& plan) const {
     try {
-      check(plan, models::model_numbers(options_.base.model, plan.tp, options_.base.seq), devices_.count());
+      check(plan, models::model_dimensions(options_.base.model, plan.tp, options_.base.seq), devices_.count());
       return true;
     } catch (const ConfigError&) {
       return false;  // what does not divide the model is no layout of it
@@ -104,18 +104,18 @@ class Search {
       for (int recompute = 0; recompute <= 2; ++recompute) {
         Layout layout{.parallel = plan, .schedule = options_.schedule};
         layout.recompute_every = recompute > 0 ? 1 : 0;
-        layout.keeps_costly = recompute == 1;
+        layout.uses_op_sac = recompute == 1;
         if (auto candidate = largest_batch(layout)) found.push_back(*std::move(candidate));
       }
     }
   }
 
   std::optional<Candidate> largest_batch(Layout layout) const {
-    const std::int64_t share = options_.global_batch / layout.parallel.data_ranks();
+    const std::int64_t share = options_.global_batch / layout.parallel.data_parallel_size();
     std::vector<std::int64_t> batches = divisors_of(share);
     std::optional<Candidate> last;
     for (auto batch = batches.rbegin(); batch != batches.rend(); ++batch) {
-      if (*batch > options_.most_batch) continue;
+      if (*batch > options_.max_batch) continue;
       layout.batch = *batch;
       layout.passes = share / *batch;
       try {
@@ -161,10 +161,10 @@ std::vector<Candidate> search_layouts(const SearchOptions& options) {
 }
 
 ActivationChoices activation_choices(const TrainingShape& base, Layout layout) {
-  const auto activations = [&](std::int64_t every, bool keeps_costly) {
+  const auto activations = [&](std::int64_t every, bool uses_op_sac) {
     layout.recompute_every = every;
-    layout.keeps_costly = keeps_costly;
-    return predict_memory(laid_out(base, layout)).peak[observe::MemoryCategory::activations];
+    layout.uses_op_sac = uses_op_sac;
+    return predict_memory(apply_layout(base, layout)).peak[observe::MemoryCategory::activations];
   };
   return {.none = activations(0, false), .op = activations(1, true), .full = activations(1, false)};
 }

@@ -10,7 +10,7 @@
 //   2  cuts of the model: none (data parallelism, ZeRO), tensor, pipeline, both
 //   3  what is computed again: nothing, all but costly operations, everything
 //   4  the degree of the cut
-//   5  bytes that a rank sends in a step (exchange.h), those to other machines counted eightfold
+//   5  bytes that a rank sends in a step (comm_volume.h), those to other machines counted eightfold
 //   6  the lowest stage of ZeRO, the fewest passes
 // Times are not predicted: `phalanx bench train` measures them.
 //
@@ -22,18 +22,18 @@
 #include <string>
 #include <vector>
 
+#include "phalanx/plan/comm_volume.h"
 #include "phalanx/plan/devices.h"
-#include "phalanx/plan/exchange.h"
 #include "phalanx/plan/layout.h"
 
 namespace phalanx::plan {
 
 struct SearchOptions {
-  TrainingShape base;  // model, sequence, optimizer, types: see laid_out()
+  TrainingShape base;  // model, sequence, optimizer, types: see apply_layout()
   Devices devices;
   std::int64_t global_batch = 1;
-  std::int64_t most_batch = 8;  // sequences of one forward pass, at most
-  double headroom = 0.05;       // of a device's memory
+  std::int64_t max_batch = 8;  // sequences of one forward pass, at most
+  double headroom = 0.05;      // of a device's memory
   std::string schedule = "1F1B";
 };
 
@@ -41,7 +41,7 @@ struct Candidate {
   Layout layout;
   TrainingMemory memory;       // of the rank that has least to spare
   std::int64_t available = 0;  // on its device
-  Exchange exchange;
+  StepCommVolume comm_volume;
   std::int64_t devices = 1;  // that it uses
   bool fits() const noexcept { return memory.total() <= available; }
 };

@@ -29,11 +29,10 @@ Devices devices_of(std::int64_t count, std::int64_t bytes, std::int64_t per_node
 }
 
 SearchOptions search_of(std::int64_t count, std::int64_t bytes) {
-  return {
-      .base = small_base(), .devices = devices_of(count, bytes), .global_batch = 16, .most_batch = 4, .headroom = 0};
+  return {.base = small_base(), .devices = devices_of(count, bytes), .global_batch = 16, .max_batch = 4, .headroom = 0};
 }
 
-std::int64_t need_of(const Layout& layout) { return predict_memory(laid_out(small_base(), layout)).total(); }
+std::int64_t need_of(const Layout& layout) { return predict_memory(apply_layout(small_base(), layout)).total(); }
 
 TEST(Layout, HasAName) {
   EXPECT_EQ(name_of({.batch = 3}), "batch=3");
@@ -41,7 +40,7 @@ TEST(Layout, HasAName) {
                      .recompute_every = 1,
                      .schedule = "GPipe"}),
             "pp=2,schedule=GPipe,dp_replicate=4,tp=2,sp=off,ac=full,batch=1");
-  EXPECT_EQ(name_of({.parallel = {.dp_shard = 2, .zero_stage = 1}, .recompute_every = 1, .keeps_costly = true}),
+  EXPECT_EQ(name_of({.parallel = {.dp_shard = 2, .zero_stage = 1}, .recompute_every = 1, .uses_op_sac = true}),
             "dp_shard=2,zero=1,ac=op,batch=1");
   // By default a pipeline's stages stay gathered for a step, and what is not cut in stages is let go of.
   EXPECT_EQ(name_of({.parallel = {.dp_shard = 2}, .reshard_after_forward = false}),
@@ -59,37 +58,37 @@ TEST(Layout, HasAName) {
 TEST(Layout, DecidesTheTypes) {
   TrainingShape base = small_base();
   base.gather_bytes = 2;
-  const TrainingShape sharded = laid_out(base, {.parallel = {.dp_shard = 2}});
+  const TrainingShape sharded = apply_layout(base, {.parallel = {.dp_shard = 2}});
   EXPECT_EQ(sharded.gather_bytes, 2);
   EXPECT_FALSE(sharded.autocast);
-  const TrainingShape whole = laid_out(base, {.parallel = {.dp_replicate = 2}});
+  const TrainingShape whole = apply_layout(base, {.parallel = {.dp_replicate = 2}});
   EXPECT_EQ(whole.gather_bytes, 4);
   EXPECT_TRUE(whole.autocast);
 }
 
 // Rings send (n - 1) / n of a buffer for a gather or a scatter, twice that for an all-reduce.
-TEST(Exchange, IsThatOfRings) {
+TEST(StepCommVolume, IsThatOfRings) {
   const TrainingShape base = small_base();
   const std::int64_t bytes = 4 * base.model.parameter_count();
   const auto sent = [&](const Layout& layout, std::int64_t per_node = 8) {
-    return exchanged(laid_out(base, layout), layout, per_node);
+    return predict_comm_volume(apply_layout(base, layout), layout, per_node);
   };
   EXPECT_EQ(sent({}).total(), 0);
-  EXPECT_EQ(sent({.parallel = {.dp_replicate = 4}}).inside, 2 * bytes * 3 / 4);
-  EXPECT_EQ(sent({.parallel = {.dp_replicate = 4}}).across, 0);
+  EXPECT_EQ(sent({.parallel = {.dp_replicate = 4}}).intra_node, 2 * bytes * 3 / 4);
+  EXPECT_EQ(sent({.parallel = {.dp_replicate = 4}}).inter_node, 0);
   EXPECT_EQ(sent({.parallel = {.dp_shard = 4, .zero_stage = 2}}).total(), 2 * (bytes * 3 / 4));
   // Gradients are scattered in every pass, or once; where they stay whole always once.
   EXPECT_EQ(sent({.parallel = {.dp_shard = 4}, .passes = 3}).total(), (3 + 2 * 3) * bytes * 3 / 4);
-  EXPECT_EQ(sent({.parallel = {.dp_shard = 4}, .passes = 3, .reduces_each_pass = false}).total(),
+  EXPECT_EQ(sent({.parallel = {.dp_shard = 4}, .passes = 3, .reduces_each_microbatch = false}).total(),
             (1 + 2 * 3) * bytes * 3 / 4);
   EXPECT_EQ(sent({.parallel = {.dp_shard = 4, .zero_stage = 2}, .passes = 3}).total(), (3 + 1) * (bytes * 3 / 4));
   EXPECT_EQ(sent({.parallel = {.dp_shard = 4, .zero_stage = 1}, .passes = 3}).total(), 2 * (bytes * 3 / 4));
   // Four ranks on two machines: half inside, then half of a half across, for each of the two directions.
-  EXPECT_EQ(sent({.parallel = {.dp_replicate = 4}}, 2).inside, 2 * bytes / 2);
-  EXPECT_EQ(sent({.parallel = {.dp_replicate = 4}}, 2).across, 2 * (bytes / 2) / 2);
+  EXPECT_EQ(sent({.parallel = {.dp_replicate = 4}}, 2).intra_node, 2 * bytes / 2);
+  EXPECT_EQ(sent({.parallel = {.dp_replicate = 4}}, 2).inter_node, 2 * (bytes / 2) / 2);
   // Shards inside a machine, copies across: a shard is half of the model.
-  EXPECT_EQ(sent({.parallel = {.dp_replicate = 2, .dp_shard = 2}}, 2).inside, 3 * bytes / 2);
-  EXPECT_EQ(sent({.parallel = {.dp_replicate = 2, .dp_shard = 2}}, 2).across, 2 * (bytes / 2) / 2);
+  EXPECT_EQ(sent({.parallel = {.dp_replicate = 2, .dp_shard = 2}}, 2).intra_node, 3 * bytes / 2);
+  EXPECT_EQ(sent({.parallel = {.dp_replicate = 2, .dp_shard = 2}}, 2).inter_node, 2 * (bytes / 2) / 2);
   // 4 blocks, 8 exchanges each, and 4 of embedding and output.
   const std::int64_t hidden = 4 * 2 * base.seq * base.model.dim;
   EXPECT_EQ(sent({.parallel = {.tp = 2}, .batch = 2}).total(), (4 * 8 + 4) * hidden / 2);
@@ -149,7 +148,7 @@ TEST(LayoutSearch, GoesOnAsMemoryShrinks) {
   std::int64_t bytes = 8192 * kMebibyte;
   SearchOptions options = search_of(4, bytes);
   options.global_batch = 4;
-  options.most_batch = 1;
+  options.max_batch = 1;
   while (true) {
     options.devices = devices_of(4, bytes);
     const auto found = search_layouts(options);
@@ -176,7 +175,7 @@ TEST(LayoutSearch, TellsWhatComesBeforeAndDoesNotFit) {
   const auto found = search_layouts(options);
   ASSERT_EQ(name_of(recommended(found)->layout), "dp_replicate=4,batch=2");  // in two passes
   options.global_batch = 4;
-  options.most_batch = 1;
+  options.max_batch = 1;
   options.devices = devices_of(4, need_of({.parallel = {.dp_shard = 4, .zero_stage = 1}}));
   const auto smaller = search_layouts(options);
   EXPECT_THAT(reasons(smaller, *recommended(smaller)),
@@ -218,13 +217,13 @@ TEST(LayoutSearch, DevicesMayDiffer) {
   EXPECT_EQ(name_of(recommended(found)->layout), "dp_replicate=2,batch=4");
   // A pipeline's stages are held against their own devices.
   const Layout pipeline{.parallel = {.pp = 2}, .batch = 1, .passes = 16};
-  const TrainingShape shape = laid_out(small_base(), pipeline);
+  const TrainingShape shape = apply_layout(small_base(), pipeline);
   const std::int64_t first = predict_memory_of_stage_rank(shape, 0).total();
   const std::int64_t second = predict_memory_of_stage_rank(shape, 1).total();
   ASSERT_NE(first, second);
   options.devices = {.groups = {{.count = 1, .name = "", .bytes = first}, {.count = 1, .name = "", .bytes = second}},
                      .per_node = 2};
-  options.most_batch = 1;
+  options.max_batch = 1;
   const auto is_pipeline = [](const Candidate& one) {
     return one.devices == 2 && name_of(one.layout) == "pp=2,batch=1";
   };
@@ -242,7 +241,7 @@ TEST(LayoutSearch, OneLayoutIsEvaluatedAsTheSearchDoes) {
   for (const Candidate& found : search_layouts(options)) {
     const Candidate one = evaluate(options, found.layout);
     EXPECT_EQ(one.memory.total(), found.memory.total()) << name_of(found.layout);
-    EXPECT_EQ(one.exchange.weighted(), found.exchange.weighted()) << name_of(found.layout);
+    EXPECT_EQ(one.comm_volume.weighted(), found.comm_volume.weighted()) << name_of(found.layout);
     EXPECT_EQ(one.devices, 4);
   }
 }

@@ -46,7 +46,7 @@ struct Layout {
   int replicas = 1;
   bool narrow = false;  // parameters of 16 bits, with float32 masters
   std::int64_t recompute_every = 0;
-  bool keeps_costly = false;
+  bool uses_op_sac = false;
   int micro_batches = 1;
   bool defers = false;  // reduction, to the last of them
   std::int64_t batch = 4, seq = 128;
@@ -83,9 +83,9 @@ TrainingShape shape_of(const Layout& layout, const models::LlamaConfig& model, i
   shape.zero_stage = layout.stage == 0 ? 3 : layout.stage;
   shape.reshard_after_forward = layout.reshard;
   shape.recompute_every = layout.recompute_every;
-  shape.keeps_costly = layout.keeps_costly;
+  shape.uses_op_sac = layout.uses_op_sac;
   shape.accumulates = layout.micro_batches > 1;
-  shape.reduces_each_pass = !layout.defers;
+  shape.reduces_each_microbatch = !layout.defers;
   if (layout.narrow) shape.weight_bytes = shape.gather_bytes = shape.reduce_bytes = 2;
   shape.shares_memory = ranks > 1;
   return shape;
@@ -119,16 +119,16 @@ MemoryCounts operator-(MemoryCounts a, const MemoryCounts& b) {
 }
 
 Measured train(const Layout& layout, const models::LlamaConfig& config, const std::shared_ptr<Communicator>& world) {
-  const MemoryCounts before = observe::memory_in_use();
+  const MemoryCounts before = observe::memory_allocated();
   const auto pss_before = own_pss(*world);
-  observe::reset_peak_memory();
+  observe::reset_peak_memory_stats();
   const auto dtype = layout.narrow ? at::kBFloat16 : at::kFloat;
   const bool sharded = layout.stage > 0;
   auto model =
       std::make_shared<models::Llama>(config, nn::TensorOptionsOfModule{.dtype = dtype, .without_memory = sharded});
   for (std::size_t i = 0; layout.recompute_every > 0 && i < model->layers.size(); ++i) {
     if (i % static_cast<std::size_t>(layout.recompute_every) != 0) continue;
-    checkpoint_activations(*model->layers[i], layout.keeps_costly ? kernels::KeepPolicy(keep_costly) : nullptr);
+    checkpoint_activations(*model->layers[i], layout.uses_op_sac ? kernels::CheckpointPolicy(op_sac_policy) : nullptr);
   }
   std::unique_ptr<DistributedDataParallel> ddp;
   std::unique_ptr<FullyShardedDataParallel> fsdp;
@@ -154,17 +154,17 @@ Measured train(const Layout& layout, const models::LlamaConfig& config, const st
         if (layout.defers) {
           held = std::make_shared<FullyShardedDataParallel::NoSync>(fsdp->no_sync());
         } else {
-          held = std::make_shared<FullyShardedDataParallel::Accumulation>(fsdp->accumulate());
+          held = std::make_shared<FullyShardedDataParallel::NoAllReduce>(fsdp->no_all_reduce());
         }
       }
       model->loss(tokens, tokens).backward();
     }
-    measured.state = observe::memory_in_use() - before;
+    measured.state = observe::memory_allocated() - before;
     optimizer.step(1e-3);
     measured.pss = own_pss(*world) - pss_before;
     optimizer.zero_grad();
   }
-  measured.peak = observe::peak_memory() - before;
+  measured.peak = observe::max_memory_allocated() - before;
   return measured;
 }
 
@@ -315,7 +315,7 @@ INSTANTIATE_TEST_SUITE_P(
     Layouts, MeasuredPeak,
     ::testing::Values(
         PeakCase{{.name = "one_rank"}, 1}, PeakCase{{.name = "one_rank_recomputing", .recompute_every = 1}, 1},
-        PeakCase{{.name = "one_rank_keeping_what_is_costly", .recompute_every = 1, .keeps_costly = true}, 1},
+        PeakCase{{.name = "one_rank_keeping_what_is_costly", .recompute_every = 1, .uses_op_sac = true}, 1},
         PeakCase{{.name = "ddp", .steps = 2}}, PeakCase{{.name = "zero2", .stage = 2}},
         PeakCase{{.name = "zero3", .stage = 3, .steps = 2}}, PeakCase{{.name = "zero3_tied", .stage = 3}, 2, true},
         PeakCase{{.name = "zero3_kept_gathered", .stage = 3, .reshard = false}},
@@ -335,12 +335,12 @@ INSTANTIATE_TEST_SUITE_P(
         PeakCase{{.name = "mixtral_ddp", .steps = 2}, 2, true, LlamaFamily::mixtral},
         PeakCase{{.name = "mixtral_recomputing", .stage = 3, .recompute_every = 1}, 2, false, LlamaFamily::mixtral},
         PeakCase{{.name = "qwen3_zero3", .stage = 3, .steps = 2}, 2, true, LlamaFamily::qwen3},
-        PeakCase{{.name = "qwen3_keeping_what_is_costly", .stage = 3, .recompute_every = 1, .keeps_costly = true},
+        PeakCase{{.name = "qwen3_keeping_what_is_costly", .stage = 3, .recompute_every = 1, .uses_op_sac = true},
                  2,
                  true,
                  LlamaFamily::qwen3},
         PeakCase{{.name = "mistral_zero3", .stage = 3, .steps = 2}, 2, false, LlamaFamily::mistral},
-        PeakCase{{.name = "mistral_keeping_what_is_costly", .stage = 3, .recompute_every = 1, .keeps_costly = true},
+        PeakCase{{.name = "mistral_keeping_what_is_costly", .stage = 3, .recompute_every = 1, .uses_op_sac = true},
                  2,
                  false,
                  LlamaFamily::mistral}),

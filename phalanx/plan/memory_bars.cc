@@ -139,7 +139,7 @@ class MemoryPicture {
         numbers);
     add("<text x=\"{:.0f}\" y=\"{:.0f}\" font-size=\"12\" text-anchor=\"end\" fill=\"#57606a\">sends {} a step</text>\n"
         "</g>\n",
-        width_ - kMargin, bar_top + kBar + 16, bytes_text(layout.exchange.total()));
+        width_ - kMargin, bar_top + kBar + 16, bytes_text(layout.comm_volume.total()));
   }
 
   /// With a rim in the part's colour, that the hatching does not cut it.

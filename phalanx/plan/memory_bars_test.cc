@@ -28,7 +28,7 @@ Candidate candidate(const ParallelPlan& parallel, std::array<std::int64_t, obser
   Candidate one{.layout = {.parallel = parallel}, .available = available};
   one.memory.peak.bytes = bytes;
   one.memory.runtime = kGibibyte / 2;
-  one.exchange.inside = 3 * kGibibyte;
+  one.comm_volume.intra_node = 3 * kGibibyte;
   return one;
 }
 

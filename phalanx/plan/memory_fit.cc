@@ -35,12 +35,13 @@ class Remedies {
       if (one.add(shape, keys)) best = one.found_.front();
     };
     TrainingShape reduced = shape_;
-    reduced.reduces_each_pass = true;
-    if (!shape_.adds_up_rows() && reduced.adds_up_rows()) attempt(reduced, kReduceEach);
+    reduced.reduces_each_microbatch = true;
+    if (!shape_.accumulates_sharded_gradients() && reduced.accumulates_sharded_gradients())
+      attempt(reduced, kReduceEach);
     if (shape_.ranks() > 1) attempt(most_sharded(), keys_of_sharding(most_sharded()));
     TrainingShape recomputed = shape_;
     recomputed.recompute_every = 1;
-    recomputed.keeps_costly = false;
+    recomputed.uses_op_sac = false;
     attempt(recomputed, kRecompute);
     Remedies batches(shape_, is_less);
     while (batches.shrink_batch(shape_, "")) best = batches.found_.back();
@@ -113,8 +114,8 @@ class Remedies {
   }
   bool reduce_each_pass() {
     TrainingShape shape = shape_;
-    shape.reduces_each_pass = true;
-    return !shape_.adds_up_rows() && shape.adds_up_rows() && add(shape, kReduceEach);
+    shape.reduces_each_microbatch = true;
+    return !shape_.accumulates_sharded_gradients() && shape.accumulates_sharded_gradients() && add(shape, kReduceEach);
   }
   bool recompute(TrainingShape shape, const std::string& keys) {
     if (shape.recompute_every == 1) return false;

@@ -104,8 +104,8 @@ TEST(MemoryFit, TextHasTheNumbers) {
   EXPECT_THAT(shortage_text(*find_shortage(memory, mapped), memory),
               StartsWith("needs 1.39 GiB, with 900 MiB of the other ranks' memory, which this limit counts, too; there "
                          "are 200 MiB: 1.19 GiB are missing"));
-  const std::vector<LimitOfRanks> machine = {{limit_of(MemoryLimit::Counts::everything, 1040 * kMiB), 4}};
-  EXPECT_THAT(shortage_text(*find_shortage(memory, machine), memory),
+  const std::vector<LimitOfRanks> node = {{limit_of(MemoryLimit::Counts::everything, 1040 * kMiB), 4}};
+  EXPECT_THAT(shortage_text(*find_shortage(memory, node), memory),
               HasSubstr("needs 520 MiB; there are 1.02 GiB, for 4 ranks: 1.02 GiB are missing"));
 }
 
@@ -174,9 +174,9 @@ TEST(MemoryFit, ARunThatDefersReductionIsOfferedNotTo) {
   TrainingShape shape = data_parallel(4, 8);
   std::swap(shape.replicas, shape.shards);
   shape.accumulates = true;
-  shape.reduces_each_pass = false;
+  shape.reduces_each_microbatch = false;
   TrainingShape other = shape;
-  other.reduces_each_pass = true;
+  other.reduces_each_microbatch = true;
   EXPECT_THAT(within(shape, predict_memory(other).total()),
               ::testing::Contains(StartsWith("parallelism.fsdp_reduce_each_microbatch = \"default\" (")));
   EXPECT_THAT(within(other, predict_memory(other).total() - 1),

@@ -7,7 +7,7 @@
 
 #include "phalanx/layout/flat_layout.h"
 #include "phalanx/plan/activation_memory.h"
-#include "phalanx/plan/cut_model.h"
+#include "phalanx/plan/model_partition.h"
 #include "phalanx/plan/pipeline_memory.h"
 #include "phalanx/plan/unit_shapes.h"
 
@@ -38,7 +38,7 @@ class Prediction {
 
   TrainingMemory run() {
     s_.shards > 1 ? shard() : replicate();
-    if (s_.copies_to_save) {
+    if (s_.async_checkpoint) {
       const std::int64_t per_parameter = s_.weight_bytes + kFloatBytes * copies_of_float32();
       buffer("copy of the state that is being saved", stepped_ * per_parameter / s_.ranks());
     }
@@ -54,7 +54,7 @@ class Prediction {
  private:
   // Of the model that the rank has.
   static std::vector<models::LlamaPart> parts_of(const TrainingShape& shape, std::size_t rank) {
-    if (!shape.pipeline) return {models::whole_llama(shape.model)};
+    if (!shape.pipeline) return {models::full_llama(shape.model)};
     std::vector<models::LlamaPart> parts;
     for (const int stage : shape.pipeline->schedule.stages_of(static_cast<int>(rank))) {
       parts.push_back(shape.pipeline->parts[static_cast<std::size_t>(stage)]);
@@ -123,12 +123,12 @@ class Prediction {
       all.gathered += std::min(pools.gathered_units, kPooledUnits) * pools.gathered;
       all.gradients += std::min(pools.units_of_gradients, kPooledUnits) * pools.gradients;
       all.kept += pools.kept;
-      all.whole_gradients += pools.whole_gradients;
+      all.full_gradients += pools.full_gradients;
     }
     shared_buffer(s_.pipeline ? "two gathered units of each stage" : "two gathered units", all.gathered);
     shared_buffer("two units' gradients", all.gradients);
     shared_buffer("units kept by groups of ranks", all.kept);
-    shared_buffer("whole gradients between micro-batches", all.whole_gradients);
+    shared_buffer("whole gradients between micro-batches", all.full_gradients);
     memory_.padding = static_cast<double>(padding) / static_cast<double>(weights_);
   }
 
@@ -136,12 +136,13 @@ class Prediction {
   struct Pools {
     std::int64_t gathered_units = 0, gathered = 0;       // so many, the largest of so many bytes
     std::int64_t units_of_gradients = 0, gradients = 0;  // so many, the largest of so many bytes
-    std::int64_t kept = 0, whole_gradients = 0;
+    std::int64_t kept = 0, full_gradients = 0;
   };
   Pools shard_part(const models::LlamaPart& part, std::int64_t& padding) {
     const bool direct = s_.gather_bytes == s_.weight_bytes && !s_.offload;
-    const bool adds_up = (s_.accumulates && !s_.adds_up_rows()) || s_.pipeline;
-    const std::int64_t sum_bytes = s_.adds_up_rows() ? std::max(s_.reduce_bytes, kFloatBytes) : s_.reduce_bytes;
+    const bool adds_up = (s_.accumulates && !s_.accumulates_sharded_gradients()) || s_.pipeline;
+    const std::int64_t sum_bytes =
+        s_.accumulates_sharded_gradients() ? std::max(s_.reduce_bytes, kFloatBytes) : s_.reduce_bytes;
     Pools pools;
     for (const UnitShape& unit : unit_shapes(s_, part)) {
       const FlatLayout layout = fsdp::lay_out_flat(unit.parameters, static_cast<int>(s_.shards));
@@ -164,7 +165,7 @@ class Prediction {
       }
       if (own_grads) continue;
       if (adds_up) {
-        pools.whole_gradients += unit.count * flat * s_.reduce_bytes;
+        pools.full_gradients += unit.count * flat * s_.reduce_bytes;
       } else {
         pools.units_of_gradients += unit.count;
         pools.gradients = std::max(pools.gradients, flat * s_.reduce_bytes);
@@ -190,7 +191,7 @@ class Prediction {
   // Of the nth unit from the end, counted from 1: what is added to the averages of passes before, while the backward
   // pass of the unit before it runs.
   std::int64_t on_its_way(std::size_t number) const {
-    if (!s_.adds_up_rows() || averages_.empty() || number == 0) return 0;
+    if (!s_.accumulates_sharded_gradients() || averages_.empty() || number == 0) return 0;
     const std::int64_t sum = averages_[averages_.size() - std::min(number, averages_.size())];
     return sum * s_.reduce_bytes / std::max(s_.reduce_bytes, kFloatBytes);
   }
@@ -216,10 +217,10 @@ class Prediction {
     const bool makes_gradients = s_.ranks() == 1;
     const std::int64_t table = model_.table();
     if (s_.pipeline) {
-      const GradientHome home = s_.shards > 1     ? GradientHome::units
-                                : makes_gradients ? GradientHome::tensors
-                                                  : GradientHome::buckets;
-      for (const PipelineMoment& moment : pipeline_moments(s_, rank_, home)) {
+      const GradientStorage storage = s_.shards > 1     ? GradientStorage::units
+                                      : makes_gradients ? GradientStorage::tensors
+                                                        : GradientStorage::buckets;
+      for (const PipelineMemorySample& moment : pipeline_memory_timeline(s_, rank_, storage)) {
         moments.push_back({moment.activations, moment.gradients});
       }
     } else {
@@ -231,11 +232,12 @@ class Prediction {
       // what those before have kept is gone.
       const std::int64_t of_nets = s_.weight_bytes * model_.feed_forward_matrices();
       const std::int64_t gone = std::min(of_nets, activation_sizes(s_).feed_forward) / model_.nets * (model_.nets - 1);
-      for (const std::int64_t activations : activations_by_moment(s_)) {
+      for (const std::int64_t activations : activation_memory_timeline(s_)) {
         const bool is_block = !moments.empty();
         // From the second pass on all of them are there, and what this one brings is added.
-        const std::int64_t of_units = !s_.adds_up_rows() ? averages_of(moments.size())
-                                                         : averages_of(averages_.size()) + on_its_way(moments.size());
+        const std::int64_t of_units = !s_.accumulates_sharded_gradients()
+                                          ? averages_of(moments.size())
+                                          : averages_of(averages_.size()) + on_its_way(moments.size());
         moments.push_back({activations, of_units + made - (is_block && makes_gradients && !has_all ? gone : 0)});
         if (makes_gradients && !has_all) made += block * s_.weight_bytes;
       }
@@ -251,7 +253,7 @@ class Prediction {
       if (s_.resumes) moments.push_back({moments.front().activations, new_buckets_});
     }
     if (s_.validation_batch != 0) moments.push_back({validation_activations(), 0});
-    if (s_.exports_at_end && (s_.shards > 1 || s_.cuts_model())) {
+    if (s_.exports_at_end && (s_.shards > 1 || s_.uses_model_parallelism())) {
       // The embedding is the largest parameter; the first rank alone keeps those before it.
       moments.push_back({s_.model.vocab_size * s_.model.dim * kFloatBytes, 0});
       const std::int64_t of_others = std::ranges::max_element(moments, {}, &Moment::total)->total();
@@ -271,7 +273,7 @@ class Prediction {
   }
 
   const TrainingShape& s_;
-  const CutModel model_;
+  const ModelPartition model_;
   const std::size_t rank_;
   const std::vector<models::LlamaPart> parts_;
   const std::int64_t weights_;  // of this rank, before they are sharded

@@ -42,13 +42,13 @@ struct TrainingShape {
   models::LlamaConfig model;
   std::int64_t batch = 1;  // sequences in one forward pass; in a pipeline, of a micro-batch
   std::int64_t seq = 1;
-  std::int64_t global_batch = 0;      // sequences of all ranks in one step; 0: one forward pass of each
-  std::int64_t validation_batch = 0;  // sequences in a forward pass of the validation; -1: batch; 0: there is none
-  bool accumulates = false;           // gradients of several forward passes are added up
-  bool reduces_each_pass = true;      // under ZeRO-2 and -3, each rank its rows of them; else whole, until the last
+  std::int64_t global_batch = 0;        // sequences of all ranks in one step; 0: one forward pass of each
+  std::int64_t validation_batch = 0;    // sequences in a forward pass of the validation; -1: batch; 0: there is none
+  bool accumulates = false;             // gradients of several forward passes are added up
+  bool reduces_each_microbatch = true;  // under ZeRO-2 and -3, each rank its rows of them; else whole, until the last
 
-  std::int64_t tensor_ranks = 1;  // over which every large matrix is cut
-  bool splits_tokens = true;      // between these each has some of the tokens
+  std::int64_t tensor_parallel_size = 1;  // over which every large matrix is cut
+  bool sequence_parallel = true;          // between these each has some of the tokens
   std::optional<PipelineShape> pipeline;
 
   std::int64_t replicas = 1;  // of the model, or of its shards
@@ -59,7 +59,7 @@ struct TrainingShape {
   bool offload = false;            // shards, their gradients and the optimizer's state on the host
 
   std::int64_t recompute_every = 0;  // of this many blocks one keeps its input alone; 0: none does
-  bool keeps_costly = false;  // that one keeps the outputs of parallel/activation_checkpoint.h's keep_costly, too
+  bool uses_op_sac = false;  // that one keeps the outputs of parallel/activation_checkpoint.h's op_sac_policy, too
   std::int64_t optimizer_copies = 2;  // float32 numbers per parameter: AdamW 2, SGD with momentum 1
   std::int64_t weight_bytes = 4;      // of a parameter; of 2, the optimizer has a float32 master
   std::int64_t gather_bytes = 4;      // of a parameter in use
@@ -69,15 +69,15 @@ struct TrainingShape {
 
   bool shares_memory = false;      // ranks are processes of one machine, over shm: see TrainingMemory
   bool resumes = false;            // from a checkpoint
-  bool copies_to_save = false;     // asynchronous checkpoints
+  bool async_checkpoint = false;   // asynchronous checkpoints
   bool exports_at_end = false;     // the whole model on rank 0, after training
   std::int64_t thread_stacks = 0;  // of the intra-op pool, in bytes of address space
   /// Those that have the same part of the model, or shards of it.
   std::int64_t ranks() const noexcept { return replicas * shards; }
-  bool cuts_model() const noexcept { return tensor_ranks > 1 || pipeline; }
+  bool uses_model_parallelism() const noexcept { return tensor_parallel_size > 1 || pipeline; }
   /// Whether passes add up a sharded model's rows of their gradients alone.
-  bool adds_up_rows() const noexcept {
-    return accumulates && reduces_each_pass && shards > 1 && zero_stage > 1 && !pipeline;
+  bool accumulates_sharded_gradients() const noexcept {
+    return accumulates && reduces_each_microbatch && shards > 1 && zero_stage > 1 && !pipeline;
   }
 };
 

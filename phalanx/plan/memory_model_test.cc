@@ -78,9 +78,10 @@ TEST(MemoryModel, BuffersAreTwoUnitsOfEachKind) {
   const auto p = static_cast<double>(model.parameter_count());
   // With accumulation the rows of gradients are added up, where they are; or whole ones are kept.
   EXPECT_NEAR(buffers({.accumulates = true, .shards = 8}), 4 * unit, 0.01 * unit);
-  EXPECT_NEAR(buffers({.accumulates = true, .reduces_each_pass = false, .shards = 8}), 2 * unit + 4 * p, 0.01 * 4 * p);
+  EXPECT_NEAR(buffers({.accumulates = true, .reduces_each_microbatch = false, .shards = 8}), 2 * unit + 4 * p,
+              0.01 * 4 * p);
   // An asynchronous save copies what a rank writes: weights and moments.
-  EXPECT_NEAR(buffers({.replicas = 8, .copies_to_save = true}), 12 * p / 8, 8);
+  EXPECT_NEAR(buffers({.replicas = 8, .async_checkpoint = true}), 12 * p / 8, 8);
 }
 
 // Whole ones would be 32 GB of the 8B model.
@@ -89,12 +90,12 @@ TEST(MemoryModel, AccumulatedGradientsAreAShareOfTheModel) {
   const auto p = static_cast<double>(shape.model.parameter_count());
   const auto total = [&] { return static_cast<double>(predict_memory(shape).peak.total()); };
   const double each = total();
-  shape.reduces_each_pass = false;
+  shape.reduces_each_microbatch = false;
   const double largest = 4.0 * static_cast<double>(shape.model.vocab_size * shape.model.dim);
   // Buffers for two units instead of all; the embedding's rows are on their way when a pass ends.
   EXPECT_NEAR(total() - each, 4 * p - 2 * largest - largest / 8, 0.01 * 4 * p);
   // Of a reduction in 16 bits the sums are in 32.
-  shape.reduces_each_pass = true;
+  shape.reduces_each_microbatch = true;
   shape.gather_bytes = shape.reduce_bytes = 2;
   EXPECT_NEAR(static_cast<double>(predict_memory(shape).peak[MemoryCategory::gradients]), 4 * p / 8, 0.03 * p);
   shape.zero_stage = 1;
@@ -139,7 +140,7 @@ TEST(MemoryModel, ActivationsGrowWithTheTokensAndFallByRecomputing) {
   EXPECT_LT(activations(4, 2), 0.8 * activations(4, 0));
   EXPECT_LT(activations(4, 1), 0.45 * activations(4, 0));
   // The moments: the loss first, then the blocks from the last to the first.
-  EXPECT_EQ(activations_by_moment(shape).size(), 1U + 8U);
+  EXPECT_EQ(activation_memory_timeline(shape).size(), 1U + 8U);
   // Whole logits where no fused kernel keeps them apart.
   shape.on_device = true;
   EXPECT_GT(activations(4, 0), static_cast<double>(3 * 4 * 4 * 512 * shape.model.vocab_size));
@@ -211,8 +212,8 @@ TEST(MemoryModel, StateOfCutModelsAddsUp) {
   const std::int64_t keys = 2 * model.n_layers * model.n_kv_heads * model.head_dim() * model.dim;  // and values
   ASSERT_EQ(model.n_kv_heads, 2);
   // Every rank has the norms; of four, two have the same key-value head.
-  EXPECT_EQ(state(predict_memory({.model = model, .tensor_ranks = 2})), 4 * ((p - norms) / 2 + norms));
-  EXPECT_EQ(state(predict_memory({.model = model, .tensor_ranks = 4})),
+  EXPECT_EQ(state(predict_memory({.model = model, .tensor_parallel_size = 2})), 4 * ((p - norms) / 2 + norms));
+  EXPECT_EQ(state(predict_memory({.model = model, .tensor_parallel_size = 4})),
             4 * ((p - norms - keys) / 4 + keys / 2 + norms));
   for (const char* name : {"GPipe", "1F1B", "ZBV", "DualPipeV", "Interleaved1F1B"}) {
     TrainingShape shape{.model = model, .batch = 2, .seq = 64};
@@ -347,13 +348,13 @@ TEST(MemoryModel, StateOfGpt2AndMixtralAddsUp) {
     const bool gpt2 = model.is_gpt2();
     const std::int64_t whole = gpt2 ? model.max_seq_len * dim + (2 * layers + 1) * 2 * dim + layers * 2 * dim
                                     : (2 * layers + 1) * dim + layers * model.experts * dim;
-    EXPECT_EQ(state(predict_memory({.model = model, .tensor_ranks = 2})),
+    EXPECT_EQ(state(predict_memory({.model = model, .tensor_parallel_size = 2})),
               4 * ((model.parameter_count() - whole) / 2 + whole));
     if (!gpt2) continue;
     auto indivisible = model;  // the two tables are whole then
     ++indivisible.vocab_size;
     const std::int64_t tables = 2 * indivisible.vocab_size * dim;
-    EXPECT_EQ(state(predict_memory({.model = indivisible, .tensor_ranks = 2})),
+    EXPECT_EQ(state(predict_memory({.model = indivisible, .tensor_parallel_size = 2})),
               4 * ((indivisible.parameter_count() - whole - tables) / 2 + whole + tables));
   }
 }

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "phalanx/plan/activation_memory.h"
-#include "phalanx/plan/cut_model.h"
+#include "phalanx/plan/model_partition.h"
 #include "phalanx/schedule/actions.h"
 
 namespace phalanx::plan {
@@ -18,33 +18,33 @@ using schedule::ActionKind;
 
 // One micro-batch in one stage.
 struct StageBytes {
-  std::int64_t kept = 0;                  // from F on, for the backward pass
-  std::int64_t left = 0;                  // from I on, for W
-  std::int64_t during_f = 0;              // beside what is kept, at the moment of F when most is there,
-  std::int64_t during_b = 0;              // of B,
-  std::int64_t during_i = 0;              // and of I;
-  std::int64_t during_w = 0;              // beside what is left, of W
-  std::int64_t during_loss = 0;           // of B, where the loss is
+  std::int64_t saved = 0;                   // from F on, for the backward pass
+  std::int64_t left = 0;                    // from I on, for W
+  std::int64_t during_forward = 0;          // beside what is kept, at the moment of F when most is there,
+  std::int64_t during_backward = 0;         // of B,
+  std::int64_t during_backward_input = 0;   // and of I;
+  std::int64_t during_backward_weight = 0;  // beside what is left, of W
+  std::int64_t during_loss = 0;             // of B, where the loss is
   std::int64_t made = 0, first_made = 0;  // by it, in B or W: the output layer's gradient, beside the one that is there
   std::int64_t weights = 0;               // gradients of all of them
   std::int64_t copies = 0;                // of these, of what another stage has as well
 };
 
 // Backward passes go from the head to the embedding, and let go of what they are through with; so does W.
-StageBytes stage_bytes(const TrainingShape& shape, const LlamaPart& part, GradientHome home) {
+StageBytes stage_bytes(const TrainingShape& shape, const LlamaPart& part, GradientStorage storage) {
   // Of another type than the units' they are made as tensors, and moved over after each micro-batch.
-  const bool has_place =
-      home == GradientHome::buckets || (home == GradientHome::units && shape.gather_bytes == shape.reduce_bytes);
-  const CutModel m(shape);
+  const bool has_place = storage == GradientStorage::buckets ||
+                         (storage == GradientStorage::units && shape.gather_bytes == shape.reduce_bytes);
+  const ModelPartition m(shape);
   const ActivationBytes bytes = activation_sizes(shape);
-  const std::int64_t costly = shape.keeps_costly ? bytes.kept : 0;
-  const std::int64_t head = part.head ? bytes.head : 0, head_left = part.head ? bytes.head_left : 0;
-  const std::int64_t element = home == GradientHome::units ? shape.gather_bytes : shape.weight_bytes;
+  const std::int64_t costly = shape.uses_op_sac ? bytes.saved : 0;
+  const std::int64_t head = part.head ? bytes.head : 0, head_deferred = part.head ? bytes.head_deferred : 0;
+  const std::int64_t element = storage == GradientStorage::units ? shape.gather_bytes : shape.weight_bytes;
   const std::int64_t table = element * (m.table() + (part.embedding ? m.positions : 0));
   StageBytes stage;
   stage.weights = element * m.parameters(part, shape.model.tie_embeddings);
   if (shape.model.tie_embeddings && part.embedding != part.head) {
-    stage.copies = (home == GradientHome::units ? shape.reduce_bytes : shape.weight_bytes) * m.table();
+    stage.copies = (storage == GradientStorage::units ? shape.reduce_bytes : shape.weight_bytes) * m.table();
   }
   std::int64_t layer = 0, again = 0;  // of one layer, to be computed again
   for (std::int64_t half = part.begin; half < part.end; ++half) {
@@ -53,58 +53,59 @@ StageBytes stage_bytes(const TrainingShape& shape, const LlamaPart& part, Gradie
     const std::int64_t of_half = is_attention ? bytes.attention : bytes.feed_forward;
     layer = (is_first ? 0 : layer) + of_half;
     if (!is_recomputed(shape, half / 2)) {
-      stage.kept += of_half;
+      stage.saved += of_half;
     } else {
-      if (is_first) stage.kept += bytes.input + costly;
+      if (is_first) stage.saved += bytes.input + costly;
       again = std::max(again, layer - costly);
     }
-    stage.left += is_attention ? bytes.attention_left : bytes.feed_forward_left;
+    stage.left += is_attention ? bytes.attention_deferred : bytes.feed_forward_deferred;
   }
   // Without a place where they are wanted gradients are tensors of their own, added to those that are there: of a
   // feed-forward net at once (one expert; of GPT-2's one matrix, as its layers are not fused), in W of one matrix.
   const bool has_halves = part.end > part.begin;
   const std::int64_t matrix = has_place ? 0 : element * m.feed_forward_matrices() / (m.nets * m.matrices_of_net);
   const std::int64_t product = matrix * (shape.model.is_gpt2() ? 1 : m.matrices_of_net);
-  const std::int64_t grown = std::max(stage.left - stage.kept, std::int64_t{0});
-  stage.during_f = bytes.forward;
+  const std::int64_t grown = std::max(stage.left - stage.saved, std::int64_t{0});
+  stage.during_forward = bytes.forward;
   if (has_halves) {
-    stage.during_b = bytes.backward + again + product - head;
-    stage.during_i = grown + bytes.input_backward + again + head_left - head;
-    stage.during_w = matrix - head_left;
+    stage.during_backward = bytes.backward + again + product - head;
+    stage.during_backward_input = grown + bytes.backward_input + again + head_deferred - head;
+    stage.during_backward_weight = matrix - head_deferred;
   }
-  stage.kept += head;
-  stage.left += head_left;
+  stage.saved += head;
+  stage.left += head_deferred;
   if (part.head) {
-    stage.during_f = std::max(stage.during_f, bytes.loss - head);
+    stage.during_forward = std::max(stage.during_forward, bytes.loss - head);
     stage.during_loss = bytes.loss_backward;
-    stage.during_i = std::max(stage.during_i, bytes.loss_backward);
-    stage.made = head_left > 0 ? table : 0;
+    stage.during_backward_input = std::max(stage.during_backward_input, bytes.loss_backward);
+    stage.made = head_deferred > 0 ? table : 0;
     stage.first_made = has_place ? 0 : stage.made;
   }
   if (part.embedding) {
     stage.left += bytes.input;
     const std::int64_t made = has_place ? 0 : table;
-    stage.during_b = std::max(stage.during_b, made + bytes.input - stage.kept);
-    stage.during_w = std::max(stage.during_w, made + bytes.input - stage.left);
+    stage.during_backward = std::max(stage.during_backward, made + bytes.input - stage.saved);
+    stage.during_backward_weight = std::max(stage.during_backward_weight, made + bytes.input - stage.left);
   }
   return stage;
 }
 
 // Buckets of a stage, in the order in which its gradients came: when the last of them has come, beside the first ones.
-std::int64_t laid_out_anew(const StageBytes& stage) { return stage.weights > kFirstBucket ? stage.weights : 0; }
+std::int64_t rebuilt_bucket_bytes(const StageBytes& stage) { return stage.weights > kFirstBucket ? stage.weights : 0; }
 
 }  // namespace
 
-std::vector<PipelineMoment> pipeline_moments(const TrainingShape& shape, std::size_t rank, GradientHome home) {
+std::vector<PipelineMemorySample> pipeline_memory_timeline(const TrainingShape& shape, std::size_t rank,
+                                                           GradientStorage storage) {
   const PipelineShape& pipeline = *shape.pipeline;
   std::map<int, StageBytes> stages;
   std::map<int, int> to_come;  // B or W of each stage
   for (const int stage : pipeline.schedule.stages_of(static_cast<int>(rank))) {
-    stages[stage] = stage_bytes(shape, pipeline.parts[static_cast<std::size_t>(stage)], home);
+    stages[stage] = stage_bytes(shape, pipeline.parts[static_cast<std::size_t>(stage)], storage);
   }
   const auto& row = pipeline.schedule.actions[rank];
   for (const Action& action : row) {
-    schedule::for_each_part(action, [&](const Action& part) {
+    schedule::for_each_sub_action(action, [&](const Action& part) {
       if (schedule::ends_micro_batch(part.kind)) ++to_come[part.stage];
     });
   }
@@ -120,31 +121,33 @@ std::vector<PipelineMoment> pipeline_moments(const TrainingShape& shape, std::si
   }
   std::int64_t live = messages * activation_sizes(shape).input, gradients = 0;
   std::set<int> has_gradients;
-  std::vector<PipelineMoment> moments;
+  std::vector<PipelineMemorySample> moments;
   for (const Action& action : row) {
-    schedule::for_each_part(action, [&](const Action& part) {
+    schedule::for_each_sub_action(action, [&](const Action& part) {
       const StageBytes& stage = stages.at(part.stage);
       const bool ends = schedule::ends_micro_batch(part.kind);
       const std::int64_t made = has_gradients.contains(part.stage) ? stage.made : stage.first_made;
-      const std::int64_t during_b = std::max(stage.during_b, stage.during_loss + made);
-      const std::int64_t during_w = std::max(stage.during_w, made);
+      const std::int64_t during_backward = std::max(stage.during_backward, stage.during_loss + made);
+      const std::int64_t during_backward_weight = std::max(stage.during_backward_weight, made);
       std::int64_t during = 0, after = 0;
       switch (part.kind) {
         case ActionKind::forward:
-          during = stage.kept + stage.during_f;
-          after = stage.kept;
+          during = stage.saved + stage.during_forward;
+          after = stage.saved;
           break;
-        case ActionKind::input_backward:
-          during = stage.during_i;
-          after = stage.left - stage.kept;
+        case ActionKind::backward_input:
+          during = stage.during_backward_input;
+          after = stage.left - stage.saved;
           break;
-        case ActionKind::weight_backward:
-          during = during_w;
+        case ActionKind::backward_weight:
+          during = during_backward_weight;
           after = -stage.left;
           break;
         default:  // the stage's last B is both halves, one after the other
-          during = to_come[part.stage] == 1 ? std::max(stage.during_i, stage.left - stage.kept + during_w) : during_b;
-          after = -stage.kept;
+          during = to_come[part.stage] == 1
+                       ? std::max(stage.during_backward_input, stage.left - stage.saved + during_backward_weight)
+                       : during_backward;
+          after = -stage.saved;
       }
       moments.push_back({live + during, gradients});
       live += after;
@@ -152,12 +155,12 @@ std::vector<PipelineMoment> pipeline_moments(const TrainingShape& shape, std::si
       const bool is_last = --to_come[part.stage] == 0;
       const bool is_first = has_gradients.insert(part.stage).second;
       std::int64_t for_now = 0;
-      if (home == GradientHome::tensors) {
+      if (storage == GradientStorage::tensors) {
         if (is_first) gradients += stage.weights;
-      } else if (home == GradientHome::units) {
+      } else if (storage == GradientStorage::units) {
         for_now = shape.gather_bytes == shape.reduce_bytes ? 0 : stage.weights;
       } else if (is_last && stage.copies == 0) {
-        for_now = laid_out_anew(stage);
+        for_now = rebuilt_bucket_bytes(stage);
       }
       moments.push_back({live, gradients + for_now});
     });
@@ -167,7 +170,7 @@ std::vector<PipelineMoment> pipeline_moments(const TrainingShape& shape, std::si
   for (const auto& [stage, bytes] : stages) {
     if (bytes.copies == 0) continue;
     copied = bytes.copies;
-    if (home == GradientHome::buckets) anew = std::max(anew, laid_out_anew(bytes));
+    if (storage == GradientStorage::buckets) anew = std::max(anew, rebuilt_bucket_bytes(bytes));
   }
   moments.push_back({live + 3 * copied, gradients + anew});
   return moments;

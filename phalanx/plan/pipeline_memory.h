@@ -11,14 +11,15 @@ namespace phalanx::plan {
 
 /// Where gradients are added up: in tensors that the passes make, or where data parallelism wants them, in the buckets
 /// of each stage or in the units that it is sharded in.
-enum class GradientHome : std::uint8_t { tensors, buckets, units };
+enum class GradientStorage : std::uint8_t { tensors, buckets, units };
 
-struct PipelineMoment {
+struct PipelineMemorySample {
   std::int64_t activations = 0;
   std::int64_t gradients = 0;  // made so far; of buckets, those that are laid out anew beside the others; else 0
 };
 
 /// During each pass of the rank, and at the end of the step.
-std::vector<PipelineMoment> pipeline_moments(const TrainingShape& shape, std::size_t rank, GradientHome home);
+std::vector<PipelineMemorySample> pipeline_memory_timeline(const TrainingShape& shape, std::size_t rank,
+                                                           GradientStorage storage);
 
 }  // namespace phalanx::plan

@@ -7,16 +7,16 @@
 
 #include "phalanx/plan/activation_memory.h"
 #include "phalanx/plan/bytes_text.h"
-#include "phalanx/plan/cut_model.h"
 #include "phalanx/plan/layout.h"
+#include "phalanx/plan/model_partition.h"
 
 namespace phalanx::plan {
 namespace {
 
 LayerNeed largest_layer(const TrainingShape& base) {
   // As sharding over very many would leave it: in the gathered type, computed again from each block's input.
-  TrainingShape shape = laid_out(base, {.parallel = {.dp_shard = 2}, .recompute_every = 1});
-  const CutModel model(shape);
+  TrainingShape shape = apply_layout(base, {.parallel = {.dp_shard = 2}, .recompute_every = 1});
+  const ModelPartition model(shape);
   const ActivationBytes bytes = activation_sizes(shape);
   const auto layer = [&](const char* name, std::int64_t parameters, std::int64_t activations) {
     const std::int64_t copies = shape.optimizer_copies + (shape.weight_bytes < kFloatBytes ? 1 : 0);
@@ -44,9 +44,9 @@ Scenario find_scenario(const TrainingShape& base, const Devices& devices, double
   const std::int64_t count = devices.count();
   Layout layout{.parallel = {.dp_replicate = count}};
   Scenario found;
-  found.whole = predict_memory(laid_out(base, layout));
+  found.whole = predict_memory(apply_layout(base, layout));
   layout.recompute_every = 1;
-  found.whole_recomputed = predict_memory(laid_out(base, layout));
+  found.whole_recomputed = predict_memory(apply_layout(base, layout));
   found.layer = largest_layer(base);
 
   const std::int64_t least = std::min(found.whole.total(), found.whole_recomputed.total());

@@ -1,6 +1,6 @@
 #include "phalanx/plan/unit_shapes.h"
 
-#include "phalanx/plan/cut_model.h"
+#include "phalanx/plan/model_partition.h"
 
 namespace phalanx::plan {
 namespace {
@@ -10,7 +10,7 @@ using fsdp::FlatParameter;
 // One with both halves, or of a layer that a stage ends in.
 std::vector<FlatParameter> layer_parameters(const TrainingShape& shape, bool has_attention, bool has_feed_forward) {
   const models::LlamaConfig& model = shape.model;
-  const CutModel m(shape);
+  const ModelPartition m(shape);
   const std::int64_t dim = m.dim, q = m.queries, kv = m.keys, ffn = m.feed_forward_hidden;
   const FlatParameter vector{dim, 1};
   std::vector<FlatParameter> layer;
@@ -37,7 +37,7 @@ std::vector<FlatParameter> layer_parameters(const TrainingShape& shape, bool has
 
 std::vector<UnitShape> unit_shapes(const TrainingShape& shape, const models::LlamaPart& part) {
   const models::LlamaConfig& model = shape.model;
-  const CutModel m(shape);
+  const ModelPartition m(shape);
   const FlatParameter table{m.vocab, m.dim};
   std::vector<UnitShape> units;
   // Where both ends use it, it is no unit's.

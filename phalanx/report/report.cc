@@ -25,7 +25,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::size_t kMostPoints = 1200;
+constexpr std::size_t kMaxPoints = 1200;
 
 // Metrics by step; a later line of the same step replaces the earlier one.
 struct Metrics {
@@ -94,7 +94,7 @@ const char* series_color(std::size_t index) {
 
 std::string loss_chart(const Metrics& metrics) {
   Chart chart{.title = "Loss", .unit = "nats per token", .wide = true};
-  const Points train = thinned(points_of(metrics.steps, "loss"), kMostPoints);
+  const Points train = thinned(points_of(metrics.steps, "loss"), kMaxPoints);
   if (train.size() > 60) {
     chart.series.push_back({.name = "train, each step", .color = series_color(0), .points = train, .faint = true});
     chart.series.push_back({.name = "train", .color = series_color(0), .points = smoothed(train, 8)});
@@ -111,7 +111,7 @@ std::string loss_chart(const Metrics& metrics) {
 
 std::string simple_chart(const Metrics& metrics, const char* key, std::string title, std::string unit, bool smooth) {
   Chart chart{.title = std::move(title), .unit = std::move(unit), .from_zero = true};
-  const Points points = thinned(points_of(metrics.steps, key), kMostPoints);
+  const Points points = thinned(points_of(metrics.steps, key), kMaxPoints);
   if (smooth && points.size() > 60) {
     chart.series.push_back({.name = "each step", .color = series_color(0), .points = points, .faint = true});
     chart.series.push_back({.name = key, .color = series_color(0), .points = smoothed(points, 8)});

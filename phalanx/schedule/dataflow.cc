@@ -60,7 +60,7 @@ class Walk {
     const std::size_t before = next;
     for (; next < row.size(); ++next) {
       double start = clocks_[rank];
-      for_each_part(row[next], [&](const Action& part) { start = std::max(start, inputs_at(part)); });
+      for_each_sub_action(row[next], [&](const Action& part) { start = std::max(start, inputs_at(part)); });
       if (start == kNever) break;
       flow.spans[rank].push_back(perform(row[next], start));
       if (is_pass(row[next].kind) || row[next].kind == ActionKind::overlap) {
@@ -85,10 +85,10 @@ class Walk {
       case ActionKind::forward:
         return handed_over(action, action.stage - 1, outputs_, inputs_arrive_, inputs_wanted_);
       case ActionKind::backward:
-      case ActionKind::input_backward:
+      case ActionKind::backward_input:
         return std::max(outputs_[at(action.stage, action.micro_batch)],
                         handed_over(action, action.stage + 1, gradients_, gradients_arrive_, gradients_wanted_));
-      case ActionKind::weight_backward:
+      case ActionKind::backward_weight:
       case ActionKind::send_backward:
         return gradients_[at(action.stage, action.micro_batch)];
       case ActionKind::send_forward:
@@ -102,7 +102,7 @@ class Walk {
     Span span{start, start};
     if (is_pass(action.kind) || action.kind == ActionKind::overlap) {
       span.end += durations_.action(action);
-      for_each_part(action, [&](const Action& part) {
+      for_each_sub_action(action, [&](const Action& part) {
         const std::size_t cell = at(part.stage, part.micro_batch);
         if (part.kind == ActionKind::forward) outputs_[cell] = std::min(outputs_[cell], span.end);
         if (makes_gradient(part.kind)) gradients_[cell] = std::min(gradients_[cell], span.end);
@@ -110,19 +110,18 @@ class Walk {
     } else if (is_send(action.kind)) {
       span.end += durations_.transfer;
       const Action receive = other_end(action);
-      (receive.kind == ActionKind::receive_forward ? inputs_arrive_
-                                                   : gradients_arrive_)[at(receive.stage, receive.micro_batch)] =
-          span.end;
+      (receive.kind == ActionKind::recv_forward ? inputs_arrive_
+                                                : gradients_arrive_)[at(receive.stage, receive.micro_batch)] = span.end;
     } else if (is_receive(action.kind)) {
-      (action.kind == ActionKind::receive_forward ? inputs_wanted_
-                                                  : gradients_wanted_)[at(action.stage, action.micro_batch)] = start;
+      (action.kind == ActionKind::recv_forward ? inputs_wanted_
+                                               : gradients_wanted_)[at(action.stage, action.micro_batch)] = start;
     }
     return span;
   }
 
   double arrival(const Action& receive) const {
     const std::size_t cell = at(receive.stage, receive.micro_batch);
-    const bool forward = receive.kind == ActionKind::receive_forward;
+    const bool forward = receive.kind == ActionKind::recv_forward;
     const double arrived = (forward ? inputs_arrive_ : gradients_arrive_)[cell];
     return std::max(arrived, (forward ? inputs_wanted_ : gradients_wanted_)[cell]);
   }
@@ -131,7 +130,7 @@ class Walk {
   Action missing(const Action& waiting) const {
     Action lacks = waiting;
     bool found = false;
-    for_each_part(waiting, [&](const Action& part) {
+    for_each_sub_action(waiting, [&](const Action& part) {
       if (found || inputs_at(part) != kNever) return;
       found = true;
       lacks = missing_part(part);
@@ -140,7 +139,7 @@ class Walk {
   }
   Action missing_part(const Action& part) const {
     const auto made_by = [&](int stage, ActionKind kind) { return make_action(stage, kind, part.micro_batch); };
-    if (part.kind == ActionKind::weight_backward) return made_by(part.stage, ActionKind::input_backward);
+    if (part.kind == ActionKind::backward_weight) return made_by(part.stage, ActionKind::backward_input);
     if (part.kind == ActionKind::send_backward) return made_by(part.stage, ActionKind::backward);
     if (part.kind == ActionKind::send_forward) return made_by(part.stage, ActionKind::forward);
     const bool forward = part.kind == ActionKind::forward;
@@ -151,7 +150,7 @@ class Walk {
     if (!transfers_ || !on_different_ranks(schedule_, from, part.stage)) {
       return made_by(from, forward ? ActionKind::forward : ActionKind::backward);
     }
-    const Action receive = made_by(part.stage, forward ? ActionKind::receive_forward : ActionKind::receive_backward);
+    const Action receive = made_by(part.stage, forward ? ActionKind::recv_forward : ActionKind::recv_backward);
     const Times& wanted = forward ? inputs_wanted_ : gradients_wanted_;
     return wanted[at(part.stage, part.micro_batch)] == kNever ? receive : other_end(receive);
   }

@@ -34,8 +34,8 @@ struct Ink {
 constexpr std::array<Ink, 4> kInks = {{
     {ActionKind::forward, "F  forward", {59, 111, 182}, false},
     {ActionKind::backward, "B  backward", {214, 110, 46}, false},
-    {ActionKind::input_backward, "I  backward, input half", {238, 180, 55}, true},
-    {ActionKind::weight_backward, "W  backward, weight half", {46, 139, 104}, false},
+    {ActionKind::backward_input, "I  backward, input half", {238, 180, 55}, true},
+    {ActionKind::backward_weight, "W  backward, weight half", {46, 139, 104}, false},
 }};
 
 const Ink& ink_of(ActionKind kind) {
@@ -134,8 +134,9 @@ class Picture {
         if (!overlap && !is_pass(action.kind)) continue;
         if (!(simulation_.spans[rank][i].end > simulation_.spans[rank][i].start)) continue;
         int number = 0;
-        for_each_part(action, [&](const Action& part) {
-          visit(rank, part, simulation_.spans[rank][i], number++, overlap ? static_cast<int>(action.parts.size()) : 1);
+        for_each_sub_action(action, [&](const Action& part) {
+          visit(rank, part, simulation_.spans[rank][i], number++,
+                overlap ? static_cast<int>(action.sub_actions.size()) : 1);
         });
       }
     }
@@ -164,9 +165,9 @@ class Picture {
       add("<text x=\"{:.1f}\" y=\"{:.1f}\" fill=\"#1b1f24\">{}</text>\n", x(0) + plot_ + 84, middle,
           simulation_.peak_live_activations[rank]);
     }
-    each_pass([&](std::size_t rank, const Action& pass, const Span& span, int number, int parts) {
+    each_pass([&](std::size_t rank, const Action& pass, const Span& span, int number, int sub_actions) {
       const Ink& ink = ink_of(pass.kind);
-      const double light = lightness(pass.stage), height = kRow / parts;
+      const double light = lightness(pass.stage), height = kRow / sub_actions;
       const double left = x(span.start), width = (span.end - span.start) * scale_, top = y(rank) + number * height;
       add("<g><title>{}: {:.6g} to {:.6g}</title>"
           "<rect x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.1f}\" fill=\"{}\" stroke=\"#ffffff\" "
@@ -174,7 +175,7 @@ class Picture {
           to_text(pass), span.start, span.end, left, top, width, height, colour_text(ink, light));
       if (const std::string text = label(pass); !text.empty()) {
         add("<text x=\"{:.2f}\" y=\"{:.1f}\" font-size=\"{}\" text-anchor=\"middle\" fill=\"{}\">{}</text>",
-            left + width / 2, top + height / 2 + 4, parts > 1 || label_ == Label::number ? 11 : 12,
+            left + width / 2, top + height / 2 + 4, sub_actions > 1 || label_ == Label::number ? 11 : 12,
             ink.dark_text || light > 0.3 ? "#1b1f24" : "#ffffff", text);
       }
       add("</g>\n");

@@ -94,11 +94,11 @@ Actions interleaved(int rank, const ScheduleOptions& size, bool zero_bubble) {
   for (int n = 0; n < warm_up; ++n) actions.push_back(rounds.forward(n));
   for (int n = 0; n < passes; ++n) {
     if (warm_up + n < passes) actions.push_back(rounds.forward(warm_up + n));
-    actions.push_back(rounds.backward(n, zero_bubble ? ActionKind::input_backward : ActionKind::backward));
-    if (zero_bubble && n >= delay) actions.push_back(rounds.backward(n - delay, ActionKind::weight_backward));
+    actions.push_back(rounds.backward(n, zero_bubble ? ActionKind::backward_input : ActionKind::backward));
+    if (zero_bubble && n >= delay) actions.push_back(rounds.backward(n - delay, ActionKind::backward_weight));
   }
   for (int n = std::max(0, passes - delay); zero_bubble && n < passes; ++n) {
-    actions.push_back(rounds.backward(n, ActionKind::weight_backward));
+    actions.push_back(rounds.backward(n, ActionKind::backward_weight));
   }
   return actions;
 }

@@ -52,7 +52,7 @@ void expect_all_caught(const std::function<bool(Schedule&, std::size_t, std::siz
             fmt::format("{} rank {} position {} {}", original.name, rank, i, to_text(original.actions[rank][i]));
         ASSERT_FALSE(faults.empty()) << where << "\n" << to_csv(spoiled);
         const Action& was = original.actions[rank][i];
-        const std::string named = to_text(was.kind == ActionKind::overlap ? was.parts[0] : was);
+        const std::string named = to_text(was.kind == ActionKind::overlap ? was.sub_actions[0] : was);
         EXPECT_NE(one_line_each(faults).find(named), std::string::npos) << where << "\n" << one_line_each(faults);
         ++caught;
       }
@@ -64,7 +64,7 @@ void expect_all_caught(const std::function<bool(Schedule&, std::size_t, std::siz
 // The action itself, or the first part of an overlap.
 Action& part_of(Schedule& schedule, std::size_t rank, std::size_t i) {
   Action& action = schedule.actions[rank][i];
-  return action.kind == ActionKind::overlap ? action.parts[0] : action;
+  return action.kind == ActionKind::overlap ? action.sub_actions[0] : action;
 }
 
 TEST(ScheduleMutation, Dropped) {
@@ -122,12 +122,12 @@ TEST(ScheduleMutation, OfTheWrongKind) {
     const std::map<ActionKind, ActionKind> other = {
         {ActionKind::forward, ActionKind::backward},
         {ActionKind::backward, ActionKind::forward},
-        {ActionKind::input_backward, ActionKind::weight_backward},
-        {ActionKind::weight_backward, ActionKind::input_backward},
+        {ActionKind::backward_input, ActionKind::backward_weight},
+        {ActionKind::backward_weight, ActionKind::backward_input},
         {ActionKind::send_forward, ActionKind::send_backward},
-        {ActionKind::receive_forward, ActionKind::send_forward},
-        {ActionKind::send_backward, ActionKind::receive_backward},
-        {ActionKind::receive_backward, ActionKind::receive_forward},
+        {ActionKind::recv_forward, ActionKind::send_forward},
+        {ActionKind::send_backward, ActionKind::recv_backward},
+        {ActionKind::recv_backward, ActionKind::recv_forward},
         {ActionKind::unshard, ActionKind::reshard},
         {ActionKind::reshard, ActionKind::unshard},
         {ActionKind::reduce_gradients, ActionKind::unshard},
@@ -146,7 +146,7 @@ bool can_be_carried_out(const Schedule& s) {
   std::map<std::string, int> node;
   std::vector<std::set<int>> after;
   std::map<std::pair<int, int>, std::vector<std::string>> sends, receives;
-  std::vector<std::pair<Action, int>> parts;
+  std::vector<std::pair<Action, int>> sub_actions;
   const auto name = [](int stage, const char* kind, int m) { return std::to_string(stage) + kind + std::to_string(m); };
   for (int rank = 0; rank < s.ranks(); ++rank) {
     int before = -1;
@@ -155,9 +155,9 @@ bool can_be_carried_out(const Schedule& s) {
       after.emplace_back();
       if (before >= 0) after[static_cast<std::size_t>(before)].insert(id);
       before = id;
-      for_each_part(action, [&](const Action& part) {
+      for_each_sub_action(action, [&](const Action& part) {
         node[to_text(part)] = id;
-        parts.emplace_back(part, id);
+        sub_actions.emplace_back(part, id);
         if (is_send(part.kind)) sends[{rank, rank_of(s, other_end(part).stage)}].push_back(to_text(part));
         if (is_receive(part.kind)) {
           receives[{rank_of(s, other_end(part).stage), rank}].push_back(to_text(other_end(part)));
@@ -166,7 +166,7 @@ bool can_be_carried_out(const Schedule& s) {
     }
   }
   if (sends != receives) return false;
-  for (const auto& [part, id] : parts) {
+  for (const auto& [part, id] : sub_actions) {
     const auto takes = [&, id = id](const std::string& what) {
       if (const auto found = node.find(what); found != node.end()) {
         after[static_cast<std::size_t>(found->second)].insert(id);
@@ -176,7 +176,7 @@ bool can_be_carried_out(const Schedule& s) {
     if (part.kind == ActionKind::forward && stage > 0) takes(name(stage - 1, "F", m));
     if (makes_gradient(part.kind))
       takes(name(stage, "F", m)), takes(name(stage + 1, "B", m)), takes(name(stage + 1, "I", m));
-    if (part.kind == ActionKind::weight_backward) takes(name(stage, "I", m));
+    if (part.kind == ActionKind::backward_weight) takes(name(stage, "I", m));
     if (!transfers) continue;
     if (part.kind == ActionKind::forward) takes(name(stage, "RECV_F", m)), takes(name(stage - 1, "SEND_F", m));
     if (makes_gradient(part.kind)) takes(name(stage, "RECV_B", m)), takes(name(stage + 1, "SEND_B", m));

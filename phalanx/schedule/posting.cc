@@ -15,10 +15,10 @@ class Posting {
   Posting(const std::vector<Action>& row, const PostingOptions& options) : options_(options) {
     std::set<int> known;
     for (const Action& action : row) {
-      for_each_part(action, [&](const Action& part) {
+      for_each_sub_action(action, [&](const Action& part) {
         parts_.push_back(part);
         if (!is_receive(part.kind)) return;
-        const bool is_first = part.kind == ActionKind::receive_forward && known.insert(part.stage).second;
+        const bool is_first = part.kind == ActionKind::recv_forward && known.insert(part.stage).second;
         receives_.push_back({part, is_first});
       });
     }
@@ -52,15 +52,14 @@ class Posting {
       const Receive& next = receives_[posted_];
       const bool is_ahead = posted_ >= reached_;
       const bool has_shape =
-          next.action.kind == ActionKind::receive_forward ? !next.waits_for_shape : sent_.contains(next.action.stage);
+          next.action.kind == ActionKind::recv_forward ? !next.waits_for_shape : sent_.contains(next.action.stage);
       if (is_ahead && !has_shape) return;
       add(next.action, next.waits_for_shape);
     }
   }
 
   void add(const Action& transfer, bool waits_for_shape) {
-    const bool is_gradient =
-        transfer.kind == ActionKind::send_backward || transfer.kind == ActionKind::receive_backward;
+    const bool is_gradient = transfer.kind == ActionKind::send_backward || transfer.kind == ActionKind::recv_backward;
     const int communicator = is_gradient && options_.communicators > 1 ? 1 : 0;
     const bool joins = options_.groups && !waits_for_shape && !program_.empty() && !program_.back().transfers.empty() &&
                        is_send(program_.back().transfers.back().kind) && program_.back().communicator == communicator;
@@ -98,9 +97,9 @@ Schedule forward_only(const Schedule& schedule) {
   for (auto& row : result.actions) {
     std::vector<Action> kept;
     for (const Action& action : row) {
-      for_each_part(action, [&](const Action& part) {
+      for_each_sub_action(action, [&](const Action& part) {
         const bool goes_forward = part.kind == ActionKind::forward || part.kind == ActionKind::send_forward ||
-                                  part.kind == ActionKind::receive_forward || part.kind == ActionKind::unshard ||
+                                  part.kind == ActionKind::recv_forward || part.kind == ActionKind::unshard ||
                                   part.kind == ActionKind::reshard;
         if (goes_forward) kept.push_back(part);
       });

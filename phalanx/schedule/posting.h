@@ -1,5 +1,5 @@
 // What a pipeline's ranks hand to their communicator, and when: one pure function, whose result the runtime
-// (parallel/pipeline) runs step by step and check_delivery() (delivery.h) walks through. So what is checked is what is
+// (parallel/pipeline) runs step by step and check_deadlock() (deadlock_check.h) walks through. So what is checked is what is
 // posted.
 //
 // A step posts a group of transfers, which start together and hold up nobody, or runs one action. A pass waits for the

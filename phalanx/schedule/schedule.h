@@ -19,12 +19,12 @@ namespace phalanx::schedule {
 enum class ActionKind {
   forward,           // F
   backward,          // B: both halves at once
-  input_backward,    // I: the gradient of the stage's input
-  weight_backward,   // W: the gradients of its parameters; after its I
+  backward_input,    // I: the gradient of the stage's input
+  backward_weight,   // W: the gradients of its parameters; after its I
   send_forward,      // SEND_F: the output, to the next stage
-  receive_forward,   // RECV_F: the input, from the stage before
+  recv_forward,      // RECV_F: the input, from the stage before
   send_backward,     // SEND_B: the gradient of the input, to the stage before
-  receive_backward,  // RECV_B: the gradient of the output, from the next stage
+  recv_backward,     // RECV_B: the gradient of the output, from the next stage
   unshard,           // UNSHARD: gathers the stage's sharded parameters; no micro-batch
   reshard,           // RESHARD: lets them go; no micro-batch
   reduce_gradients,  // REDUCE_GRAD: averages the stage's gradients over data-parallel ranks; no micro-batch
@@ -34,8 +34,8 @@ enum class ActionKind {
 struct Action {
   int stage = 0;
   ActionKind kind = ActionKind::forward;
-  int micro_batch = -1;       // -1 where the kind has none
-  std::vector<Action> parts;  // of an overlap
+  int micro_batch = -1;             // -1 where the kind has none
+  std::vector<Action> sub_actions;  // of an overlap
 
   bool operator==(const Action&) const = default;
 };

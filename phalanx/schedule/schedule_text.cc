@@ -29,12 +29,12 @@ struct ActionKindText {
 constexpr std::array<ActionKindText, 12> kActionKinds = {{
     {ActionKind::forward, "F", true},
     {ActionKind::backward, "B", true},
-    {ActionKind::input_backward, "I", true},
-    {ActionKind::weight_backward, "W", true},
+    {ActionKind::backward_input, "I", true},
+    {ActionKind::backward_weight, "W", true},
     {ActionKind::send_forward, "SEND_F", true},
-    {ActionKind::receive_forward, "RECV_F", true},
+    {ActionKind::recv_forward, "RECV_F", true},
     {ActionKind::send_backward, "SEND_B", true},
-    {ActionKind::receive_backward, "RECV_B", true},
+    {ActionKind::recv_backward, "RECV_B", true},
     {ActionKind::unshard, "UNSHARD", false},
     {ActionKind::reshard, "RESHARD", false},
     {ActionKind::reduce_gradients, "REDUCE_GRAD", false},
@@ -75,16 +75,16 @@ Action parse_overlap(std::string_view text) {
     malformed(text, fmt::format("OVERLAP_F_B should follow ')', found '{}'", text.substr(close + 1)));
   }
   // As torch has it, the whole has no stage and no micro-batch of its own.
-  Action action{.stage = -1, .kind = ActionKind::overlap, .micro_batch = -1, .parts = {}};
-  std::string_view parts = text.substr(1, close - 1);
+  Action action{.stage = -1, .kind = ActionKind::overlap, .micro_batch = -1, .sub_actions = {}};
+  std::string_view sub_actions = text.substr(1, close - 1);
   while (true) {
-    const std::size_t end = std::min(parts.find(';'), parts.size());
-    const std::string_view part = trimmed(parts.substr(0, end));
+    const std::size_t end = std::min(sub_actions.find(';'), sub_actions.size());
+    const std::string_view part = trimmed(sub_actions.substr(0, end));
     if (part.starts_with('(')) malformed(text, "an OVERLAP_F_B cannot be part of another");
     if (part.empty()) malformed(text, "one of its parts is empty");
-    action.parts.push_back(parse_action(part));
-    if (end == parts.size()) return action;
-    parts.remove_prefix(end + 1);
+    action.sub_actions.push_back(parse_action(part));
+    if (end == sub_actions.size()) return action;
+    sub_actions.remove_prefix(end + 1);
   }
 }
 
@@ -93,7 +93,7 @@ void infer_stages(Schedule& schedule, std::string_view where) {
   int stages = 0;
   for (const auto& row : schedule.actions) {
     for (const Action& action : row) {
-      for_each_part(action, [&](const Action& part) {
+      for_each_sub_action(action, [&](const Action& part) {
         stages = std::max(stages, part.stage + 1);
         schedule.micro_batches = std::max(schedule.micro_batches, part.micro_batch + 1);
       });
@@ -102,7 +102,7 @@ void infer_stages(Schedule& schedule, std::string_view where) {
   std::map<int, std::map<int, int>> passes;  // by stage: how many on each rank that has any
   for (int rank = 0; rank < schedule.ranks(); ++rank) {
     for (const Action& action : schedule.actions[static_cast<std::size_t>(rank)]) {
-      for_each_part(action, [&](const Action& part) {
+      for_each_sub_action(action, [&](const Action& part) {
         if (is_pass(part.kind)) ++passes[part.stage][rank];
       });
     }
@@ -129,7 +129,7 @@ std::string_view to_text(ActionKind kind) {
 std::string to_text(const Action& action) {
   if (action.kind == ActionKind::overlap) {
     std::string text = "(";
-    for (const Action& part : action.parts) text += (text.size() > 1 ? ";" : "") + to_text(part);
+    for (const Action& part : action.sub_actions) text += (text.size() > 1 ? ";" : "") + to_text(part);
     return text + ")OVERLAP_F_B";
   }
   std::string text = fmt::format("{}{}", action.stage, to_text(action.kind));
@@ -155,8 +155,10 @@ Action parse_action(std::string_view text) {
                                       : fmt::format("unknown kind '{}'{}", kind_text, did_you_mean(kind_text, names)));
   }
   if (known->kind == ActionKind::overlap) malformed(text, "OVERLAP_F_B stands behind its parts in brackets");
-  Action action{
-      .stage = number(text.substr(0, kind_at), "stage", text), .kind = known->kind, .micro_batch = -1, .parts = {}};
+  Action action{.stage = number(text.substr(0, kind_at), "stage", text),
+                .kind = known->kind,
+                .micro_batch = -1,
+                .sub_actions = {}};
   const std::string_view rest = text.substr(kind_end);
   if (known->has_micro_batch && rest.empty()) malformed(text, fmt::format("{} needs a micro-batch", known->text));
   if (!known->has_micro_batch && !rest.empty()) {

@@ -23,8 +23,8 @@ void check_times(const Schedule& schedule, const Times& times) {
   const auto check_pass = [&](const PassTimes& pass) {
     check_one("F", pass.forward);
     check_one("B", pass.backward);
-    check_one("I", pass.input_backward);
-    check_one("W", pass.weight_backward);
+    check_one("I", pass.backward_input);
+    check_one("W", pass.backward_weight);
   };
   check_pass(times.common);
   for (const PassTimes& pass : times.by_stage) check_pass(pass);
@@ -43,10 +43,10 @@ double& PassTimes::of(ActionKind kind) {
       return forward;
     case ActionKind::backward:
       return backward;
-    case ActionKind::input_backward:
-      return input_backward;
+    case ActionKind::backward_input:
+      return backward_input;
     default:
-      return weight_backward;
+      return backward_weight;
   }
 }
 
@@ -55,7 +55,7 @@ Simulation simulate(const Schedule& schedule, const Times& times) {
   check(schedule);
   const auto duration = [&](const Action& action) {
     double sum = 0.0;
-    for_each_part(action, [&](const Action& part) {
+    for_each_sub_action(action, [&](const Action& part) {
       sum +=
           (times.by_stage.empty() ? times.common : times.by_stage[static_cast<std::size_t>(part.stage)]).of(part.kind);
     });
@@ -107,10 +107,10 @@ std::vector<int> peak_live_activations(const Schedule& schedule) {
   for (const auto& row : schedule.actions) {
     int alive = 0, peak = 0;
     for (const Action& action : row) {
-      for_each_part(action, [&](const Action& part) {
+      for_each_sub_action(action, [&](const Action& part) {
         if (training && part.kind == ActionKind::forward) peak = std::max(peak, ++alive);
       });
-      for_each_part(action, [&](const Action& part) {
+      for_each_sub_action(action, [&](const Action& part) {
         if (ends_micro_batch(part.kind)) --alive;
       });
     }

@@ -35,8 +35,8 @@ namespace phalanx::schedule {
 struct PassTimes {
   double forward = 1.0;
   double backward = 2.0;
-  double input_backward = 1.0;
-  double weight_backward = 1.0;
+  double backward_input = 1.0;
+  double backward_weight = 1.0;
 
   /// Of a pass of one of these four kinds.
   double& of(ActionKind kind);

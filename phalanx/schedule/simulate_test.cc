@@ -41,7 +41,7 @@ std::vector<Size> round_sizes(const std::string& name) {
 }
 
 PassTimes split_times(double forward, double input, double weight) {
-  return {.forward = forward, .backward = input + weight, .input_backward = input, .weight_backward = weight};
+  return {.forward = forward, .backward = input + weight, .backward_input = input, .backward_weight = weight};
 }
 
 // What each rank waits, from the simulator; with transfers placed it is the same.
@@ -89,7 +89,7 @@ TEST(Simulate, BubbleOfZB1PIsThePapers) {
   for (const Size& size : round_sizes("InterleavedZeroBubble")) {
     for (const PassTimes& times : {split_times(1, 1, 1), split_times(1, 1.5, 1), split_times(2, 2, 1),
                                    split_times(1, 1, 0.5), split_times(1.5, 1, 0.75)}) {
-      const double expected = (size.ranks - 1) * (times.forward + times.input_backward - times.weight_backward);
+      const double expected = (size.ranks - 1) * (times.forward + times.backward_input - times.backward_weight);
       EXPECT_NEAR(waiting("ZB1P", size, times), expected, 1e-9) << size.ranks << " " << size.stages_per_rank;
     }
   }
@@ -116,7 +116,7 @@ TEST(Simulate, BubbleOfDualPipeVIsDeepSeeks) {
     for (const PassTimes& times : {split_times(1, 1, 1), split_times(1, 1, 0.5), split_times(2, 2, 1)}) {
       const double both = times.forward + times.backward;  // an overlap, F&B
       EXPECT_NEAR(waiting("DualPipeV", size, times),
-                  (size.ranks - 1) * (both + times.backward - 3 * times.weight_backward), 1e-9)
+                  (size.ranks - 1) * (both + times.backward - 3 * times.backward_weight), 1e-9)
           << size.ranks;
     }
   }
@@ -179,7 +179,7 @@ TEST(Simulate, WrongTimesAndSchedulesAreRefused) {
   };
   EXPECT_EQ(message({.common = {.forward = -1}}), "the time of F is -1: expected 0 or more");
   EXPECT_THAT(message({.common = {.backward = std::nan("")}}), HasSubstr("the time of B is nan"));
-  EXPECT_THAT(message({.by_stage = {{}, {.weight_backward = std::numeric_limits<double>::infinity()}}}),
+  EXPECT_THAT(message({.by_stage = {{}, {.backward_weight = std::numeric_limits<double>::infinity()}}}),
               HasSubstr("the time of W is inf"));
   EXPECT_THAT(message({.transfer = -0.5}), HasSubstr("the time of a transfer is -0.5"));
   EXPECT_EQ(message({.by_stage = {{}}}), "times are given for 1 stages: expected one for each of the schedule's 2");

@@ -39,7 +39,8 @@ std::vector<Row> without_overlaps(const Schedule& schedule) {
   std::vector<Row> rows;
   for (const Row& row : schedule.actions) {
     rows.emplace_back();
-    for (const Action& action : row) for_each_part(action, [&](const Action& part) { rows.back().push_back(part); });
+    for (const Action& action : row)
+      for_each_sub_action(action, [&](const Action& part) { rows.back().push_back(part); });
   }
   return rows;
 }
@@ -70,8 +71,8 @@ void check_passes(const Schedule& schedule, const std::vector<ExecutedRow>& rank
   }
 }
 
-constexpr std::array kKinds = {ActionKind::forward, ActionKind::backward, ActionKind::input_backward,
-                               ActionKind::weight_backward};
+constexpr std::array kKinds = {ActionKind::forward, ActionKind::backward, ActionKind::backward_input,
+                               ActionKind::backward_weight};
 
 std::vector<PassTimes> mean_times(const Schedule& schedule, const std::vector<ExecutedRow>& ranks) {
   const auto stages = static_cast<std::size_t>(schedule.stages());
@@ -111,7 +112,7 @@ Executed executed_spans(const Schedule& schedule, const std::vector<ExecutedRow>
     for (const Action& action : schedule.actions[rank]) {
       Span span{ranks[rank][next].start - first, 0.0};
       double duration = 0.0;
-      for_each_part(action, [&](const Action&) {
+      for_each_sub_action(action, [&](const Action&) {
         const ExecutedPass& pass = ranks[rank][next++];
         span.end = pass.end - first;
         duration += pass.end - pass.start;
@@ -134,7 +135,7 @@ HandOvers hand_overs(const Schedule& schedule, const Executed& executed, const s
   std::map<std::pair<int, int>, double> outputs, gradients;  // (stage, micro-batch): when they were made
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     for (std::size_t i = 0; i < schedule.actions[rank].size(); ++i) {
-      for_each_part(schedule.actions[rank][i], [&](const Action& part) {
+      for_each_sub_action(schedule.actions[rank][i], [&](const Action& part) {
         const double end = executed.spans[rank][i].end;
         if (part.kind == ActionKind::forward) outputs[{part.stage, part.micro_batch}] = end;
         if (makes_gradient(part.kind)) gradients[{part.stage, part.micro_batch}] = end;

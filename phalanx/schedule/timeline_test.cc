@@ -34,13 +34,13 @@ Executed as_simulated(const Schedule& schedule, const Times& times, double begin
       const Span& span = simulation.spans[rank][i];
       if (!is_pass(action.kind) && action.kind != ActionKind::overlap) continue;
       double at = begin + span.start;
-      for_each_part(action, [&](const Action& part) {
+      for_each_sub_action(action, [&](const Action& part) {
         const PassTimes& of =
             times.by_stage.empty() ? times.common : times.by_stage[static_cast<std::size_t>(part.stage)];
         const double takes = part.kind == ActionKind::forward          ? of.forward
                              : part.kind == ActionKind::backward       ? of.backward
-                             : part.kind == ActionKind::input_backward ? of.input_backward
-                                                                       : of.weight_backward;
+                             : part.kind == ActionKind::backward_input ? of.backward_input
+                                                                       : of.backward_weight;
         ranks.back().push_back({part, at, at + takes});
         at += takes;
       });
@@ -146,7 +146,7 @@ TEST(Timeline, WhatIsNoRunOfTheScheduleIsRefused) {
 
 TEST(Timeline, TextAndPicture) {
   const Schedule schedule = make_schedule({.name = "1F1B", .ranks = 2, .micro_batches = 2});
-  const Times times{.common = {.forward = 0.010, .backward = 0.020, .input_backward = 0, .weight_backward = 0},
+  const Times times{.common = {.forward = 0.010, .backward = 0.020, .backward_input = 0, .backward_weight = 0},
                     .by_stage = {},
                     .transfer = 0.001};
   Executed ranks = as_simulated(schedule, times);

@@ -19,7 +19,7 @@ using Row = std::vector<Action>;
 std::vector<int> next_stages(const Row& row, std::size_t i, std::size_t count) {
   std::vector<int> stages;
   for (; i < row.size() && stages.size() < count; ++i) {
-    for_each_part(row[i], [&](const Action& part) {
+    for_each_sub_action(row[i], [&](const Action& part) {
       if (std::find(stages.begin(), stages.end(), part.stage) == stages.end()) stages.push_back(part.stage);
     });
   }
@@ -57,7 +57,7 @@ Row with_reductions(const Row& row, int stages, int micro_batches) {
   std::vector<int> ended(static_cast<std::size_t>(stages), 0);
   for (const Action& action : row) {
     out.push_back(action);
-    for_each_part(action, [&](const Action& part) {
+    for_each_sub_action(action, [&](const Action& part) {
       if (!ends_micro_batch(part.kind)) return;
       if (++ended[static_cast<std::size_t>(part.stage)] < micro_batches) return;
       out.push_back(make_action(part.stage, ActionKind::reduce_gradients));
@@ -89,7 +89,7 @@ class Placement {
         ++next[rank];
         progress = true;
         out_.actions[rank].push_back(action);
-        for_each_part(action, [&](const Action& part) { hand_over(rank, part); });
+        for_each_sub_action(action, [&](const Action& part) { hand_over(rank, part); });
       }
     }
     return std::move(out_);
@@ -103,7 +103,7 @@ class Placement {
 
   bool ready(const Action& action) {
     bool all = true;
-    for_each_part(action, [&](const Action& part) {
+    for_each_sub_action(action, [&](const Action& part) {
       if (part.kind == ActionKind::forward && part.stage > 0) {
         all = all && cell(inputs_, part.stage, part.micro_batch);
       } else if (makes_gradient(part.kind) && part.stage < in_.stages() - 1) {

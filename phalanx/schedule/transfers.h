@@ -5,7 +5,7 @@
 // with all passes equally long, it is sent: so it is posted ahead of the pass that needs it. Thus there is one order of
 // all actions of all ranks in which each SEND is followed by its RECV, and every rank's list is a part of it. Therefore
 // nothing can wait for ever: not with asynchronous transfers, not with a communicator that completes its operations in
-// the order of their issue, and not where a send waits for its receive (delivery.h). Between two ranks, sends and
+// the order of their issue, and not where a send waits for its receive (deadlock_check.h). Between two ranks, sends and
 // receives stand in the same order on both.
 //
 //   Schedule schedule = add_transfers(make_schedule({.name = "1F1B", .ranks = 4, .micro_batches = 8}));

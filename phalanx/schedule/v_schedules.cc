@@ -20,12 +20,12 @@ class VRank {
 
   void forward(Way way) { actions_.push_back(next_forward(way)); }
   void backward(Way way) { actions_.push_back(next_backward(way)); }
-  void input_backward(Way way) {
+  void backward_input(Way way) {
     waiting_.push_back({way, backwards_[way]});
-    actions_.push_back(next(way, ActionKind::input_backward, backwards_));
+    actions_.push_back(next(way, ActionKind::backward_input, backwards_));
   }
   // The stage's oldest pass that has done its input half and not its weight half.
-  void weight_backward(Way way) {
+  void backward_weight(Way way) {
     const auto oldest =
         std::find_if(waiting_.begin(), waiting_.end(), [&](const Half& half) { return half.way == way; });
     if (oldest == waiting_.end()) return;
@@ -33,15 +33,15 @@ class VRank {
     waiting_.erase(oldest);
   }
   // The oldest of both stages.
-  void weight_backward() {
+  void backward_weight() {
     if (waiting_.empty()) return;
     finish(waiting_.front());
     waiting_.pop_front();
   }
   void forward_beside_backward(Way forward_way) {
     Action both = make_action(-1, ActionKind::overlap);
-    both.parts.push_back(next_forward(forward_way));
-    both.parts.push_back(next_backward(forward_way == down ? up : down));
+    both.sub_actions.push_back(next_forward(forward_way));
+    both.sub_actions.push_back(next_backward(forward_way == down ? up : down));
     actions_.push_back(std::move(both));
   }
 
@@ -62,7 +62,7 @@ class VRank {
   Action next_forward(Way way) { return next(way, ActionKind::forward, forwards_); }
   Action next_backward(Way way) { return next(way, ActionKind::backward, backwards_); }
   void finish(const Half& half) {
-    actions_.push_back(make_action(stages_[half.way], ActionKind::weight_backward, half.micro_batch));
+    actions_.push_back(make_action(stages_[half.way], ActionKind::backward_weight, half.micro_batch));
   }
 
   std::array<int, 2> stages_;
@@ -81,8 +81,8 @@ std::vector<Action> zbv_actions(const VSize& size) {
   const int rank = size.rank, ranks_to_end = size.ranks - size.rank;
   VRank v(size);
   const auto split_backward = [&](VRank::Way way) {
-    v.input_backward(way);
-    v.weight_backward(way);
+    v.backward_input(way);
+    v.backward_weight(way);
   };
   // Warm-up: fill the way down, then both ways, then start on the way back.
   for (int i = 0; i < 2 * ranks_to_end - 1; ++i) v.forward(kDown);
@@ -103,15 +103,15 @@ std::vector<Action> zbv_actions(const VSize& size) {
   }
   // Cool-down: input halves first, for other ranks wait for them; weight halves fill the rest.
   for (int i = 0; i < rank; ++i) {
-    v.input_backward(kDown);
-    v.input_backward(kUp);
+    v.backward_input(kDown);
+    v.backward_input(kUp);
   }
   for (int i = 0; i < ranks_to_end; ++i) {
-    v.input_backward(kDown);
-    v.weight_backward(kDown);
+    v.backward_input(kDown);
+    v.backward_weight(kDown);
   }
-  while (v.weights_wait(kUp)) v.weight_backward(kUp);
-  while (v.weights_wait(kDown)) v.weight_backward(kDown);
+  while (v.weights_wait(kUp)) v.backward_weight(kUp);
+  while (v.weights_wait(kDown)) v.backward_weight(kDown);
 
   std::vector<Action> actions = v.take();
   std::erase_if(actions, [&](const Action& action) { return action.micro_batch >= size.micro_batches; });
@@ -130,8 +130,8 @@ std::vector<Action> dual_pipe_v_actions(const VSize& size) {
   }
   // The last stages start backward, split, so that the gradient moves on at once.
   for (int i = 0; i < ranks_after; ++i) {
-    v.input_backward(kUp);
-    v.weight_backward();
+    v.backward_input(kUp);
+    v.backward_weight();
     v.forward(kUp);
   }
   // Steady: each forward beside a backward of the other stage. The bottom of the V has nothing to overlap at first.
@@ -150,7 +150,7 @@ std::vector<Action> dual_pipe_v_actions(const VSize& size) {
   }
   // Cool-down: from the middle on backward is split, and weight halves fill what would be waiting.
   bool split = false;
-  const auto backward = [&](VRank::Way way) { split ? v.input_backward(way) : v.backward(way); };
+  const auto backward = [&](VRank::Way way) { split ? v.backward_input(way) : v.backward(way); };
   for (int i = 0; i < rank + 1; ++i) {
     const bool middle = i == (rank + 1) / 2;
     if (middle && rank % 2 == 1) split = true;
@@ -159,10 +159,10 @@ std::vector<Action> dual_pipe_v_actions(const VSize& size) {
     backward(kDown);
   }
   for (int i = 0; i < ranks_after; ++i) {
-    v.weight_backward();
+    v.backward_weight();
     backward(kDown);
   }
-  for (int i = 0; i < rank + 1; ++i) v.weight_backward();
+  for (int i = 0; i < rank + 1; ++i) v.backward_weight();
   return v.take();
 }
 

@@ -14,7 +14,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/schedule/actions.h"
 #include "phalanx/schedule/dataflow.h"
-#include "phalanx/schedule/delivery.h"
+#include "phalanx/schedule/deadlock_check.h"
 #include "phalanx/schedule/posting.h"
 #include "phalanx/schedule/schedule_text.h"
 
@@ -68,7 +68,7 @@ class Validator {
     for (int rank = 0; rank < schedule_.ranks(); ++rank) {
       const auto& row = schedule_.actions[static_cast<std::size_t>(rank)];
       for (std::size_t i = 0; i < row.size(); ++i) {
-        for_each_part(row[i], [&](const Action& part) { visit(rank, static_cast<int>(i), part); });
+        for_each_sub_action(row[i], [&](const Action& part) { visit(rank, static_cast<int>(i), part); });
       }
     }
   }
@@ -79,7 +79,7 @@ class Validator {
   }
   std::optional<Place> find_gradient(int stage, int micro_batch) const {
     const auto whole = find(stage, ActionKind::backward, micro_batch);
-    return whole ? whole : find(stage, ActionKind::input_backward, micro_batch);
+    return whole ? whole : find(stage, ActionKind::backward_input, micro_batch);
   }
 
   // ---- checks
@@ -109,11 +109,11 @@ class Validator {
         const auto position = static_cast<int>(i);
         if (row[i].kind != ActionKind::overlap) {
           in_range(rank, position, row[i]);
-          if (!row[i].parts.empty()) fault(rank, position, row[i], "only an OVERLAP_F_B has parts");
+          if (!row[i].sub_actions.empty()) fault(rank, position, row[i], "only an OVERLAP_F_B has parts");
           continue;
         }
-        if (row[i].parts.empty()) fault(rank, position, row[i], "an overlap needs parts");
-        for (const Action& part : row[i].parts) {
+        if (row[i].sub_actions.empty()) fault(rank, position, row[i], "an overlap needs parts");
+        for (const Action& part : row[i].sub_actions) {
           if (!is_pass(part.kind))
             fault(rank, position, row[i], "the parts of an overlap are passes: F, B, I or W");
           else
@@ -155,27 +155,27 @@ class Validator {
     for (int stage = 0; stage < schedule_.stages() && faults_.size() < kMostFaults; ++stage) {
       for (int m = 0; m < schedule_.micro_batches && faults_.size() < kMostFaults; ++m) {
         const auto whole = find(stage, ActionKind::backward, m);
-        const auto input_half = find(stage, ActionKind::input_backward, m);
-        const auto weight_half = find(stage, ActionKind::weight_backward, m);
+        const auto backward_input = find(stage, ActionKind::backward_input, m);
+        const auto backward_weight = find(stage, ActionKind::backward_weight, m);
         if (!find(stage, ActionKind::forward, m)) missing(stage, ActionKind::forward, m, "it is missing");
         if (!training) continue;
-        for (const auto& [kind, half] :
-             {std::pair(ActionKind::input_backward, input_half), std::pair(ActionKind::weight_backward, weight_half)}) {
+        for (const auto& [kind, half] : {std::pair(ActionKind::backward_input, backward_input),
+                                         std::pair(ActionKind::backward_weight, backward_weight)}) {
           if (!whole || !half) continue;
           fault(half->rank, half->position, make_action(stage, kind, m),
                 fmt::format("the whole backward pass is there, too, at position {}", whole->position));
         }
         if (whole) continue;
-        if (!input_half && !weight_half) {
-          if (strayed_.contains({ActionKind::input_backward, stage, m}) ||
-              strayed_.contains({ActionKind::weight_backward, stage, m})) {
+        if (!backward_input && !backward_weight) {
+          if (strayed_.contains({ActionKind::backward_input, stage, m}) ||
+              strayed_.contains({ActionKind::backward_weight, stage, m})) {
             continue;
           }
           missing(stage, ActionKind::backward, m, "it is missing, and so are its halves I and W");
-        } else if (!input_half) {
-          missing(stage, ActionKind::input_backward, m, "it is missing, though W is there");
-        } else if (!weight_half) {
-          missing(stage, ActionKind::weight_backward, m, "it is missing, though I is there");
+        } else if (!backward_input) {
+          missing(stage, ActionKind::backward_input, m, "it is missing, though W is there");
+        } else if (!backward_weight) {
+          missing(stage, ActionKind::backward_weight, m, "it is missing, though I is there");
         }
       }
     }
@@ -200,9 +200,9 @@ class Validator {
         }
       };
       const auto need_gradient = [&](int of_stage) {
-        const bool halves = find(of_stage, ActionKind::input_backward, m).has_value();
+        const bool halves = find(of_stage, ActionKind::backward_input, m).has_value();
         need(find_gradient(of_stage, m),
-             make_action(of_stage, halves ? ActionKind::input_backward : ActionKind::backward, m));
+             make_action(of_stage, halves ? ActionKind::backward_input : ActionKind::backward, m));
       };
       const auto need_one = [&](int of_stage, ActionKind kind) {
         need(find(of_stage, kind, m), make_action(of_stage, kind, m));
@@ -213,21 +213,21 @@ class Validator {
           if (!on_different_ranks(schedule_, stage, stage - 1)) {
             need_one(stage - 1, ActionKind::forward);
           } else if (transfers_) {
-            need_one(stage, ActionKind::receive_forward);
+            need_one(stage, ActionKind::recv_forward);
           }
           break;
         case ActionKind::backward:
-        case ActionKind::input_backward:
+        case ActionKind::backward_input:
           need_one(stage, ActionKind::forward);
           if (stage == schedule_.stages() - 1) break;
           if (!on_different_ranks(schedule_, stage, stage + 1)) {
             need_gradient(stage + 1);
           } else if (transfers_) {
-            need_one(stage, ActionKind::receive_backward);
+            need_one(stage, ActionKind::recv_backward);
           }
           break;
-        case ActionKind::weight_backward:
-          need_one(stage, ActionKind::input_backward);
+        case ActionKind::backward_weight:
+          need_one(stage, ActionKind::backward_input);
           break;
         case ActionKind::send_forward:
           need_one(stage, ActionKind::forward);
@@ -334,7 +334,7 @@ class Validator {
     const Dataflow flow = walk(schedule_, {.action = [](const Action&) { return 1.0; }});
     halts("waits for ever for", flow.ran, flow.waiting_for);
     if (!faults_.empty() || !transfers_ || options_.transport != Transport::rendezvous) return;
-    faults_ = check_delivery(schedule_, post(schedule_, posting_for(/*has_tags=*/false)));
+    faults_ = check_deadlock(schedule_, post(schedule_, posting_for(/*has_tags=*/false)));
   }
 
   void halts(std::string_view how, const std::vector<std::size_t>& ran,

@@ -26,7 +26,7 @@ namespace phalanx::schedule {
 enum class Transport {
   asynchronous,  // a send does not wait for its receive, a receive does not hold up its rank
   rendezvous,    // as posted where messages have no tags (posting.h): a send waits for its receive, and a rank's
-                 // transfers run one after the other (delivery.h)
+                 // transfers run one after the other (deadlock_check.h)
 };
 
 struct ValidateOptions {

@@ -141,7 +141,7 @@ TEST(Validate, NumbersOutOfRange) {
   EXPECT_THAT(faults(schedule), ElementsAre("rank 0, position 0, 9F0: there are stages 0 to 1"));
   schedule.actions[0][0] = {-1, ActionKind::overlap, -1, {}};
   EXPECT_THAT(faults(schedule), ElementsAre("rank 0, position 0, ()OVERLAP_F_B: an overlap needs parts"));
-  schedule.actions[0][0].parts = {{0, ActionKind::send_forward, 0, {}}};
+  schedule.actions[0][0].sub_actions = {{0, ActionKind::send_forward, 0, {}}};
   EXPECT_THAT(faults(schedule), ElementsAre(HasSubstr("the parts of an overlap are passes: F, B, I or W")));
   schedule.actions[0][0] = {0, ActionKind::unshard, 3, {}};
   EXPECT_THAT(faults(schedule), ElementsAre(HasSubstr("this kind of action has no micro-batch")));

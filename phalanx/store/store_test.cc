@@ -16,7 +16,7 @@
 #include <thread>
 
 #include "phalanx/base/error.h"
-#include "phalanx/store/local_store.h"
+#include "phalanx/store/hash_store.h"
 #include "phalanx/store/tcp_store.h"
 #include "phalanx/store/tcp_store_wire.h"
 
@@ -215,7 +215,7 @@ TEST_P(EveryStore, AnInterruptOfAPrefixIsItsBases) {
 INSTANTIATE_TEST_SUITE_P(Stores, EveryStore,
                          testing::Values(StoreKind{"Local",
                                                    [] {
-                                                     auto store = std::make_shared<LocalStore>();
+                                                     auto store = std::make_shared<HashStore>();
                                                      return [store]() -> std::shared_ptr<Store> { return store; };
                                                    }},
                                          StoreKind{"Tcp",

@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "phalanx/base/error.h"
-#include "phalanx/store/store_greeting.h"
+#include "phalanx/store/store_handshake.h"
 #include "phalanx/store/store_table.h"
 #include "phalanx/store/tcp_store_wire.h"
 
@@ -59,7 +59,7 @@ UniqueFd TcpStore::connect(std::chrono::milliseconds timeout) const {
     UniqueFd fd = connect_to(reached_.value_or(server_), std::max(timeout - spent, Milliseconds(1)), "the store",
                              {.was_up = reached_.has_value(), .interrupt = &interrupt_});
     const auto deadline = start + std::max(timeout, kAnswerGrace);
-    if (greet_store(fd.get(), options_.secret, deadline, describe(), &interrupt_)) return fd;
+    if (handshake_with_store(fd.get(), options_.secret, deadline, describe(), &interrupt_)) return fd;
     if (attempt == kAttempts)
       throw CommError(
           fmt::format("{}: the connection was closed during the greeting: is it a Phalanx store?", describe()));

@@ -21,7 +21,7 @@
 #include "phalanx/base/log.h"
 #include "phalanx/base/remedy.h"
 #include "phalanx/base/start_thread.h"
-#include "phalanx/store/store_greeting.h"
+#include "phalanx/store/store_handshake.h"
 #include "phalanx/store/store_table.h"
 #include "phalanx/store/tcp_store.h"
 #include "phalanx/store/tcp_store_wire.h"
@@ -38,10 +38,10 @@ constexpr std::size_t kReadChunk = 64 * 1024;
 
 struct StoreConnection {
   UniqueFd fd;
-  std::unique_ptr<StoreGreeting> greeting;  // until it is welcome
-  std::string peer;                         // its address, until then
-  std::string input;                        // at most one frame: a client asks one thing at a time
-  std::string output;                       // what the socket has not taken yet
+  std::unique_ptr<StoreHandshake> handshake;  // until it is welcome
+  std::string peer;                           // its address, until then
+  std::string input;                          // at most one frame: a client asks one thing at a time
+  std::string output;                         // what the socket has not taken yet
   std::size_t sent = 0;
   // The wait in progress, if any.
   ServerOperation waiting = ServerOperation::set;  // set: none
@@ -171,11 +171,11 @@ class TcpStoreServer::Impl {
       setsockopt(fd.get(), IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
       const std::uint64_t id = next_id_++;
       watch(fd.get(), id, EPOLLIN | EPOLLRDHUP, EPOLL_CTL_ADD);
-      if (greeting_.size() >= options_.max_unauthenticated) turn_away_oldest();
-      greeting_.insert(id);
+      if (handshake_.size() >= options_.max_unauthenticated) turn_away_oldest();
+      handshake_.insert(id);
       auto& connection = connections_[id];
       connection.fd = std::move(fd);
-      connection.greeting = std::make_unique<StoreGreeting>(options_.secret);
+      connection.handshake = std::make_unique<StoreHandshake>(options_.secret);
       connection.peer = peer_name(peer);
       set_deadline(id, connection, ServerClock::now() + options_.hello_timeout);
     }
@@ -190,10 +190,10 @@ class TcpStoreServer::Impl {
   }
 
   void turn_away_oldest() {
-    const auto found = connections_.find(*greeting_.begin());
+    const auto found = connections_.find(*handshake_.begin());
     log_refusal(found->second.peer,
-                fmt::format("{} connections have not greeted yet, and it is the oldest of them", greeting_.size()));
-    greeting_.erase(greeting_.begin());
+                fmt::format("{} connections have not greeted yet, and it is the oldest of them", handshake_.size()));
+    handshake_.erase(handshake_.begin());
     clear_deadline(found->first, found->second);
     connections_.erase(found);
   }
@@ -227,18 +227,18 @@ class TcpStoreServer::Impl {
     char chunk[kReadChunk];
     for (;;) {
       // Before it is welcome nothing but the greeting's bytes is taken in: strangers cost no memory.
-      const std::size_t room = connection.greeting ? connection.greeting->wanted() : sizeof chunk;
+      const std::size_t room = connection.handshake ? connection.handshake->wanted() : sizeof chunk;
       const ssize_t got = recv(connection.fd.get(), chunk, room, 0);
       if (got < 0 && errno == EINTR) continue;
       if (got < 0 && errno == EAGAIN) return true;
       if (got <= 0) {
         // Who only looked whether the port is open is not worth a line.
-        if (connection.greeting && connection.greeting->has_begun())
+        if (connection.handshake && connection.handshake->has_begun())
           log_refusal(connection.peer, "it left in the middle of the greeting");
         return false;
       }
       const std::string_view bytes(chunk, static_cast<std::size_t>(got));
-      if (connection.greeting) {
+      if (connection.handshake) {
         if (!greet(id, connection, bytes)) return false;
       } else {
         connection.input += bytes;
@@ -248,17 +248,17 @@ class TcpStoreServer::Impl {
   }
 
   bool greet(std::uint64_t id, StoreConnection& connection, std::string_view bytes) {
-    std::string answer = connection.greeting->take(bytes);
+    std::string answer = connection.handshake->take(bytes);
     // Logged before it is told: whoever has been refused can point to the line.
-    const bool is_refused = connection.greeting->state() == StoreGreeting::State::refused;
-    if (is_refused) log_refusal(connection.peer, connection.greeting->refusal());
+    const bool is_refused = connection.handshake->state() == StoreHandshake::State::refused;
+    if (is_refused) log_refusal(connection.peer, connection.handshake->refusal());
     // The few bytes of a refusal fit any socket's buffer, so closing right after it loses nothing.
     if (!answer.empty() && !reply(id, connection, std::move(answer))) return false;
     if (is_refused) return false;
-    if (connection.greeting->state() == StoreGreeting::State::welcome) {
-      connection.greeting.reset();
+    if (connection.handshake->state() == StoreHandshake::State::welcome) {
+      connection.handshake.reset();
       connection.peer = {};
-      greeting_.erase(id);
+      handshake_.erase(id);
       clear_deadline(id, connection);
     }
     return true;
@@ -498,7 +498,7 @@ class TcpStoreServer::Impl {
       const auto found = connections_.find(id);
       if (found == connections_.end()) continue;
       end_wait(id, found->second);
-      greeting_.erase(id);
+      handshake_.erase(id);
       const auto when_lost = std::move(found->second.when_lost);
       connections_.erase(found);
       for (const auto& [key, value] : when_lost) assign(key, value);
@@ -513,7 +513,7 @@ class TcpStoreServer::Impl {
   std::unordered_multimap<std::string, std::uint64_t> waiters_;
   std::set<std::pair<ServerClock::time_point, std::uint64_t>> deadlines_;
   std::vector<std::uint64_t> lost_;
-  std::set<std::uint64_t> greeting_;  // connections that are not welcome yet, oldest first
+  std::set<std::uint64_t> handshake_;  // connections that are not welcome yet, oldest first
   RefusalLog refusals_;
   std::thread thread_;
 };

@@ -23,9 +23,9 @@ void free_block(void* block) {
   if (block == nullptr) return;
   if (SharedHeap* const heap = SharedHeap::owner_of(block)) {
     const SharedHeap::Block was = heap->free(block);
-    return observe::note_memory_freed(static_cast<MemoryCategory>(was.tag), was.bytes, /*shared=*/true);
+    return observe::record_memory_freed(static_cast<MemoryCategory>(was.tag), was.bytes, /*shared=*/true);
   }
-  observe::note_memory_freed(static_cast<MemoryCategory>(last_byte(block)), malloc_usable_size(block));
+  observe::record_memory_freed(static_cast<MemoryCategory>(last_byte(block)), malloc_usable_size(block));
   c10::free_cpu(block);
 }
 
@@ -34,13 +34,13 @@ class CountingAllocator final : public c10::Allocator {
   c10::DataPtr allocate(std::size_t bytes) override {
     if (bytes == 0) return {nullptr, nullptr, &free_block, c10::DeviceType::CPU};
     const MemoryCategory category = observe::MemoryScope::current();
-    if (void* const shared = SharedHeap::take(bytes, static_cast<std::uint8_t>(category))) {
-      observe::note_memory_taken(category, SharedHeap::owner_of(shared)->at(shared).bytes, /*shared=*/true);
+    if (void* const shared = SharedHeap::try_allocate(bytes, static_cast<std::uint8_t>(category))) {
+      observe::record_memory_allocated(category, SharedHeap::owner_of(shared)->at(shared).bytes, /*shared=*/true);
       return {shared, shared, &free_block, c10::DeviceType::CPU};
     }
     void* const block = c10::alloc_cpu(bytes + 1);
     last_byte(block) = static_cast<std::uint8_t>(category);
-    observe::note_memory_taken(category, malloc_usable_size(block));
+    observe::record_memory_allocated(category, malloc_usable_size(block));
     return {block, block, &free_block, c10::DeviceType::CPU};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
@@ -62,15 +62,15 @@ void count_as(const at::Tensor& tensor, MemoryCategory category) {
   if (SharedHeap* const heap = SharedHeap::owner_of(block)) {
     const SharedHeap::Block was = heap->at(block);
     heap->set_tag(block, static_cast<std::uint8_t>(category));
-    observe::note_memory_freed(static_cast<MemoryCategory>(was.tag), was.bytes, /*shared=*/true);
-    return observe::note_memory_taken(category, was.bytes, /*shared=*/true);
+    observe::record_memory_freed(static_cast<MemoryCategory>(was.tag), was.bytes, /*shared=*/true);
+    return observe::record_memory_allocated(category, was.bytes, /*shared=*/true);
   }
   const auto before = static_cast<MemoryCategory>(last_byte(block));
   if (before == category) return;
   last_byte(block) = static_cast<std::uint8_t>(category);
   const std::size_t bytes = malloc_usable_size(block);
-  observe::note_memory_freed(before, bytes);
-  observe::note_memory_taken(category, bytes);
+  observe::record_memory_freed(before, bytes);
+  observe::record_memory_allocated(category, bytes);
 }
 
 }  // namespace phalanx

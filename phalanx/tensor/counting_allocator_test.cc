@@ -26,9 +26,11 @@ class CountingAllocatorTest : public ::testing::Test {
   CountingAllocatorTest() {
     install_counting_allocator();
     install_counting_allocator();
-    before_ = observe::memory_in_use();
+    before_ = observe::memory_allocated();
   }
-  std::int64_t taken(MemoryCategory category) const { return observe::memory_in_use()[category] - before_[category]; }
+  std::int64_t taken(MemoryCategory category) const {
+    return observe::memory_allocated()[category] - before_[category];
+  }
   observe::MemoryCounts before_;
 };
 
@@ -92,7 +94,7 @@ TEST_F(CountingAllocatorTest, BlocksAreAsLibtorchExpectsThem) {
   void* const raw = c10::GetCPUAllocator()->raw_allocate(1000);
   std::memset(raw, 0xff, 1000);
   c10::GetCPUAllocator()->raw_deallocate(raw);
-  EXPECT_EQ(observe::memory_in_use().bytes, before_.bytes);
+  EXPECT_EQ(observe::memory_allocated().bytes, before_.bytes);
   EXPECT_EQ(c10::GetCPUAllocator()->allocate(0).get(), nullptr);
 
   at::Tensor grown = at::ones({100}, at::kFloat);
@@ -103,7 +105,7 @@ TEST_F(CountingAllocatorTest, BlocksAreAsLibtorchExpectsThem) {
 
 TEST_F(CountingAllocatorTest, MemoryThatIsNotThereIsLibtorchsError) {
   EXPECT_THROW(at::empty({std::int64_t{1} << 50}, at::kByte), c10::Error);
-  EXPECT_EQ(observe::memory_in_use().bytes, before_.bytes);
+  EXPECT_EQ(observe::memory_allocated().bytes, before_.bytes);
 }
 
 // The heap is for good, and so is its place below this allocator: in a process of their own.
@@ -113,8 +115,10 @@ TEST_F(CountingAllocatorTest, TensorsInTheSharedHeapCountAsShared) {
       if (!holds) throw std::runtime_error(what);
     };
     share_large_tensors();
-    const observe::MemoryCounts before = observe::memory_in_use();
-    const auto taken = [&](MemoryCategory category) { return observe::memory_in_use()[category] - before[category]; };
+    const observe::MemoryCounts before = observe::memory_allocated();
+    const auto taken = [&](MemoryCategory category) {
+      return observe::memory_allocated()[category] - before[category];
+    };
     at::Tensor large, small;
     {
       const MemoryScope scope(MemoryCategory::parameters);
@@ -124,15 +128,16 @@ TEST_F(CountingAllocatorTest, TensorsInTheSharedHeapCountAsShared) {
     require(SharedHeap::owner_of(large.const_data_ptr()) == SharedHeap::current(), "the large one is in the heap");
     require(SharedHeap::owner_of(small.const_data_ptr()) == nullptr, "the small one is not");
     const std::int64_t pages = static_cast<std::int64_t>(SharedHeap::current()->use().in_use);
-    require(pages >= 20'000 && observe::memory_in_use().shared - before.shared == pages, "pages count as shared");
+    require(pages >= 20'000 && observe::memory_allocated().shared - before.shared == pages, "pages count as shared");
     require(taken(MemoryCategory::parameters) >= pages + 40, "as parameters");
     count_as(large, MemoryCategory::gradients);
     require(taken(MemoryCategory::gradients) == pages && taken(MemoryCategory::parameters) < pages, "as gradients");
-    require(observe::memory_in_use().shared - before.shared == pages, "still shared");
+    require(observe::memory_allocated().shared - before.shared == pages, "still shared");
     std::thread([&] { large.reset(); }).join();
     small.reset();
     require(taken(MemoryCategory::gradients) == 0 && taken(MemoryCategory::parameters) == 0, "freed");
-    require(observe::memory_in_use().shared == before.shared && SharedHeap::current()->use().in_use == 0, "all of it");
+    require(observe::memory_allocated().shared == before.shared && SharedHeap::current()->use().in_use == 0,
+            "all of it");
   });
   EXPECT_EQ(error, "");
 }

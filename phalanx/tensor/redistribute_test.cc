@@ -19,7 +19,7 @@
 #include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/comm/backends/local_shm/shm.h"
 #include "phalanx/comm/data_type.h"
-#include "phalanx/comm/hierarchical/two_level.h"
+#include "phalanx/comm/hierarchical/hierarchical.h"
 #include "phalanx/comm/testing/forked_ranks.h"
 #include "phalanx/observe/flight_recorder.h"
 #include "phalanx/store/tcp_store.h"
@@ -439,17 +439,17 @@ std::shared_ptr<Communicator> gloo_world(const std::shared_ptr<Store>& store, in
   return make_gloo_communicator(store, rank, size);
 }
 // The even ranks are one machine, the odd ones another.
-std::shared_ptr<Communicator> two_level_world(const std::shared_ptr<Store>& store, int rank, int size) {
-  TwoLevelOptions options;
-  for (int r = 0; r < size; ++r) options.machines.push_back(r % 2);
+std::shared_ptr<Communicator> hierarchical_world(const std::shared_ptr<Store>& store, int rank, int size) {
+  HierarchicalOptions options;
+  for (int r = 0; r < size; ++r) options.nodes.push_back(r % 2);
   options.smallest_bytes = 1;
   options.by_estimate = false;
-  return make_two_level_communicator(make_gloo_communicator(store, rank, size), options);
+  return make_hierarchical_communicator(make_gloo_communicator(store, rank, size), options);
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, RedistributeBetweenProcesses,
                          testing::Values(ProcessBackend{"shm", 60, &shm_world}, ProcessBackend{"gloo", 25, &gloo_world},
-                                         ProcessBackend{"two_levels", 25, &two_level_world}),
+                                         ProcessBackend{"two_levels", 25, &hierarchical_world}),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace

@@ -60,13 +60,13 @@ WeightGradient weight_gradient(const at::Tensor& weight) {
 }
 
 EarlyWeightGradient::EarlyWeightGradient(const at::Tensor& weight)
-    : weight_(weight), room_(borrow_grad_buffer(weight)) {
-  if (!room_) room_ = std::make_shared<at::Tensor>(at::empty_like(weight));
+    : weight_(weight), buffer_(borrow_grad_buffer(weight)) {
+  if (!buffer_) buffer_ = std::make_shared<at::Tensor>(at::empty_like(weight));
 }
 
 at::Tensor EarlyWeightGradient::deliver(float factor) {
   // The only reference, if it is a tensor of its own: autograd takes over what is returned only then.
-  at::Tensor made = *std::exchange(room_, nullptr);
+  at::Tensor made = *std::exchange(buffer_, nullptr);
   if (factor != 1.0F) made.mul_(factor);
   const at::Tensor buffer = grad_buffer(weight_);
   if (buffer.defined() && made.is_same(buffer)) {

@@ -52,7 +52,7 @@ class EarlyWeightGradient {
   explicit EarlyWeightGradient(const at::Tensor& weight);
 
   /// Of the weight's shape, its contents undefined at first. To be used before anything else is done with the weight.
-  const at::Tensor& out() const { return *room_; }
+  const at::Tensor& out() const { return *buffer_; }
 
   /// Only inside a backward function, and once: makes factor times out() part of the gradient, in the order of calls.
   /// Returns what backward() returns for the weight: undefined if that is in weight.grad() already.
@@ -60,7 +60,7 @@ class EarlyWeightGradient {
 
  private:
   at::Tensor weight_;
-  std::shared_ptr<at::Tensor> room_;
+  std::shared_ptr<at::Tensor> buffer_;
 };
 
 }  // namespace phalanx

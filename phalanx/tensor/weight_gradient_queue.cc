@@ -7,37 +7,34 @@
 namespace phalanx {
 namespace {
 
-thread_local const WeightGradientQueue::Place* current_place = nullptr;
+thread_local const WeightGradientQueue::Ref* current_ref = nullptr;
 
 }  // namespace
 
-WeightGradientQueue::Scope::Scope(Place place)
-    : place_(std::move(place)), before_(std::exchange(current_place, &place_)) {}
+WeightGradientQueue::Scope::Scope(Ref ref) : ref_(std::move(ref)), before_(std::exchange(current_ref, &ref_)) {}
 
-WeightGradientQueue::Scope::~Scope() { current_place = before_; }
+WeightGradientQueue::Scope::~Scope() { current_ref = before_; }
 
-WeightGradientQueue::Place WeightGradientQueue::current() {
-  return current_place != nullptr ? *current_place : Place();
-}
+WeightGradientQueue::Ref WeightGradientQueue::current() { return current_ref != nullptr ? *current_ref : Ref(); }
 
 WeightGradientQueue::~WeightGradientQueue() {
-  while (!left_.empty()) drop(left_.begin()->first);
+  while (!deferred_.empty()) drop(deferred_.begin()->first);
 }
 
 bool WeightGradientQueue::defers(const at::Tensor& weight) const {
   return deferring_ && weight.requires_grad() && weight.is_leaf() && is_only_accumulated(weight);
 }
 
-void WeightGradientQueue::leave(Key key, const at::Tensor& weight, Write write) {
+void WeightGradientQueue::put(Key key, const at::Tensor& weight, Write write) {
   expect_gradient(weight);
-  left_[key].push_back({weight, std::move(write)});
+  deferred_[key].push_back({weight, std::move(write)});
 }
 
 void WeightGradientQueue::flush(Key key) {
-  const auto found = left_.find(key);
-  if (found == left_.end()) return;
-  std::vector<Left> all = std::move(found->second);
-  left_.erase(found);
+  const auto found = deferred_.find(key);
+  if (found == deferred_.end()) return;
+  std::vector<DeferredGradient> all = std::move(found->second);
+  deferred_.erase(found);
   std::size_t computed = 0;
   try {
     for (; computed < all.size(); ++computed) {
@@ -52,16 +49,16 @@ void WeightGradientQueue::flush(Key key) {
 }
 
 void WeightGradientQueue::drop(Key key) {
-  const auto found = left_.find(key);
-  if (found == left_.end()) return;
-  const std::vector<Left> all = std::move(found->second);
-  left_.erase(found);
+  const auto found = deferred_.find(key);
+  if (found == deferred_.end()) return;
+  const std::vector<DeferredGradient> all = std::move(found->second);
+  deferred_.erase(found);
   for (const auto& one : all) expected_gradient_came(one.weight, /*came=*/false);
 }
 
 std::size_t WeightGradientQueue::size(Key key) const {
-  const auto found = left_.find(key);
-  return found == left_.end() ? 0 : found->second.size();
+  const auto found = deferred_.find(key);
+  return found == deferred_.end() ? 0 : found->second.size();
 }
 
 }  // namespace phalanx

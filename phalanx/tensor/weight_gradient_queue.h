@@ -47,7 +47,7 @@ class WeightGradientQueue {
     auto operator<=>(const Key&) const = default;
   };
   /// What a layer remembers; empty where it ran in no scope.
-  struct Place {
+  struct Ref {
     std::shared_ptr<WeightGradientQueue> queue;
     Key key;
   };
@@ -55,17 +55,17 @@ class WeightGradientQueue {
   /// Layers whose forward pass runs on this thread while it is open leave their weight gradients in the queue.
   class [[nodiscard]] Scope {
    public:
-    Scope(std::shared_ptr<WeightGradientQueue> queue, Key key) : Scope(Place{std::move(queue), key}) {}
-    explicit Scope(Place place);  // an empty place: as if there was no scope around
+    Scope(std::shared_ptr<WeightGradientQueue> queue, Key key) : Scope(Ref{std::move(queue), key}) {}
+    explicit Scope(Ref ref);  // an empty place: as if there was no scope around
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;
     ~Scope();
 
    private:
-    Place place_;
-    const Place* before_;
+    Ref ref_;
+    const Ref* before_;
   };
-  static Place current();
+  static Ref current();
 
   WeightGradientQueue() = default;
   ~WeightGradientQueue();
@@ -80,19 +80,19 @@ class WeightGradientQueue {
   void flush(Key key);
   void drop(Key key);
   std::size_t size(Key key) const;
-  bool is_empty() const noexcept { return left_.empty(); }
+  bool is_empty() const noexcept { return deferred_.empty(); }
 
   // For layers, in their backward function.
   using Write = std::function<void(const WeightGradient&)>;
   bool defers(const at::Tensor& weight) const;
-  void leave(Key key, const at::Tensor& weight, Write write);
+  void put(Key key, const at::Tensor& weight, Write write);
 
  private:
-  struct Left {
+  struct DeferredGradient {
     at::Tensor weight;
     Write write;
   };
-  std::map<Key, std::vector<Left>> left_;
+  std::map<Key, std::vector<DeferredGradient>> deferred_;
   bool deferring_ = true;
 };
 

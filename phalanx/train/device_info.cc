@@ -49,7 +49,7 @@ double measured_matmul_tflops() {
 
 }  // namespace
 
-std::uint64_t machine_memory_bytes() {
+std::uint64_t host_memory_bytes() {
   std::uint64_t bytes = 0;
   try {
     bytes = std::stoull(field_of("/proc/meminfo", "MemTotal")) * 1024;
@@ -71,7 +71,7 @@ DeviceInfo describe_device(c10::Device device) {
     return {cuda_device_name(device.index()), total_bytes};
   }
   const std::string name = field_of("/proc/cpuinfo", "model name");
-  return {name.empty() ? "CPU" : name, machine_memory_bytes()};
+  return {name.empty() ? "CPU" : name, host_memory_bytes()};
 }
 
 std::uint64_t peak_device_bytes(c10::Device device) {

@@ -27,6 +27,6 @@ std::uint64_t peak_device_bytes(c10::Device device);
 std::optional<double> device_peak_tflops(c10::Device device, const std::string& name);
 
 /// Memory of the machine, or of the innermost cgroup that limits it.
-std::uint64_t machine_memory_bytes();
+std::uint64_t host_memory_bytes();
 
 }  // namespace phalanx::train

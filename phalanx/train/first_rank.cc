@@ -4,7 +4,7 @@
 #include <string>
 
 #include "phalanx/base/error.h"
-#include "phalanx/base/error_note.h"
+#include "phalanx/base/error_serialization.h"
 #include "phalanx/checkpoint/rank_group.h"
 
 namespace phalanx::train {
@@ -17,18 +17,18 @@ void on_first_rank(Communicator& world, const std::function<void()>& work) {
       work();
     } catch (const std::exception& error) {
       failure = std::current_exception();
-      note = error_note(error);
+      note = serialize_error(error);
     }
   }
   note = world.broadcast_bytes(note);
   if (failure) std::rethrow_exception(failure);
-  if (!note.empty()) throw_noted(note);
+  if (!note.empty()) throw_serialized_error(note);
 }
 
 void on_every_rank(const std::shared_ptr<Communicator>& world, const std::function<void()>& work) {
   std::exception_ptr foreign;
   try {
-    RankGroup(world).together([&] {
+    RankGroup(world).run_collectively([&] {
       try {
         work();
       } catch (const Error&) {

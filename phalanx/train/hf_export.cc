@@ -23,13 +23,13 @@ std::vector<std::filesystem::path> export_in_hf(const std::filesystem::path& fol
   const auto texts = hf_files(model, options.dtype, options.assets);
   compare_end_tokens(texts, options.metadata);
   const std::string told = options.metadata.empty() ? metadata_of_model(model) : metadata_for_weights(options.metadata);
-  const auto paths =
-      export_weights_to_folder(folder, weights,
-                               {.place_in_file = [&](const std::string& name) { return models::hf_place(model, name); },
-                                .dtype = type_of_export(options.dtype),
-                                .metadata = {{kMetadataInHeader, told}},
-                                .max_file_bytes = options.max_file_bytes},
-                               posix_file_system());
+  const auto paths = export_weights_to_folder(
+      folder, weights,
+      {.key_mapping = [&](const std::string& name) { return models::hf_tensor_view(model, name); },
+       .dtype = type_of_export(options.dtype),
+       .metadata = {{kMetadataInHeader, told}},
+       .max_file_bytes = options.max_file_bytes},
+      posix_file_system());
   for (const auto& [name, text] : texts) replace_file(folder / name, text);
   return paths;
 }

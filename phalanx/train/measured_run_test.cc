@@ -13,8 +13,8 @@
 #include "phalanx/comm/backends/local_shm/shm.h"
 #include "phalanx/comm/testing/forked_ranks.h"
 #include "phalanx/config/training_shape.h"
-#include "phalanx/plan/cut_model.h"
 #include "phalanx/plan/memory_model.h"
+#include "phalanx/plan/model_partition.h"
 #include "phalanx/store/tcp_store.h"
 #include "phalanx/train/testing/trainer_test_support.h"
 
@@ -26,7 +26,7 @@ struct MeasuredCase {
   int ranks = 2;
   std::vector<std::string> keys = {};
   double hardly_any = 3e5;  // bytes of a category
-  bool lets_go = false;     // of a stage's parameters, after each pass
+  bool reshards = false;    // of a stage's parameters, after each pass
 };
 
 class MeasuredRunTest : public TrainerTest {
@@ -35,7 +35,8 @@ class MeasuredRunTest : public TrainerTest {
   static double stage_parameters(const plan::TrainingShape& shape, std::size_t rank) {
     std::int64_t sum = 0;
     for (const int stage : shape.pipeline->schedule.stages_of(static_cast<int>(rank))) {
-      sum += plan::CutModel(shape).parameters(shape.pipeline->parts[static_cast<std::size_t>(stage)], /*tied=*/false);
+      sum += plan::ModelPartition(shape).parameters(shape.pipeline->parts[static_cast<std::size_t>(stage)],
+                                                    /*tied=*/false);
     }
     return static_cast<double>(sum);
   }
@@ -94,7 +95,7 @@ class MeasuredRunTest : public TrainerTest {
         }
       }
       expect_near(found_made, expected_made, "gradients and activations");
-      if (shape.pipeline && shape.shards > 1 && shape.zero_stage > 1 && plan.parallel.pp > 1 && !one.lets_go) {
+      if (shape.pipeline && shape.shards > 1 && shape.zero_stage > 1 && plan.parallel.pp > 1 && !one.reshards) {
         // Whole gradients until the step ends, and whole parameters: 4 bytes each of every parameter of the stage.
         expect_near(bytes("buffers"), bytes("parameters"), "gradients between micro-batches, 4 bytes a parameter");
         expect_near(bytes("parameters"), 4.0 * stage_parameters(shape, stage_rank), "4 bytes a parameter");
@@ -136,7 +137,7 @@ TEST_F(MeasuredRunTest, ShardedStagesTakeWhatIsPredicted) {
        .ranks = 4,
        .keys = {kPipeline, kShards, "--parallelism.pipeline_parallel_schedule=ZBV",
                 "--parallelism.fsdp_reshard_after_forward=always"},
-       .lets_go = true}};
+       .reshards = true}};
   for (const MeasuredCase& one : cases) expect_as_predicted(one);
 }
 

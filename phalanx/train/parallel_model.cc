@@ -30,12 +30,12 @@ int split_dim(const TrainConfig& config, const RunPlan& plan, at::Device device)
 ParallelModel::ParallelModel(const TrainConfig& config, const RunPlan& plan, std::shared_ptr<Communicator> world,
                              at::Device device)
     : world_(std::move(world)), mesh_(world_, plan.parallel.axes(), device.is_cuda() ? "cuda" : "cpu"), plan_(plan) {
-  keeps_whole_gradients_ = config.parallelism.zero_stage == 1;
+  keeps_full_gradients_ = config.parallelism.zero_stage == 1;
   reduces_each_microbatch_ = reduces_each_microbatch(config);
   stage_text_ = sharding_text(config);
   optimizer_copies_ = config.optimizer.name == "AdamW" ? 2 : config.optimizer.momentum > 0 ? 1 : 0;
   const bool is_sharded = plan.parallel.dp_shard > 1;
-  const bool is_cut = plan.parallel.cuts_model();
+  const bool is_cut = plan.parallel.uses_model_parallelism();
   model_ = std::make_shared<models::Llama>(
       model_config(config), nn::TensorOptionsOfModule{.device = device, .without_memory = is_sharded || is_cut});
   if (plan.parallel.tp > 1) {
@@ -52,15 +52,15 @@ ParallelModel::ParallelModel(const TrainConfig& config, const RunPlan& plan, std
   }
   recompute_layers(*model_, config);
   if (!is_sharded) {
-    nn::give_memory(*model_);
-    replicas_ = replicating_ranks();
+    nn::materialize(*model_);
+    replicas_ = replicate_group();
     return;
   }
   sharded_ = std::make_unique<FullyShardedDataParallel>(*model_, mesh_, shard_options(config));
 }
 
 /// A rank that shares its batch with nobody but its tensor group averages with itself: its gradients get buckets too.
-std::shared_ptr<Communicator> ParallelModel::replicating_ranks() const {
+std::shared_ptr<Communicator> ParallelModel::replicate_group() const {
   if (mesh_.has("dp_replicate")) return mesh_.communicator("dp_replicate");
   return world_->size() == 1 ? world_ : world_->split(world_->rank(), 0);
 }
@@ -105,9 +105,9 @@ std::vector<NamedTensor> ParallelModel::replicated_weights() const {
 }
 
 void ParallelModel::values_were_loaded() {
-  if (pipeline_) pipeline_->forget_values();
+  if (pipeline_) pipeline_->invalidate_unsharded();
   if (sharded_) {
-    sharded_->forget_values();
+    sharded_->invalidate_unsharded();
   } else if (are_attached_) {
     return;
   } else if (!pipeline_) {
@@ -123,9 +123,9 @@ const std::vector<NamedTensor>& ParallelModel::parameters() const {
   return sharded_ ? sharded_->parameters() : ddp_->parameters();
 }
 
-std::shared_ptr<void> ParallelModel::accumulate() {
+std::shared_ptr<void> ParallelModel::no_sync() {
   if (sharded_ && reduces_each_microbatch_) {
-    return std::make_shared<FullyShardedDataParallel::Accumulation>(sharded_->accumulate());
+    return std::make_shared<FullyShardedDataParallel::NoAllReduce>(sharded_->no_all_reduce());
   }
   if (sharded_) return std::make_shared<FullyShardedDataParallel::NoSync>(sharded_->no_sync());
   return std::make_shared<DistributedDataParallel::NoSync>(ddp_->no_sync());
@@ -137,7 +137,7 @@ std::vector<std::shared_ptr<Communicator>> ParallelModel::communicators() const 
     if (mesh_.communicator(axis.name) != world_) all.push_back(mesh_.communicator(axis.name));
   }
   for (const auto* sharding : shardings()) {
-    if (const auto keepers = sharding->reshard_ranks()) all.push_back(keepers);
+    if (const auto post_forward_group = sharding->post_forward_group()) all.push_back(post_forward_group);
   }
   return all;
 }
@@ -148,7 +148,7 @@ std::vector<const FullyShardedDataParallel*> ParallelModel::shardings() const {
                   : std::vector<const FullyShardedDataParallel*>{};
 }
 
-Communicator* ParallelModel::norm_ranks() const { return runs_together() ? world_.get() : nullptr; }
+Communicator* ParallelModel::grad_norm_group() const { return is_model_sharded() ? world_.get() : nullptr; }
 
 void ParallelModel::collect_state(TrainState& state) const {
   const auto named = with_prefix("model.", weights());
@@ -156,7 +156,7 @@ void ParallelModel::collect_state(TrainState& state) const {
   if (ddp_) ddp_->collect_state(state);
 }
 
-std::vector<NamedTensor> ParallelModel::whole_on_first_rank() const {
+std::vector<NamedTensor> ParallelModel::full_weights_on_rank0() const {
   const at::NoGradGuard no_grad;
   std::vector<NamedTensor> result;
   for (const auto& [name, tensor, shard] : weights()) {
@@ -185,7 +185,8 @@ std::string ParallelModel::layout() const {
     text += fmt::format(", {} over {}", stage_text_, plan.dp_shard);
     if (plan.dp_replicate > 1) text += fmt::format(", replicated {} times", plan.dp_replicate);
   } else if (plan.dp_replicate > 1) {
-    text += plan.cuts_model() ? fmt::format(", data parallel over {}", plan.dp_replicate) : ", data parallel";
+    text +=
+        plan.uses_model_parallelism() ? fmt::format(", data parallel over {}", plan.dp_replicate) : ", data parallel";
   }
   if (pipeline_) text += ", " + pipeline_->text();
   if (plan.tp > 1) {
@@ -205,9 +206,9 @@ observe::MemoryCounts ParallelModel::held() const {
   for (const auto* sharding : shardings()) {
     const FullyShardStatistics statistics = sharding->statistics();
     counts[parameters] += statistics.shard_bytes;
-    counts[gradients] += statistics.reduced_bytes_kept;
-    counts[keeps_whole_gradients_ ? gradients : buffers] += statistics.gradient_bytes;
-    counts[buffers] += statistics.gathered_bytes;
+    counts[gradients] += statistics.sharded_grad_bytes;
+    counts[keeps_full_gradients_ ? gradients : buffers] += statistics.gradient_bytes;
+    counts[buffers] += statistics.unsharded_bytes;
   }
   return counts;
 }
@@ -220,18 +221,18 @@ std::string ParallelModel::memory_text() const {
     return fmt::format("{} for weights, gradients and optimizer on {}, and activations",
                        bytes(weight_bytes * (2 + optimizer_copies_)), plan_.parallel.pp > 1 ? "rank 0" : "each rank");
   }
-  std::int64_t rows = 0, weight_bytes = 0, gradient_bytes = 0, gathered_bytes = 0;
+  std::int64_t rows = 0, weight_bytes = 0, gradient_bytes = 0, unsharded_bytes = 0;
   for (const auto& p : weights()) rows += static_cast<std::int64_t>(p.tensor.nbytes());
   for (const auto* sharding : shardings()) {
     const FullyShardStatistics statistics = sharding->statistics();
     weight_bytes += statistics.shard_bytes;
-    gradient_bytes += statistics.reduced_bytes_kept;
-    gathered_bytes += statistics.gathered_bytes;
+    gradient_bytes += statistics.sharded_grad_bytes;
+    unsharded_bytes += statistics.unsharded_bytes;
   }
   return fmt::format(
       "{} of weights, {} of gradients, {} of optimizer state on this rank; {} for gathered units, then {} and "
       "activations",
-      bytes(weight_bytes), bytes(gradient_bytes), bytes(rows * optimizer_copies_), bytes(gathered_bytes),
+      bytes(weight_bytes), bytes(gradient_bytes), bytes(rows * optimizer_copies_), bytes(unsharded_bytes),
       pipeline_ ? "whole gradients of its stages" : "gradients of units,");
 }
 

@@ -3,9 +3,9 @@
 //   ParallelModel model(config, plan, world, device);          // collective
 //   model.initialise(seed);
 //   model.values_were_loaded();
-//   { const auto part = model.accumulate(); loss.backward(); } // gradients are only accumulated
+//   { const auto part = model.no_sync(); loss.backward(); } // gradients are only accumulated
 //   loss.backward();                                           // averaged
-//   clip_grad_norm(model.parameters(), 1.0, model.norm_ranks());
+//   clip_grad_norm(model.parameters(), 1.0, model.grad_norm_group());
 //
 // Without sharding every data rank holds the whole model (DistributedDataParallel); with it, its rows of every
 // parameter (FullyShardedDataParallel). Tensor parallelism cuts the matrices first, a pipeline the layers
@@ -40,10 +40,12 @@ class ParallelModel {
   /// What this rank runs: the model, or its stages of a pipeline.
   std::vector<nn::Module*> modules() const;
   /// Whether all ranks must run the model together, because none has all of it.
-  bool runs_together() const noexcept { return plan_.parallel.dp_shard > 1 || plan_.parallel.cuts_model(); }
+  bool is_model_sharded() const noexcept {
+    return plan_.parallel.dp_shard > 1 || plan_.parallel.uses_model_parallelism();
+  }
   /// Of a forward pass on which no gradient is wanted, 0-dim.
   at::Tensor loss(const at::Tensor& inputs, const at::Tensor& labels);
-  /// Whether the model is a pipeline: it is then trained by train_pipeline() alone, not by model() and accumulate().
+  /// Whether the model is a pipeline: it is then trained by train_pipeline() alone, not by model() and no_sync().
   bool has_stages() const noexcept { return pipeline_ != nullptr; }
   /// Forward and backward passes of a whole step of this data rank; the mean loss, 0-dim. Gradients are averaged, and
   /// `loss_scale` times as large.
@@ -62,16 +64,16 @@ class ParallelModel {
 
   /// For all micro-batches of a step but the last: while what it returns is alive, backward() only accumulates, whole
   /// gradients or, where a sharded model's are reduced in every micro-batch, this rank's rows. Not of a pipeline.
-  std::shared_ptr<void> accumulate();
+  std::shared_ptr<void> no_sync();
   /// All that this model's training talks over, the world first.
   std::vector<std::shared_ptr<Communicator>> communicators() const;
   /// Who adds up the gradient norm with this rank; null: each rank has it all.
-  Communicator* norm_ranks() const;
+  Communicator* grad_norm_group() const;
 
   /// Appends "model.<name>" and what belongs to the form of parallelism.
   void collect_state(TrainState& state) const;
   /// Collective: whole parameters on rank 0, an empty list on the others.
-  std::vector<NamedTensor> whole_on_first_rank() const;
+  std::vector<NamedTensor> full_weights_on_rank0() const;
 
   const DeviceMesh& mesh() const noexcept { return mesh_; }
   std::string layout() const;  // "4 ranks, ZeRO-3 over 2, replicated 2 times"
@@ -80,7 +82,7 @@ class ParallelModel {
   std::string memory_text() const;  // bytes of weights, gradients and optimizer state on this rank
 
  private:
-  std::shared_ptr<Communicator> replicating_ranks() const;
+  std::shared_ptr<Communicator> replicate_group() const;
   std::vector<const FullyShardedDataParallel*> shardings() const;  // of the model, or of this rank's stages
 
   std::shared_ptr<Communicator> world_;
@@ -89,7 +91,7 @@ class ParallelModel {
   RunPlan plan_;
   std::int64_t optimizer_copies_ = 2;
   std::string stage_text_;
-  bool keeps_whole_gradients_ = false, reduces_each_microbatch_ = true;
+  bool keeps_full_gradients_ = false, reduces_each_microbatch_ = true;
   std::shared_ptr<models::Llama> model_;
   bool are_attached_ = false;  // to what averages gradients
   std::unique_ptr<PipelineModel> pipeline_;

@@ -129,7 +129,7 @@ PipelineModel::PipelineModel(const TrainConfig& config, const RunPlan& plan, con
     }
     models_.push_back(part);
     if (plan.parallel.dp_shard == 1) {
-      nn::give_memory(*part);
+      nn::materialize(*part);
       continue;
     }
     FullyShardOptions options = shard_options(config);
@@ -224,8 +224,8 @@ void PipelineModel::average_over(const std::shared_ptr<Communicator>& replicas) 
   for (const auto& model : models_) ddp_.push_back(std::make_unique<DistributedDataParallel>(*model, replicas));
 }
 
-void PipelineModel::forget_values() {
-  for (const auto& sharded : sharded_) sharded->forget_values();
+void PipelineModel::invalidate_unsharded() {
+  for (const auto& sharded : sharded_) sharded->invalidate_unsharded();
   copies_are_old_ = true;
 }
 
@@ -251,7 +251,7 @@ void PipelineModel::copy_shared_weights() {
     }
   }
   if (copied_.empty()) return;
-  for (const auto& sharded : sharded_) sharded->forget_values();
+  for (const auto& sharded : sharded_) sharded->invalidate_unsharded();
 }
 
 double PipelineModel::train(const at::Tensor& inputs, const at::Tensor& labels, double loss_scale,

@@ -46,7 +46,7 @@ class PipelineModel {
   /// What this rank's stages hold of weights that another one owns: the same values during a step.
   const std::vector<NamedTensor>& copies() const noexcept { return copies_; }
   /// To be called when weights() have been written to, but by the step after train().
-  void forget_values();
+  void invalidate_unsharded();
   /// Of this rank's stages, where they are sharded.
   std::vector<const FullyShardedDataParallel*> shardings() const;
 

@@ -2,7 +2,7 @@
 //
 // Without sharding parameters stay float32 and libtorch's autocast brings the operands of matrix products to the
 // smaller type. Under sharding units are gathered in that type, from float32 shards, and all of the model runs in it
-// but for the loss. float16 comes with loss scaling (weight_update.h).
+// but for the loss. float16 comes with loss scaling (optimizer_step.h).
 #pragma once
 
 #include <c10/core/Device.h>

@@ -18,7 +18,7 @@
 namespace phalanx::train {
 namespace {
 
-constexpr std::size_t kMostLines = 16, kMostTensors = 4;
+constexpr std::size_t kMaxLines = 16, kMaxTensors = 4;
 
 bool are_all_equal(const std::vector<std::string>& texts) {
   return std::ranges::all_of(texts, [&](const std::string& text) { return text == texts[0]; });
@@ -40,7 +40,7 @@ std::string values_on_ranks(const std::map<std::string, std::vector<int>>& ranks
 /// Lines of keys that differ among those ranks that have them; where `all_must_have` is set, also not having is a
 /// value.
 std::string differences_between(const std::vector<nlohmann::json>& documents, bool all_must_have,
-                                std::size_t most_lines = kMostLines) {
+                                std::size_t max_lines = kMaxLines) {
   std::vector<std::map<std::string, nlohmann::json>> flat;
   std::map<std::string, bool> keys;
   for (const auto& document : documents) {
@@ -58,9 +58,9 @@ std::string differences_between(const std::vector<nlohmann::json>& documents, bo
       ranks_by_value[json_value_text(value)].push_back(static_cast<int>(rank));
     }
     if (ranks_by_value.size() < 2) continue;
-    if (++count <= most_lines) lines += fmt::format("\n  {}: {}", key, values_on_ranks(ranks_by_value));
+    if (++count <= max_lines) lines += fmt::format("\n  {}: {}", key, values_on_ranks(ranks_by_value));
   }
-  if (count > most_lines) lines += fmt::format("\n  and {} more", count - most_lines);
+  if (count > max_lines) lines += fmt::format("\n  and {} more", count - max_lines);
   return lines;
 }
 
@@ -118,7 +118,7 @@ void require_same_weights(Communicator& world, const std::vector<NamedTensor>& w
   throw Error(fmt::format(
       "the ranks do not begin with the same weights:{}\nthe lines show hashes of what each rank holds; give every rank "
       "the same files, and the same build of Phalanx and libtorch",
-      differences_between(gather_documents(world, whole), /*all_must_have=*/false, kMostTensors)));
+      differences_between(gather_documents(world, whole), /*all_must_have=*/false, kMaxTensors)));
 }
 
 }  // namespace phalanx::train

@@ -59,7 +59,7 @@ void require_one_folder(const std::string& folder, const std::shared_ptr<Communi
     replace_file(path, word);
   });
   word = world->broadcast_bytes(word);
-  const auto look = [&] {
+  const auto sees_file = [&] {
     std::error_code error;
     for (const auto begin = Clock::now(); Clock::now() - begin < kPatience;) {
       if (std::filesystem::exists(path, error) && read_file(path) == word) return;
@@ -72,7 +72,7 @@ void require_one_folder(const std::string& folder, const std::shared_ptr<Communi
     if (world->rank() == 0) std::filesystem::remove(path, error);
   };
   try {
-    on_every_rank(world, look);
+    on_every_rank(world, sees_file);
   } catch (...) {
     remove();
     throw;
@@ -114,7 +114,8 @@ std::string list_of_steps(const std::vector<std::string>& names) { return fmt::f
 
 }  // namespace
 
-void load_initial_weights(const TrainConfig& config, const std::vector<NamedTensor>& weights, const Say& say) {
+void load_initial_weights(const TrainConfig& config, const std::vector<NamedTensor>& weights,
+                          const LogFunction& log_info) {
   const std::filesystem::path path = initial_weights_path(config);
   const models::LlamaConfig model = model_config(config);
   const bool in_hf = config.checkpoint.initial_load_in_hf;
@@ -128,27 +129,28 @@ void load_initial_weights(const TrainConfig& config, const std::vector<NamedTens
     };
   }
   const LoadedWeights loaded = load_weights(path, weights, options);
-  say(fmt::format("initial weights: {} ({})", path.string(), human_bytes(loaded.bytes)));
-  if (!loaded.ignored.empty()) say(fmt::format("not read from there: {}", brief_names(loaded.ignored)));
+  log_info(fmt::format("initial weights: {} ({})", path.string(), human_bytes(loaded.bytes)));
+  if (!loaded.ignored.empty()) log_info(fmt::format("not read from there: {}", brief_names(loaded.ignored)));
 }
 
-RunCheckpoints::RunCheckpoints(const TrainConfig& config, std::shared_ptr<Communicator> world, Say say, RunJob job)
+RunCheckpoints::RunCheckpoints(const TrainConfig& config, std::shared_ptr<Communicator> world, LogFunction log_info,
+                               RunJob job)
     : config_(config.checkpoint),
       folder_(in_dump_folder(config, config.checkpoint.folder)),
       run_folder_(config.job.dump_folder),
       command_(hash_of_settings(config)),
       job_(std::move(job)),
       world_(std::move(world)),
-      say_(std::move(say)) {}
+      log_info_(std::move(log_info)) {}
 
-bool RunCheckpoints::look() const {
+bool RunCheckpoints::has_checkpoint() const {
   if (!config_.enable || config_.load_step >= 0) return config_.enable;
   bool found = false;
   on_first_rank(*world_, [&] { found = !list_checkpoints(folder_).complete.empty(); });
   return world_->broadcast_bytes(found ? "yes" : "") == "yes";
 }
 
-void RunCheckpoints::decide() { continues_ = look(); }
+void RunCheckpoints::decide() { resumes_ = has_checkpoint(); }
 
 /// Whether this command, or an earlier attempt of this job, has begun the branch that the folder is on.
 bool RunCheckpoints::follows_its_branch() const {
@@ -159,7 +161,7 @@ bool RunCheckpoints::follows_its_branch() const {
   const bool same_job =
       job_.is_restart && !job_.name.empty() && (branch->job == job_.name || branch->last_job == job_.name);
   if (!same_job && branch->command != command_ && branch->last_command != command_) return false;
-  say_(fmt::format(
+  log_info_(fmt::format(
       "[checkpoint] load_step = {}: {} has begun its branch from there already, and goes on from its newest "
       "step{}",
       branch->step, same_job ? "an earlier attempt of this job" : "this command",
@@ -174,8 +176,8 @@ void RunCheckpoints::begin_its_branch() {
   const SetAside aside = roll_back({.checkpoints = folder_, .run = run_folder_},
                                    {.step = config_.load_step, .command = command_, .job = job_.name});
   if (aside.names.empty()) return;
-  say_(fmt::format("[checkpoint] load_step = {}: newer than that, and set aside in {}: {}", config_.load_step,
-                   aside.into.string(), list_of_steps(aside.names)));
+  log_info_(fmt::format("[checkpoint] load_step = {}: newer than that, and set aside in {}: {}", config_.load_step,
+                        aside.into.string(), list_of_steps(aside.names)));
 }
 
 std::optional<std::int64_t> RunCheckpoints::load(TrainState& state, const LoadCheck& check) {
@@ -184,8 +186,8 @@ std::optional<std::int64_t> RunCheckpoints::load(TrainState& state, const LoadCh
   on_first_rank(*world_, [&] {
     check_can_save(folder_);
     if (const auto left = finish_rollback({.checkpoints = folder_, .run = run_folder_})) {
-      say_(fmt::format("a rollback was interrupted, and is complete now; set aside in {}: {}", left->into.string(),
-                       list_of_steps(left->names)));
+      log_info_(fmt::format("a rollback was interrupted, and is complete now; set aside in {}: {}", left->into.string(),
+                            list_of_steps(left->names)));
     }
     if (config_.load_step >= 0 && !follows_its_branch()) chosen = chosen_step(folder_, config_.load_step).string();
   });
@@ -206,14 +208,15 @@ std::optional<std::int64_t> RunCheckpoints::load(TrainState& state, const LoadCh
     on_first_rank(*world_,
                   [&] { config_.load_step < 0 ? forget_branch(folder_) : renew_branch(folder_, command_, job_.name); });
   }
-  if (loaded.has_value() != continues_) {
+  if (loaded.has_value() != resumes_) {
     throw CheckpointError(fmt::format(
         "{}: there {} when this run began, and now there {}: something else writes to the folder; start the run again",
-        folder_, continues_ ? "was a checkpoint" : "were no checkpoints", continues_ ? "is none" : "is one"));
+        folder_, resumes_ ? "was a checkpoint" : "were no checkpoints", resumes_ ? "is none" : "is one"));
   }
   if (!loaded) return std::nullopt;
   saved_step_ = state.integers.at("step");
-  say_(fmt::format("continuing from {} (step {}, {})", loaded->path.string(), saved_step_, human_bytes(loaded->bytes)));
+  log_info_(
+      fmt::format("continuing from {} (step {}, {})", loaded->path.string(), saved_step_, human_bytes(loaded->bytes)));
   return saved_step_;
 }
 
@@ -221,13 +224,13 @@ void RunCheckpoints::save(const TrainState& state, std::int64_t step, const std:
   if (!manager_ || saved_step_ == step) return;
   const auto begin = Clock::now();
   if (config_.async_mode == "async") {
-    manager_->save_async(state, step, metadata);
-    say_(fmt::format("saving step {} while training goes on (copied in {})", step,
-                     human_duration(elapsed_seconds(begin))));
+    manager_->async_save(state, step, metadata);
+    log_info_(fmt::format("saving step {} while training goes on (copied in {})", step,
+                          human_duration(elapsed_seconds(begin))));
   } else {
     const SavedCheckpoint saved = manager_->save(state, step, metadata);
-    say_(fmt::format("saved {} ({}, {})", saved.path.string(), human_bytes(saved.bytes),
-                     human_duration(elapsed_seconds(begin))));
+    log_info_(fmt::format("saved {} ({}, {})", saved.path.string(), human_bytes(saved.bytes),
+                          human_duration(elapsed_seconds(begin))));
   }
   saved_step_ = step;
 }
@@ -236,8 +239,8 @@ void RunCheckpoints::finish() {
   if (!manager_) return;
   const auto begin = Clock::now();
   if (const auto saved = manager_->finish()) {
-    say_(fmt::format("saved {} ({}, waited {})", saved->path.string(), human_bytes(saved->bytes),
-                     human_duration(elapsed_seconds(begin))));
+    log_info_(fmt::format("saved {} ({}, waited {})", saved->path.string(), human_bytes(saved->bytes),
+                          human_duration(elapsed_seconds(begin))));
   }
 }
 

@@ -1,14 +1,14 @@
 // The checkpoints of a run: what it starts from, what it continues from, what it saves.
 //
 // Contract
-// - All of it is collective, but for continues(), saved_step() and has_ended_save(). What goes wrong is the same
+// - All of it is collective, but for resumes(), saved_step() and has_ended_save(). What goes wrong is the same
 //   error on every rank. Rank 0 looks for all: files that the others see otherwise change nothing.
 // - From decide() on the run's lock is held (run_lock.h), so that no other process changes the answer.
 // - Where [checkpoint] enable is off, load() finds nothing, and save() and finish() do nothing.
 //
 //   RunCheckpoints checkpoints(config, world, say);
 //   checkpoints.decide();
-//   if (!checkpoints.continues()) start_with_weights(config, model, say) or model.initialise(seed);
+//   if (!checkpoints.resumes()) start_with_weights(config, model, say) or model.initialise(seed);
 //   if (const auto step = checkpoints.load(state)) ...
 //   checkpoints.save(state, step, metadata);
 //   checkpoints.finish();
@@ -30,21 +30,22 @@
 
 namespace phalanx::train {
 
-using Say = std::function<void(const std::string&)>;  // a line for the log
+using LogFunction = std::function<void(const std::string&)>;  // a line for the log
 
 /// Fills the weights with the initial ones (initial_weights.h), each rank its part of the files.
-void load_initial_weights(const TrainConfig& config, const std::vector<NamedTensor>& weights, const Say& say);
+void load_initial_weights(const TrainConfig& config, const std::vector<NamedTensor>& weights,
+                          const LogFunction& log_info);
 
 class RunCheckpoints {
  public:
-  RunCheckpoints(const TrainConfig& config, std::shared_ptr<Communicator> world, Say say, RunJob job = {});
+  RunCheckpoints(const TrainConfig& config, std::shared_ptr<Communicator> world, LogFunction log_info, RunJob job = {});
 
   /// Whether there is something to go on from now, as rank 0 sees it.
-  bool look() const;
+  bool has_checkpoint() const;
   /// The same, once and for all: load() finds something exactly where there was something then, or is a
   /// CheckpointError.
   void decide();
-  bool continues() const noexcept { return continues_; }  // after decide()
+  bool resumes() const noexcept { return resumes_; }  // after decide()
   /// The step of what was loaded, if anything was: the newest complete one, or [checkpoint] load_step, from which a
   /// branch begins (checkpoint/files/branch.h): newer steps are set aside. The same command again, and a job's later
   /// attempts, go on with the newest step of the branch that they have begun. To be called once, before save(), with
@@ -71,9 +72,9 @@ class RunCheckpoints {
   const std::string command_;  // the hash of the settings
   const RunJob job_;
   const std::shared_ptr<Communicator> world_;
-  const Say say_;
+  const LogFunction log_info_;
   std::unique_ptr<CheckpointManager> manager_;
-  bool continues_ = false;
+  bool resumes_ = false;
   std::int64_t saved_step_ = -1;
 };
 

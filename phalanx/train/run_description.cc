@@ -12,7 +12,7 @@
 #include "phalanx/config/model_config.h"
 #include "phalanx/config/run_identity.h"
 #include "phalanx/models/config/hf_config.h"
-#include "phalanx/models/config/hf_not_honoured.h"
+#include "phalanx/models/config/hf_unsupported.h"
 #include "phalanx/models/config/llama_json.h"
 #include "phalanx/train/precision.h"
 
@@ -21,7 +21,7 @@ DescriptionLines describe_run(const RunParts& run) {
   const models::LlamaConfig& model = run.model.model().config();
   const auto& training = run.config.training;
   const RunPlan& plan = run.plan;
-  const std::int64_t data_ranks = plan.parallel.data_ranks();
+  const std::int64_t data_parallel_size = plan.parallel.data_parallel_size();
   DescriptionLines lines = {
       {"libtorch", TORCH_VERSION},
       {"device",
@@ -35,20 +35,20 @@ DescriptionLines describe_run(const RunParts& run) {
                                  model.n_layers, model.n_heads, model.n_kv_heads, model.ffn_hidden, model.vocab_size));
   if (run.config.model.flavor == kFlavorOfDirectory) {
     const std::string file = (std::filesystem::path(run.config.model.hf_assets_path) / "config.json").string();
-    const std::string line = models::hf_not_honoured(read_file(file, models::kMaxHfConfigBytes), file);
+    const std::string line = models::hf_unsupported(read_file(file, models::kMaxHfConfigBytes), file);
     if (!line.empty()) lines.emplace_back("note", line);
   }
   if (plan.world_size > 1) lines.emplace_back("layout", run.model.layout());
   lines.emplace_back("memory", run.model.memory_text());
   lines.emplace_back("precision", precision_text(run.config, plan));
-  lines.emplace_back("data", run.data.batches->tokens().description());
+  lines.emplace_back("data", run.data.dataloader->tokens().description());
   lines.emplace_back(
-      "batch",
-      fmt::format("{} sequences x {} tokens x {} {}rank{} x {} accumulated = {} tokens a step", plan.local_batch_size,
-                  training.seq_len, data_ranks, plan.parallel.cuts_model() ? "data " : "", data_ranks == 1 ? "" : "s",
-                  plan.accumulation_steps, with_commas(plan.global_batch_size * training.seq_len)));
+      "batch", fmt::format("{} sequences x {} tokens x {} {}rank{} x {} accumulated = {} tokens a step",
+                           plan.local_batch_size, training.seq_len, data_parallel_size,
+                           plan.parallel.uses_model_parallelism() ? "data " : "", data_parallel_size == 1 ? "" : "s",
+                           plan.accumulation_steps, with_commas(plan.global_batch_size * training.seq_len)));
   const double epochs = static_cast<double>(training.steps * plan.global_batch_size) /
-                        static_cast<double>(run.data.batches->sample_count());
+                        static_cast<double>(run.data.dataloader->sample_count());
   lines.emplace_back(
       "steps", fmt::format("{} ({} tokens, {:.2f} epochs)", training.steps,
                            human_count(static_cast<double>(training.steps * plan.global_batch_size * training.seq_len)),

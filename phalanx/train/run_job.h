@@ -7,9 +7,9 @@
 namespace phalanx::train {
 
 struct RunJob {
-  std::string name;                       // the same for all attempts of it; empty: none
-  bool is_restart = false;                // by a launcher or a scheduler, after an earlier attempt
-  std::chrono::milliseconds patience{0};  // with a process that holds the run's folder
+  std::string name;                           // the same for all attempts of it; empty: none
+  bool is_restart = false;                    // by a launcher or a scheduler, after an earlier attempt
+  std::chrono::milliseconds lock_timeout{0};  // with a process that holds the run's folder
 };
 
 }  // namespace phalanx::train

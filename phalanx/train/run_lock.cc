@@ -27,13 +27,14 @@ std::filesystem::path real_path(const std::filesystem::path& path) {
 
 RunLock::RunLock(const TrainConfig& config, Communicator& world, const RunLockOptions& options) {
   // The other ranks wait for this one meanwhile.
-  const auto patience = std::min<std::chrono::milliseconds>(
-      options.patience, std::chrono::milliseconds(500 * config.comm.init_timeout_seconds));
+  const auto lock_timeout = std::min<std::chrono::milliseconds>(
+      options.lock_timeout, std::chrono::milliseconds(500 * config.comm.init_timeout_seconds));
   on_first_rank(world, [&] {
     const auto take = [&](const std::filesystem::path& folder, const char* key) {
       locks_.push_back(std::make_unique<FolderLock>(
           folder,
-          FolderLockOptions{.advice = std::string("choose another ") + key, .wait = patience, .say = options.say}));
+          FolderLockOptions{
+              .advice = std::string("choose another ") + key, .wait = lock_timeout, .log_info = options.log_info}));
       if (const std::string& reason = locks_.back()->unsupported(); !reason.empty()) log::warn_once(reason);
     };
     const std::filesystem::path checkpoints = in_dump_folder(config, config.checkpoint.folder);

@@ -1,9 +1,9 @@
 // RunLock: one run at a time writes to a run's folders (base/folder_lock.h).
 //
 // Rank 0 holds it for as long as the object lives; another process that trains into [job] dump_folder, or into the same
-// [checkpoint] folder, is refused on all ranks with the holder's host and process, unless that ends within `patience`.
+// [checkpoint] folder, is refused on all ranks with the holder's host and process, unless that ends within `lock_timeout`.
 //
-//   const RunLock lock(config, *world, {.patience = 2s, .say = say});       // collective
+//   const RunLock lock(config, *world, {.lock_timeout = 2s, .log_info = say});       // collective
 #pragma once
 
 #include <chrono>
@@ -19,8 +19,8 @@
 namespace phalanx::train {
 
 struct RunLockOptions {
-  std::chrono::milliseconds patience{0};
-  std::function<void(const std::string& line)> say = {};
+  std::chrono::milliseconds lock_timeout{0};
+  std::function<void(const std::string& line)> log_info = {};
 };
 
 class RunLock {

@@ -18,7 +18,7 @@
 #include <system_error>
 
 #include "phalanx/base/process_stats.h"
-#include "phalanx/comm/liveness/peer_processes.h"
+#include "phalanx/comm/liveness/process_probe.h"
 #include "phalanx/config/training_shape.h"
 #include "phalanx/plan/bytes_text.h"
 #include "phalanx/tensor/counting_allocator.h"
@@ -27,9 +27,9 @@ namespace phalanx::train {
 namespace {
 
 std::string domain_of_card(c10::Device device) {
-  const std::string machine = machine_identity();
+  const std::string node = node_identity();
   const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  return machine.empty() ? "" : fmt::format("card {} {}", machine, card_name(device, visible ? visible : ""));
+  return node.empty() ? "" : fmt::format("card {} {}", node, card_name(device, visible ? visible : ""));
 }
 
 using nlohmann::json;
@@ -156,11 +156,11 @@ RunMemory::RunMemory(const TrainConfig& config, const RunPlan& plan, std::shared
   ranks_in_process_ = static_cast<int>(
       std::ranges::count_if(ranks_, [&](const RankLimits& other) { return other.process == process; }));
   install_counting_allocator();
-  observe::reset_peak_memory();
+  observe::reset_peak_memory_stats();
 }
 
 std::vector<RunMemory::RankLimits> RunMemory::exchange_limits() const {
-  const std::string process = PeerProcesses::identity();
+  const std::string process = ProcessProbe::identity();
   json mine = {{"process", process}, {"limits", json::array()}};
   for (const MemoryLimit& limit : limits_here(device_, root_)) {
     mine["limits"].push_back(to_json(limit));
@@ -256,7 +256,7 @@ void RunMemory::explain_failures(const std::function<void()>& body) const {
 
 // The device's allocator knows how much there was at most, and the run what it keeps; the rest came and went.
 MemoryCounts RunMemory::peak(const MemoryCounts& held) const {
-  MemoryCounts counts = observe::peak_memory();
+  MemoryCounts counts = observe::max_memory_allocated();
   if (!device_.is_cpu()) {
     constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
     counts = held;

@@ -162,7 +162,7 @@ TEST_F(RunMemoryTest, TheConfigurationBecomesAShape) {
   EXPECT_EQ(shape_of({"--validation.no-enable"}, 1).validation_batch, 0);
   EXPECT_EQ(shape_of({"--validation.enable", "--validation.local_batch_size=3"}, 1).validation_batch, 3);
   EXPECT_TRUE(plain.resumes);
-  EXPECT_FALSE(plain.accumulates || plain.shares_memory || plain.autocast || plain.copies_to_save || plain.on_device);
+  EXPECT_FALSE(plain.accumulates || plain.shares_memory || plain.autocast || plain.async_checkpoint || plain.on_device);
   EXPECT_TRUE(shape_of({}, 1).accumulates);
   const auto other = shape_of({"--parallelism.data_parallel_shard_degree=2", "--parallelism.zero_stage=2",
                                "--optimizer.name=SGD", "--optimizer.momentum=0.9", "--activation_checkpoint.mode=full",
@@ -172,7 +172,7 @@ TEST_F(RunMemoryTest, TheConfigurationBecomesAShape) {
   EXPECT_EQ(other.zero_stage, 2);
   EXPECT_EQ(other.optimizer_copies, 1);
   EXPECT_EQ(other.recompute_every, 1);
-  EXPECT_TRUE(other.copies_to_save && other.exports_at_end);
+  EXPECT_TRUE(other.async_checkpoint && other.exports_at_end);
   EXPECT_TRUE(shape_of({"--training.mixed_precision_param=bfloat16"}, 1).autocast);
   EXPECT_EQ(shape_of({"--training.mixed_precision_param=bfloat16", "--parallelism.data_parallel_shard_degree=2"}, 2)
                 .gather_bytes,

@@ -15,7 +15,7 @@ volatile std::sig_atomic_t received_signal = 0;
 volatile std::sig_atomic_t asked_by_user = 0;
 volatile std::sig_atomic_t is_in_steps = 1;
 std::int64_t asked_at_ms = 0;
-std::int64_t patience_ms = 0;
+std::int64_t debounce_ms = 0;
 
 std::int64_t now_ms() {
   timespec now{};
@@ -23,13 +23,13 @@ std::int64_t now_ms() {
   return std::int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1'000'000;
 }
 
-char last_words[128];
+char exit_message[128];
 
 void say(const char* text) { [[maybe_unused]] const auto written = write(STDERR_FILENO, text, std::strlen(text)); }
 
 void end_by(int number, const char* why) {
-  if (last_words[0] != '\0') {
-    say(last_words);
+  if (exit_message[0] != '\0') {
+    say(exit_message);
     say(why);
   }
   std::signal(number, SIG_DFL);
@@ -46,7 +46,7 @@ void note_signal(int number) {
   if (asked_by_user == 0) {
     asked_at_ms = now_ms();
     asked_by_user = 1;
-  } else if (now_ms() - asked_at_ms >= patience_ms) {
+  } else if (now_ms() - asked_at_ms >= debounce_ms) {
     end_by(number, "for the second time, so the steps since the last checkpoint are lost\n");
   }
 }
@@ -58,10 +58,10 @@ std::vector<int> default_stop_signals() { return {SIGTERM, SIGINT, SIGHUP, SIGUS
 StopSignal::StopSignal(const StopSignalOptions& options) {
   received_signal = 0;
   asked_by_user = 0;
-  patience_ms = options.patience.count();
+  debounce_ms = options.debounce.count();
   is_in_steps = options.in_steps ? 1 : 0;
-  options.last_words.copy(last_words, sizeof last_words - 1);
-  last_words[std::min(options.last_words.size(), sizeof last_words - 1)] = '\0';
+  options.exit_message.copy(exit_message, sizeof exit_message - 1);
+  exit_message[std::min(options.exit_message.size(), sizeof exit_message - 1)] = '\0';
   struct sigaction action {};
   action.sa_handler = note_signal;
   action.sa_flags = SA_RESTART;  // writes and waits of the step under way go on

@@ -6,7 +6,7 @@
 //   while (!done) { ...; if (stop.requested()) { save(); break; } }
 //   stop.set_in_steps(false);
 //
-// - A second signal ends the process at once, as if there were no handler; within `patience` of the first it is taken
+// - A second signal ends the process at once, as if there were no handler; within `debounce` of the first it is taken
 //   for the same wish, since Ctrl-C may reach a rank both from the terminal and through its launcher.
 // - SIGHUP and SIGXCPU come more than once by themselves (shell and kernel both send SIGHUP; the kernel sends SIGXCPU
 //   every second), so they never count as a second one. SIGHUP that is ignored from the start, as under nohup, stays
@@ -28,10 +28,10 @@ std::vector<int> default_stop_signals();
 
 struct StopSignalOptions {
   std::vector<int> signals = default_stop_signals();
-  std::chrono::milliseconds patience{1'000};
+  std::chrono::milliseconds debounce{1'000};
   bool in_steps = true;  // at first
   std::string
-      last_words;  // said on standard error, with the reason, where a signal ends the process; empty: nothing is
+      exit_message;  // said on standard error, with the reason, where a signal ends the process; empty: nothing is
 };
 
 class StopSignal {

@@ -26,18 +26,18 @@ std::span<std::int64_t> values(const at::Tensor& tensor) {
 
 }  // namespace
 
-TokenBatch load_batch(const data::Batches& batches, std::int64_t step, data::RowRange rows, at::Device device) {
-  TokenBatch batch = on_host(rows.size(), batches.seq_len(), device);
-  batches.fill(step, rows, values(batch.inputs), values(batch.labels));
+TokenBatch load_batch(const data::DataLoader& dataloader, std::int64_t step, data::RowRange rows, at::Device device) {
+  TokenBatch batch = on_host(rows.size(), dataloader.seq_len(), device);
+  dataloader.fill(step, rows, values(batch.inputs), values(batch.labels));
   return moved(std::move(batch), device);
 }
 
-TokenBatch load_samples(const data::Batches& batches, std::int64_t first, std::int64_t rows, at::Device device) {
-  const std::int64_t seq_len = batches.seq_len();
+TokenBatch load_samples(const data::DataLoader& dataloader, std::int64_t first, std::int64_t rows, at::Device device) {
+  const std::int64_t seq_len = dataloader.seq_len();
   TokenBatch batch = on_host(rows, seq_len, device);
   std::vector<std::int64_t> sample(static_cast<std::size_t>(seq_len) + 1);
   for (std::int64_t row = 0; row < rows; ++row) {
-    batches.read_sample(first + row, sample);
+    dataloader.read_sample(first + row, sample);
     std::copy(sample.begin(), sample.end() - 1, batch.inputs.mutable_data_ptr<std::int64_t>() + row * seq_len);
     std::copy(sample.begin() + 1, sample.end(), batch.labels.mutable_data_ptr<std::int64_t>() + row * seq_len);
   }

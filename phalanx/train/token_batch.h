@@ -3,7 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "phalanx/data/batches.h"
+#include "phalanx/data/data_loader.h"
 
 namespace phalanx::train {
 
@@ -12,9 +12,9 @@ struct TokenBatch {
   at::Tensor labels;  // the same, one token further
 };
 
-TokenBatch load_batch(const data::Batches& batches, std::int64_t step, data::RowRange rows, at::Device device);
+TokenBatch load_batch(const data::DataLoader& dataloader, std::int64_t step, data::RowRange rows, at::Device device);
 
 /// Samples [first, first + rows) of the range in the file's order.
-TokenBatch load_samples(const data::Batches& batches, std::int64_t first, std::int64_t rows, at::Device device);
+TokenBatch load_samples(const data::DataLoader& dataloader, std::int64_t first, std::int64_t rows, at::Device device);
 
 }  // namespace phalanx::train

@@ -20,7 +20,7 @@
 #include "phalanx/config/model_config.h"
 #include "phalanx/models/config/llama_config.h"
 #include "phalanx/train/autocast_guard.h"
-#include "phalanx/train/run_files.h"
+#include "phalanx/train/metrics_logger.h"
 #include "phalanx/train/stop_signal.h"
 
 namespace phalanx::train {
@@ -93,7 +93,7 @@ TEST(StopSignalTest, HearsEachSignalOnceAndGivesThemBack) {
 
 TEST(StopSignalTest, OnlyASecondWishOfTheUsersEndsTheProcess) {
   const auto raise_all = [](std::vector<int> numbers) {
-    const StopSignal stop({.patience = std::chrono::milliseconds(0)});
+    const StopSignal stop({.debounce = std::chrono::milliseconds(0)});
     for (const int number : numbers) std::raise(number);
     std::exit(stop.signal_number());
   };
@@ -107,7 +107,7 @@ TEST(StopSignalTest, OnlyASecondWishOfTheUsersEndsTheProcess) {
 
 TEST(StopSignalTest, OutsideOfTheStepsTheFirstEndsTheProcessAndOneThatIsHeededMayComeTwice) {
   const auto raise_one = [](int number, bool in_steps, bool after) {
-    const StopSignal stop({.patience = std::chrono::hours(1), .in_steps = in_steps});
+    const StopSignal stop({.debounce = std::chrono::hours(1), .in_steps = in_steps});
     if (after) std::raise(number);
     stop.set_in_steps(false);
     std::raise(number);
@@ -122,8 +122,9 @@ TEST(StopSignalTest, OutsideOfTheStepsTheFirstEndsTheProcessAndOneThatIsHeededMa
 
 TEST(StopSignalTest, AProcessThatASignalEndsSaysSoWhereItIsAskedTo) {
   const auto raise_all = [](bool in_steps, int times) {
-    const StopSignal stop(
-        {.patience = std::chrono::milliseconds(0), .in_steps = in_steps, .last_words = "the test: ended by a signal "});
+    const StopSignal stop({.debounce = std::chrono::milliseconds(0),
+                           .in_steps = in_steps,
+                           .exit_message = "the test: ended by a signal "});
     for (int i = 0; i < times; ++i) std::raise(SIGTERM);
     std::exit(0);
   };
@@ -178,11 +179,11 @@ std::string text_of_run_files(const std::filesystem::path& folder) {
   return text;
 }
 
-TEST(RunFilesTest, NoCurveIsOfTwoRuns) {
+TEST(MetricsLoggerTest, NoCurveIsOfTwoRuns) {
   using ::testing::AllOf, ::testing::ElementsAre, ::testing::HasSubstr, ::testing::IsEmpty, ::testing::Not;
   const TempDirectory folder;
   const auto begin = [&](const std::string& id, std::optional<std::int64_t> resumed_step, std::int64_t step) {
-    RunFiles files(folder.path().string(), {.id = id, .resumed_step = resumed_step});
+    MetricsLogger files(folder.path().string(), {.id = id, .resumed_step = resumed_step});
     files.describe({{"of", id}});
     files.write_step({.step = step, .loss = static_cast<double>(step), .memory_gib = {0}}, /*to_tensorboard=*/false);
     return files.notes();
@@ -204,16 +205,16 @@ TEST(RunFilesTest, NoCurveIsOfTwoRuns) {
 }
 
 // The same run, but another branch of it: after a step was moved back, or checkpoints that two folders share.
-TEST(RunFilesTest, NoCurveIsOfTwoBranches) {
+TEST(MetricsLoggerTest, NoCurveIsOfTwoBranches) {
   using ::testing::AllOf, ::testing::ElementsAre, ::testing::HasSubstr, ::testing::IsEmpty, ::testing::Not;
   const TempDirectory folder;
   const auto kept = folder.path() / "checkpoint" / "abandoned-1";
   std::filesystem::create_directories(kept);
   const auto begin = [&](std::optional<std::int64_t> step, std::optional<double> loss, std::vector<double> losses) {
-    RunFiles files(folder.path().string(), {.id = "a",
-                                            .resumed_step = step,
-                                            .resumed_loss = loss,
-                                            .checkpoint_folder = (folder.path() / "checkpoint").string()});
+    MetricsLogger files(folder.path().string(), {.id = "a",
+                                                 .resumed_step = step,
+                                                 .resumed_loss = loss,
+                                                 .checkpoint_folder = (folder.path() / "checkpoint").string()});
     files.describe({{"of", "a"}});
     std::int64_t next = step.value_or(0);
     for (const double one : losses) files.write_step({.step = ++next, .loss = one, .memory_gib = {0}}, false);
@@ -241,10 +242,10 @@ TEST(RunFilesTest, NoCurveIsOfTwoBranches) {
   EXPECT_TRUE(std::filesystem::exists(kept / "metrics.jsonl"));
 }
 
-TEST(RunFilesTest, TensorBoardHasTorchtitansTags) {
+TEST(MetricsLoggerTest, TensorBoardHasTorchtitansTags) {
   const TempDirectory folder;
   {
-    RunFiles files(folder.path().string(), {.tensorboard_folder = "tb"});
+    MetricsLogger files(folder.path().string(), {.tensorboard_folder = "tb"});
     StepMetrics metrics{.step = 1, .loss = 4, .max_loss = 5, .grad_norm = 0.5, .lr = 0.25, .seconds = 8};
     metrics.data_seconds = 2;
     metrics.tps = 100;
@@ -273,14 +274,14 @@ TEST(RunFilesTest, TensorBoardHasTorchtitansTags) {
 }
 
 // A machine that went down left it empty, or somebody has changed it.
-TEST(RunFilesTest, ADamagedDescriptionOfTheRunIsSetAsideAndSaid) {
+TEST(MetricsLoggerTest, ADamagedDescriptionOfTheRunIsSetAsideAndSaid) {
   for (const std::string text : {"", "{\"history\": [", "[]", "{\"history\": 3}"}) {
     const TempDirectory folder;
     const auto path = folder.path() / "run.json";
     std::ofstream(path) << text;
     ::testing::internal::CaptureStderr();
     {
-      RunFiles files(folder.path().string(), {.resumed_step = 4});
+      MetricsLogger files(folder.path().string(), {.resumed_step = 4});
       files.add_to("history", 7);
     }
     EXPECT_THAT(::testing::internal::GetCapturedStderr(),

@@ -27,16 +27,16 @@
 #include "phalanx/nn/init.h"
 #include "phalanx/parallel/replica_check.h"
 #include "phalanx/report/log_line.h"
+#include "phalanx/train/exchange_step_metrics.h"
 #include "phalanx/train/finite_weights.h"
 #include "phalanx/train/first_rank.h"
-#include "phalanx/train/gradient_pass.h"
+#include "phalanx/train/forward_backward_step.h"
 #include "phalanx/train/hf_export.h"
 #include "phalanx/train/inputs/data_resume.h"
 #include "phalanx/train/inputs/initial_weights.h"
 #include "phalanx/train/precision.h"
 #include "phalanx/train/rank_agreement.h"
 #include "phalanx/train/run_description.h"
-#include "phalanx/train/step_figures.h"
 
 namespace phalanx::train {
 namespace {
@@ -67,7 +67,7 @@ RunPlan plan_on_every_rank(const TrainConfig& config, const std::shared_ptr<Comm
 
 }  // namespace
 
-struct Trainer::Continued {
+struct Trainer::ResumedState {
   std::filesystem::path step_directory;
   IdentityComparison comparison;
   DataResume data;
@@ -75,8 +75,8 @@ struct Trainer::Continued {
 };
 
 struct Trainer::StepOutcome {
-  StepTotals totals;
-  WeightUpdate::Result update;
+  GlobalStepMetrics totals;
+  OptimizerStep::Result optimizer_step;
   double seconds = 0;
 };
 
@@ -84,9 +84,9 @@ Trainer::Trainer(TrainConfig config, TrainerContext context)
     : config_(same_on_all_ranks(std::move(config), *context.world)),
       context_(std::move(context)),
       plan_(plan_on_every_rank(config_, context_.world)),
-      trace_(config_, context_.world),
+      profiler_(config_, context_.world),
       checkpoints_(
-          config_, context_.world, [this](const std::string& line) { say(line); }, context_.job) {
+          config_, context_.world, [this](const std::string& line) { log_info(line); }, context_.job) {
   if (config_.debug.deterministic) at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
   warn_of_slow_precision(config_, context_.device);
   if (config_.lr_scheduler.warmup_steps > config_.training.steps) {
@@ -99,7 +99,7 @@ Trainer::Trainer(TrainConfig config, TrainerContext context)
     model = model_config(config_);  // wrong numbers are told before anything is read or written
     data_ = open_training_data(config_, plan_, context_.device, context_.world->rank());
   });
-  for (const std::string& line : data_.lines) say(line);
+  for (const std::string& line : data_.lines) log_info(line);
   identity_ = run_identity({.config = config_,
                             .plan = plan_,
                             .model = model,
@@ -112,31 +112,31 @@ Trainer::Trainer(TrainConfig config, TrainerContext context)
   result_.unigram_entropy = data_.unigram_entropy;
   device_ = describe_device(context_.device);
   // What refuses a new run is told before its folder is made; whether it is one is decided once it holds the lock.
-  if (!checkpoints_.look()) check_new_run();
-  lock_ = std::make_unique<RunLock>(
-      config_, *context_.world,
-      RunLockOptions{.patience = context_.job.patience, .say = [this](const std::string& line) { say(line); }});
+  if (!checkpoints_.has_checkpoint()) check_new_run();
+  lock_ = std::make_unique<RunLock>(config_, *context_.world,
+                                    RunLockOptions{.lock_timeout = context_.job.lock_timeout,
+                                                   .log_info = [this](const std::string& line) { log_info(line); }});
   checkpoints_.decide();
-  if (!checkpoints_.continues()) {
-    for (const std::string& line : check_new_run()) say(line);
+  if (!checkpoints_.resumes()) {
+    for (const std::string& line : check_new_run()) log_info(line);
   }
   // Before memory is counted: the matrices that it multiplies are not the run's, and gone when the run begins.
   if (is_first_rank()) peak_tflops_ = device_peak_tflops(context_.device, device_.name);
   identity_["id"] = run_id(config_, identity_);
-  memory_ = std::make_unique<RunMemory>(config_, plan_, context_.world, context_.device, checkpoints_.continues());
+  memory_ = std::make_unique<RunMemory>(config_, plan_, context_.world, context_.device, checkpoints_.resumes());
   memory_->check();
   memory_->explain_failures([this] {
     make_model();
     load_state();
   });
   on_first_rank(*context_.world, [&] {
-    files_ = std::make_unique<RunFiles>(
+    metrics_logger_ = std::make_unique<MetricsLogger>(
         config_.job.dump_folder,
-        RunFilesOptions{
+        MetricsLoggerOptions{
             .id = identity_["id"].get<std::string>(),
             .tensorboard_folder = config_.metrics.enable_tensorboard ? config_.metrics.save_tb_folder : std::string(),
             .resumed_step = step_ > 0 ? std::optional(step_) : std::nullopt,
-            .resumed_loss = continued_ ? continued_->loss : std::nullopt,
+            .resumed_loss = resumed_ ? resumed_->loss : std::nullopt,
             .checkpoint_folder = in_dump_folder(config_, config_.checkpoint.folder)});
     announce();
     say_changes();
@@ -145,7 +145,7 @@ Trainer::Trainer(TrainConfig config, TrainerContext context)
 
 Trainer::~Trainer() = default;
 
-void Trainer::say(const std::string& line) const {
+void Trainer::log_info(const std::string& line) const {
   if (!context_.quiet && is_first_rank()) log::info(line);
 }
 
@@ -179,38 +179,38 @@ void Trainer::compare_with_saved(const std::filesystem::path& step_directory, co
   }
   if (!comparison.refused.empty()) throw CheckpointError(refusal_text(comparison, step_directory.string()));
   DataResume data =
-      resume_data(config_, *data_.batches, saved.value("data", nlohmann::json::object()), manifest.integers);
+      resume_data(config_, *data_.dataloader, saved.value("data", nlohmann::json::object()), manifest.integers);
   const auto metadata = nlohmann::json::parse(manifest.metadata, nullptr, /*allow_exceptions=*/false);
   std::optional<double> loss;
   if (metadata.is_object() && metadata.contains("loss") && metadata["loss"].is_number()) loss = metadata["loss"];
-  continued_ = std::make_unique<Continued>(Continued{step_directory, std::move(comparison), std::move(data), loss});
+  resumed_ = std::make_unique<ResumedState>(ResumedState{step_directory, std::move(comparison), std::move(data), loss});
 }
 
 /// In the log, and in the history of run.json, to which every continuation adds an entry.
 void Trainer::say_changes() {
-  if (!continued_ || !files_) return;
-  const auto& [step_directory, comparison, data, loss] = *continued_;
+  if (!resumed_ || !metrics_logger_) return;
+  const auto& [step_directory, comparison, data, loss] = *resumed_;
   nlohmann::json entry = {{"step", step_},
                           {"from", step_directory.string()},
                           {"changes", nlohmann::json::array()},
                           {"not_compared", comparison.not_compared}};
   for (const IdentityChange& change : comparison.changes) {
-    say(fmt::format("changed since step {}: {}", step_, change.line()));
+    log_info(fmt::format("changed since step {}: {}", step_, change.line()));
     entry["changes"].push_back(change.record());
   }
   if (!data.lines.empty()) entry["data"] = data.lines;
   if (!data.taken_as.empty()) entry["data"] = {data.taken_as};
   if (!comparison.not_compared.empty()) {
-    say(fmt::format("{}: nothing to compare of {}: the checkpoint or this run does not say it{}{}",
-                    step_directory.string(), fmt::join(comparison.not_compared, ", "),
-                    data.taken_as.empty() ? "" : "; of its data ", data.taken_as));
+    log_info(fmt::format("{}: nothing to compare of {}: the checkpoint or this run does not say it{}{}",
+                         step_directory.string(), fmt::join(comparison.not_compared, ", "),
+                         data.taken_as.empty() ? "" : "; of its data ", data.taken_as));
   }
-  files_->add_to("history", entry);
+  metrics_logger_->add_to("history", entry);
 }
 
 void Trainer::make_model() {
   model_ = std::make_unique<ParallelModel>(config_, plan_, context_.world, context_.device);
-  if (!checkpoints_.continues()) {
+  if (!checkpoints_.resumes()) {
     if (!has_initial_weights(config_)) {
       model_->initialise(static_cast<std::uint64_t>(config_.debug.seed));
     } else {
@@ -218,23 +218,24 @@ void Trainer::make_model() {
       on_every_rank(context_.world, [&] { source = initial_weights_identity(config_); });
       require_same_on_ranks(*context_.world, "initial weights", source, "give every rank the same files");
       const std::vector<NamedTensor> weights = model_->weights();
-      on_every_rank(context_.world,
-                    [&] { load_initial_weights(config_, weights, [this](const std::string& line) { say(line); }); });
+      on_every_rank(context_.world, [&] {
+        load_initial_weights(config_, weights, [this](const std::string& line) { log_info(line); });
+      });
     }
   }
   // Before one rank's values are sent to all.
-  if (!checkpoints_.continues()) require_same_weights(*context_.world, model_->weights());
+  if (!checkpoints_.resumes()) require_same_weights(*context_.world, model_->weights());
   model_->values_were_loaded();
-  update_ = std::make_unique<WeightUpdate>(config_, model_->parameters(), model_->norm_ranks());
+  optimizer_step_ = std::make_unique<OptimizerStep>(config_, model_->parameters(), model_->grad_norm_group());
 }
 
 TrainState Trainer::collect_state() const {
   TrainState state;
   model_->collect_state(state);
-  update_->collect_state(state);
+  optimizer_step_->collect_state(state);
   state.integers["step"] = step_;
   state.integers[kDataSeed] = config_.debug.seed;
-  state.integers[kDataTokens] = data::tokens_read(*data_.batches, step_);
+  state.integers[kDataTokens] = data::tokens_read(*data_.dataloader, step_);
   return state;
 }
 
@@ -249,49 +250,49 @@ void Trainer::load_state() {
   require_same_weights(*context_.world, model_->weights());
   step_ = *step;
   if (has_initial_weights(config_)) {
-    say(fmt::format(
+    log_info(fmt::format(
         "[checkpoint] initial weights are of a new run alone: none are read, as this one goes on from step {}", step_));
   }
   model_->values_were_loaded();
-  data_.batches->begin_at(step_, continued_->data.position);
-  for (const std::string& line : continued_->data.lines) say(line);
+  data_.dataloader->begin_at(step_, resumed_->data.position);
+  for (const std::string& line : resumed_->data.lines) log_info(line);
 }
 
 Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
   const auto begin = Clock::now();
   StepOutcome outcome;
-  observe::TraceRecorder* const tracing = trace_.recorder();
-  const GradientPass pass = compute_gradients(*model_, *update_, *data_.batches,
-                                              {.plan = plan_,
-                                               .rank = context_.world->rank(),
-                                               .device = context_.device,
-                                               .autocast = autocast_dtype(config_, plan_),
-                                               .trace = &trace_},
-                                              step);
+  observe::TraceRecorder* const tracing = profiler_.recorder();
+  const ForwardBackwardResult pass = forward_backward_step(*model_, *optimizer_step_, *data_.dataloader,
+                                                           {.plan = plan_,
+                                                            .rank = context_.world->rank(),
+                                                            .device = context_.device,
+                                                            .autocast = autocast_dtype(config_, plan_),
+                                                            .profiler = &profiler_},
+                                                           step);
   observe::CommunicationTime comm = std::exchange(comm_carry_, {});
   comm += comm_timer_->take();
   const auto told = Clock::now();
   const double cpu_now = process_cpu_seconds();
-  const StepFigures mine{.loss = pass.loss_sum.item<double>() / static_cast<double>(plan_.accumulation_steps),
-                         .wants_stop = context_.stop_requested && context_.stop_requested(),
-                         .save_ended = checkpoints_.has_ended_save(),
-                         .data_seconds = pass.data_seconds,
-                         .memory_gib = static_cast<double>(peak_device_bytes(context_.device)) / kGiB,
-                         .cpu_seconds = cpu_now - last_cpu_seconds_,
-                         .comm_seconds = comm.busy_seconds,
-                         .exposed_seconds = comm.waited_seconds,
-                         .wall_seconds = std::chrono::duration<double>(told - begin).count() + tail_seconds_};
+  const RankStepMetrics mine{.loss = pass.loss_sum.item<double>() / static_cast<double>(plan_.accumulation_steps),
+                             .should_stop = context_.stop_requested && context_.stop_requested(),
+                             .save_ended = checkpoints_.has_ended_save(),
+                             .data_seconds = pass.data_seconds,
+                             .memory_gib = static_cast<double>(peak_device_bytes(context_.device)) / kGiB,
+                             .cpu_seconds = cpu_now - last_cpu_seconds_,
+                             .comm_seconds = comm.busy_seconds,
+                             .exposed_seconds = comm.waited_seconds,
+                             .wall_seconds = std::chrono::duration<double>(told - begin).count() + tail_seconds_};
   last_cpu_seconds_ = cpu_now;
   {
     const TraceSpan span(tracing, "step metrics", "comm");
-    outcome.totals = share_figures(mine, *context_.world);
+    outcome.totals = exchange_step_metrics(mine, *context_.world);
   }
   const double loss = outcome.totals.loss;
   if (!std::isfinite(loss)) fail_not_finite(step, "loss", loss, loss);
   check_replicas_before(step);
-  outcome.update = update_->apply(step, tracing);
-  if (!outcome.update.stepped && !outcome.update.loss_scale) {
-    fail_not_finite(step, "gradient norm", outcome.update.grad_norm, loss);
+  outcome.optimizer_step = optimizer_step_->apply(step, tracing);
+  if (!outcome.optimizer_step.stepped && !outcome.optimizer_step.loss_scale) {
+    fail_not_finite(step, "gradient norm", outcome.optimizer_step.grad_norm, loss);
   }
   outcome.seconds = seconds_since(begin);
   comm_carry_ = comm_timer_->take();
@@ -303,9 +304,9 @@ Trainer::StepOutcome Trainer::train_step(std::int64_t step) {
 void Trainer::check_replicas_before(std::int64_t step) {
   const std::int64_t freq = config_.debug.replica_check_freq;
   if (freq == 0 || (step + 1) % freq != 0) return;
-  const TraceSpan span(trace_.recorder(), "replica check", "comm");
+  const TraceSpan span(profiler_.recorder(), "replica check", "comm");
   TrainState state;
-  update_->collect_state(state);
+  optimizer_step_->collect_state(state);
   const auto weights = with_prefix("model.", model_->replicated_weights());
   state.tensors.insert(state.tensors.end(), weights.begin(), weights.end());
   const std::size_t compared =
@@ -319,9 +320,9 @@ void Trainer::check_replicas_before(std::int64_t step) {
 }
 
 void Trainer::fail_not_finite(std::int64_t step, const std::string& what, double value, double loss) const {
-  throw Error(
-      fmt::format("step {}: the {} is {} (loss {}, learning rate {:.3g}): the weights were not changed by it; {}",
-                  step + 1, what, number_text(value), number_text(loss), update_->lr_at(step), advice_on_divergence()));
+  throw Error(fmt::format(
+      "step {}: the {} is {} (loss {}, learning rate {:.3g}): the weights were not changed by it; {}", step + 1, what,
+      number_text(value), number_text(loss), optimizer_step_->lr_at(step), advice_on_divergence()));
 }
 
 std::string Trainer::advice_on_divergence() const {
@@ -339,7 +340,7 @@ void Trainer::log_step(const StepOutcome& outcome, double lr) {
   StepMetrics metrics{.step = step_,
                       .loss = outcome.totals.loss,
                       .max_loss = outcome.totals.max_loss,
-                      .grad_norm = outcome.update.grad_norm,
+                      .grad_norm = outcome.optimizer_step.grad_norm,
                       .lr = lr,
                       .seconds = outcome.seconds,
                       .data_seconds = outcome.totals.data_seconds,
@@ -352,16 +353,16 @@ void Trainer::log_step(const StepOutcome& outcome, double lr) {
     metrics.exposed_seconds = outcome.totals.exposed_seconds;
     metrics.exposed_percent = 100.0 * mean_of(metrics.exposed_seconds) / mean_of(outcome.totals.wall_seconds);
   }
-  metrics.loss_scale = outcome.update.loss_scale;
-  metrics.skipped = !outcome.update.stepped;
+  metrics.loss_scale = outcome.optimizer_step.loss_scale;
+  metrics.skipped = !outcome.optimizer_step.stepped;
   metrics.tflops = metrics.tps * flops / 1e12;
   if (peak_tflops_) metrics.mfu_percent = 100.0 * metrics.tflops / *peak_tflops_;
-  files_->write_step(metrics, to_log);
+  metrics_logger_->write_step(metrics, to_log);
   if (metrics.skipped) {
-    say(fmt::format(
+    log_info(fmt::format(
         "step {} is skipped on all ranks: gradients are not finite with the loss scaled by {}; it is scaled "
         "by {} from now on",
-        step_, *outcome.update.loss_scale, *outcome.update.next_loss_scale));
+        step_, *outcome.optimizer_step.loss_scale, *outcome.optimizer_step.next_loss_scale));
   }
   if (!to_log) return;
 
@@ -375,16 +376,16 @@ void Trainer::log_step(const StepOutcome& outcome, double lr) {
         StepReport::Exposed{.of_step = 100.0 * interval_exposed_ / interval_wall_,
                             .of_communication = interval_comm_ > 0 ? 100.0 * interval_exposed_ / interval_comm_ : 0};
   }
-  say(step_line(
+  log_info(step_line(
       {.step = step_,
        .loss = outcome.totals.loss,
-       .grad_norm = outcome.update.grad_norm,
+       .grad_norm = outcome.optimizer_step.grad_norm,
        .memory_gib = memory,
        .memory_percent = device_.total_bytes ? 100.0 * memory * kGiB / static_cast<double>(device_.total_bytes) : 0,
        .tokens_per_second = tps,
        .tflops = tflops,
        .mfu_percent = peak_tflops_ ? std::optional(100.0 * tflops / *peak_tflops_) : std::nullopt,
-       .loss_scale = outcome.update.loss_scale,
+       .loss_scale = outcome.optimizer_step.loss_scale,
        .exposed = exposed}));
   interval_seconds_ = interval_wall_ = interval_comm_ = interval_exposed_ = 0;
   interval_tokens_ = 0;
@@ -399,20 +400,20 @@ bool Trainer::any_asked_to_stop() const {
 }
 
 bool Trainer::validate(bool is_asked_to_stop) {
-  const TraceSpan span(trace_.recorder(), "validation", "validation");
+  const TraceSpan span(profiler_.recorder(), "validation", "validation");
   std::optional<ValidationMetrics> whole;
   if (!is_asked_to_stop)
     whole = data_.validator->run(*model_, *context_.world, step_, [this] { return any_asked_to_stop(); });
   if (!whole) {
-    say(fmt::format("the validation of step {} is left out: the run was asked to stop", step_));
+    log_info(fmt::format("the validation of step {} is left out: the run was asked to stop", step_));
     return false;
   }
   const ValidationMetrics& metrics = *whole;
   result_.validation_loss = metrics.loss;
-  if (!files_) return true;
-  files_->write_validation(metrics);
+  if (!metrics_logger_) return true;
+  metrics_logger_->write_validation(metrics);
   const double memory = static_cast<double>(peak_device_bytes(context_.device));
-  say(validation_line(
+  log_info(validation_line(
       {.step = step_,
        .loss = metrics.loss,
        .memory_gib = memory / kGiB,
@@ -423,14 +424,14 @@ bool Trainer::validate(bool is_asked_to_stop) {
 
 void Trainer::save_checkpoint() {
   if (!checkpoints_.enabled() || checkpoints_.saved_step() == step_) return;
-  const TraceSpan span(trace_.recorder(), "checkpoint save", "checkpoint");
+  const TraceSpan span(profiler_.recorder(), "checkpoint save", "checkpoint");
   require_finite();
   checkpoints_.save(collect_state(), step_, saved_metadata());
 }
 
 void Trainer::require_finite() const {
   require_finite_weights(*context_.world, model_->weights(),
-                         fmt::format("step {}, learning rate {:.3g}", step_, update_->lr_at(step_ - 1)),
+                         fmt::format("step {}, learning rate {:.3g}", step_, optimizer_step_->lr_at(step_ - 1)),
                          advice_on_divergence());
 }
 
@@ -444,7 +445,7 @@ std::string Trainer::saved_metadata() const {
 void Trainer::save_in_hf() {
   if (!config_.checkpoint.last_save_in_hf) return;
   require_finite();
-  const std::vector<NamedTensor> whole = model_->whole_on_first_rank();
+  const std::vector<NamedTensor> whole = model_->full_weights_on_rank0();
   if (!is_first_rank()) return;
   const auto folder = std::filesystem::path(config_.job.dump_folder) / "hf";
   const auto written = export_in_hf(
@@ -453,13 +454,13 @@ void Trainer::save_in_hf() {
        .metadata = saved_metadata(),
        .dtype = config_.checkpoint.export_dtype,
        .max_file_bytes = static_cast<std::uint64_t>(std::llround(config_.checkpoint.export_file_gb * 1e9))});
-  say(fmt::format("wrote {}{} in {}", written.back().string(),
-                  written.size() == 1 ? "" : fmt::format(" and the {} files it names", written.size() - 1),
-                  config_.checkpoint.export_dtype));
+  log_info(fmt::format("wrote {}{} in {}", written.back().string(),
+                       written.size() == 1 ? "" : fmt::format(" and the {} files it names", written.size() - 1),
+                       config_.checkpoint.export_dtype));
 }
 
-std::shared_ptr<models::Llama> Trainer::whole_model() const {
-  const std::vector<NamedTensor> whole = model_->whole_on_first_rank();
+std::shared_ptr<models::Llama> Trainer::full_model() const {
+  const std::vector<NamedTensor> whole = model_->full_weights_on_rank0();
   if (!is_first_rank()) return nullptr;
   auto model = std::make_shared<models::Llama>(
       model_->model().config(), nn::TensorOptionsOfModule{.device = context_.device, .without_memory = true});
@@ -473,7 +474,7 @@ std::shared_ptr<models::Llama> Trainer::whole_model() const {
 
 void Trainer::announce() const {
   if (!is_first_rank()) return;
-  for (const std::string& note : files_->notes()) say(note);
+  for (const std::string& note : metrics_logger_->notes()) log_info(note);
   const RunParts parts{.config = config_,
                        .plan = plan_,
                        .world = *context_.world,
@@ -483,8 +484,8 @@ void Trainer::announce() const {
                        .data = data_,
                        .more = context_.environment};
   const DescriptionLines lines = describe_run(parts);
-  for (const auto& [name, value] : lines) say(fmt::format("{}: {}", name, value));
-  files_->describe(run_record(parts, lines));
+  for (const auto& [name, value] : lines) log_info(fmt::format("{}: {}", name, value));
+  metrics_logger_->describe(run_record(parts, lines));
 }
 
 TrainResult Trainer::run() {
@@ -497,9 +498,9 @@ void Trainer::run_steps() {
   result_.loss = std::numeric_limits<double>::quiet_NaN();
   const std::int64_t steps = config_.training.steps;
   if (step_ >= steps) {
-    say(fmt::format("nothing to train: step {} of {} is done", step_, steps));
+    log_info(fmt::format("nothing to train: step {} of {} is done", step_, steps));
     save_in_hf();
-    if (files_) files_->describe({{"status", "finished"}, {"steps_done", step_}});
+    if (metrics_logger_) metrics_logger_->describe({{"status", "finished"}, {"steps_done", step_}});
     return;
   }
   const bool show_bar = is_first_rank() && !context_.quiet && ::isatty(STDERR_FILENO);
@@ -512,7 +513,7 @@ void Trainer::run_steps() {
     for (const auto& one : all) groups.push_back(one->recent_operations());
     return groups;
   });
-  trace_.watch(model_->communicators());
+  profiler_.watch(model_->communicators());
   bool first = true, between_steps = false;
   last_cpu_seconds_ = process_cpu_seconds();
   const auto tell_of_steps = [&](bool runs) {
@@ -520,8 +521,8 @@ void Trainer::run_steps() {
   };
   if (step_ < steps) tell_of_steps(true);
   while (step_ < steps && !result_.stopped) {
-    const double lr = update_->lr_at(step_);
-    trace_.begin(step_ + 1);
+    const double lr = optimizer_step_->lr_at(step_);
+    profiler_.begin(step_ + 1);
     if (between_steps) comm_timer_->take();  // of a validation or a save: no step's
     between_steps = false;
     const StepOutcome outcome = train_step(step_);
@@ -533,7 +534,7 @@ void Trainer::run_steps() {
     interval_comm_ += mean_of(outcome.totals.comm_seconds);
     interval_exposed_ += mean_of(outcome.totals.exposed_seconds);
     interval_tokens_ += plan_.global_batch_size * config_.training.seq_len;
-    if (files_) log_step(outcome, lr);
+    if (metrics_logger_) log_step(outcome, lr);
     if (outcome.totals.save_ended) checkpoints_.finish();  // one that failed ends the run here
     if (first) {
       context_.world->mark_started();
@@ -551,42 +552,43 @@ void Trainer::run_steps() {
       stop = true;
       save_checkpoint();
     }
-    if (const std::string path = trace_.end(step_); !path.empty()) say(fmt::format("trace: {}", path));
+    if (const std::string path = profiler_.end(step_); !path.empty()) log_info(fmt::format("trace: {}", path));
     result_.asked_to_stop = stop;
     result_.stopped = stop && !last;
-    bar.set_note(fmt::format("loss {:.4f}", outcome.totals.loss));
+    bar.set_postfix(fmt::format("loss {:.4f}", outcome.totals.loss));
     bar.advance();
   }
   bar.finish();
   checkpoints_.finish();
   tell_of_steps(false);
-  trace_.close();  // a stop may have come in the middle of what one file was to hold
+  profiler_.close();  // a stop may have come in the middle of what one file was to hold
   if (result_.stopped) {
-    say(checkpoints_.enabled()
+    log_info(
+        checkpoints_.enabled()
             ? fmt::format("stopped on request after step {}: run the same command to continue", step_)
             : fmt::format("stopped on request after step {}; checkpoints are disabled, so nothing was saved", step_));
   } else if (result_.asked_to_stop && config_.checkpoint.last_save_in_hf) {
-    say("hf/ is left out: the run was asked to stop; run the same command to write it");
+    log_info("hf/ is left out: the run was asked to stop; run the same command to write it");
   } else {
     save_in_hf();
   }
 
   report_memory();
-  if (!files_) return;
-  files_->describe({{"status", result_.stopped ? "stopped" : "finished"}, {"steps_done", step_}});
-  if (result_.validation_loss) files_->describe({{"validation_loss", *result_.validation_loss}});
+  if (!metrics_logger_) return;
+  metrics_logger_->describe({{"status", result_.stopped ? "stopped" : "finished"}, {"steps_done", step_}});
+  if (result_.validation_loss) metrics_logger_->describe({{"validation_loss", *result_.validation_loss}});
 }
 
 void Trainer::report_memory() {
   observe::MemoryCounts held = model_->held();
   TrainState of_optimizer;
-  update_->collect_state(of_optimizer);
+  optimizer_step_->collect_state(of_optimizer);
   for (const auto& named : of_optimizer.tensors) {
     held[observe::MemoryCategory::optimizer] += static_cast<std::int64_t>(named.tensor.nbytes());
   }
   const RunMemory::Report report = memory_->finish(held);
-  for (const std::string& line : report.lines) say(line);
-  if (files_) files_->describe(*report.record);
+  for (const std::string& line : report.lines) log_info(line);
+  if (metrics_logger_) metrics_logger_->describe(*report.record);
 }
 
 }  // namespace phalanx::train

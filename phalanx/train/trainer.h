@@ -17,7 +17,7 @@
 // - A loss or gradient norm that is not finite is an Error on every rank, before any weight is touched by it. Under
 //   loss scaling (float16) a step whose gradients are not finite is skipped on every rank.
 // - One run at a time has the run's folder: another is refused with the holder's host and process (run_lock.h).
-// - Rank 0 writes the run's folder (run_files.h) and the log; with profiling every rank writes traces (step_trace.h).
+// - Rank 0 writes the run's folder (metrics_logger.h) and the log; with profiling every rank writes traces (profiler.h).
 //
 //   Trainer trainer(config, {.world = world, .device = device});
 //   const TrainResult result = trainer.run();
@@ -40,15 +40,15 @@
 #include "phalanx/observe/communication_time.h"
 #include "phalanx/tensor/train_state.h"
 #include "phalanx/train/device_info.h"
+#include "phalanx/train/metrics_logger.h"
+#include "phalanx/train/optimizer_step.h"
 #include "phalanx/train/parallel_model.h"
+#include "phalanx/train/profiler.h"
 #include "phalanx/train/run_checkpoints.h"
-#include "phalanx/train/run_files.h"
 #include "phalanx/train/run_job.h"
 #include "phalanx/train/run_lock.h"
 #include "phalanx/train/run_memory.h"
-#include "phalanx/train/step_trace.h"
 #include "phalanx/train/training_data.h"
-#include "phalanx/train/weight_update.h"
 
 namespace phalanx::train {
 
@@ -82,16 +82,16 @@ class Trainer {
 
   models::Llama& model() { return model_->model(); }
   /// Whether all ranks must run the model together, because none has all of it.
-  bool runs_together() const { return model_->runs_together(); }
+  bool is_model_sharded() const { return model_->is_model_sharded(); }
   /// Collective: the model as one rank has it, on rank 0; null elsewhere. Its weights are copies where it is cut.
-  std::shared_ptr<models::Llama> whole_model() const;
+  std::shared_ptr<models::Llama> full_model() const;
   /// What this rank holds of the weights.
   std::vector<NamedTensor> weights() const { return model_->weights(); }
   /// All that a checkpoint holds: handles to what this rank has of weights and optimizer, and the run's numbers.
   TrainState collect_state() const;
   /// Whether matrices are cut over ranks, so that model() is for training alone.
-  bool cuts_model() const { return plan_.parallel.cuts_model(); }
-  RunFiles* files() { return files_.get(); }  // rank 0 only; null elsewhere
+  bool uses_model_parallelism() const { return plan_.parallel.uses_model_parallelism(); }
+  MetricsLogger* metrics_logger() { return metrics_logger_.get(); }  // rank 0 only; null elsewhere
   const RunPlan& plan() const { return plan_; }
 
  private:
@@ -116,23 +116,23 @@ class Trainer {
   void report_memory();
   void announce() const;
   bool is_first_rank() const { return context_.world->rank() == 0; }
-  void say(const std::string& line) const;
+  void log_info(const std::string& line) const;
 
   TrainConfig config_;
   TrainerContext context_;
   std::unique_ptr<RunLock> lock_;  // let go after all that writes
   RunPlan plan_;
-  StepTrace trace_;
+  Profiler profiler_;
   RunCheckpoints checkpoints_;
   DeviceInfo device_;
-  std::unique_ptr<RunFiles> files_;
+  std::unique_ptr<MetricsLogger> metrics_logger_;
   std::unique_ptr<RunMemory> memory_;
   TrainingData data_;
   nlohmann::json identity_;  // run_identity.h
-  struct Continued;
-  std::unique_ptr<Continued> continued_;  // from a checkpoint; null in a new run
+  struct ResumedState;
+  std::unique_ptr<ResumedState> resumed_;  // from a checkpoint; null in a new run
   std::unique_ptr<ParallelModel> model_;
-  std::unique_ptr<WeightUpdate> update_;
+  std::unique_ptr<OptimizerStep> optimizer_step_;
   std::unique_ptr<observe::CommunicationTimer> comm_timer_;
   observe::CommunicationTime comm_carry_;  // of a step's end, counted in the next one
   double tail_seconds_ = 0;                // of that end

@@ -260,7 +260,7 @@ TEST_F(TrainerCheckpointTest, ASecondRunInTheSameFolderIsRefused) {
   run_local_ranks(1, [&](const std::shared_ptr<Communicator>& world) {
     std::string said;
     const RunLock lock(config("run"), *world,
-                       {.patience = std::chrono::seconds(60), .say = [&](const std::string& line) {
+                       {.lock_timeout = std::chrono::seconds(60), .log_info = [&](const std::string& line) {
                           said = line;
                           before.reset();
                         }});
@@ -411,7 +411,7 @@ TEST_P(TrainerFamilyTest, AHuggingFaceDirectoryIsWhatARunStartsFromAndLeaves) {
   std::vector<NamedTensor> files[2];
   nlohmann::json index;
   const auto place = [&](const std::string& name) {
-    return name == "again" ? PlaceInFile("lm_head.weight") : models::hf_place(shape, name);
+    return name == "again" ? FileTensorView("lm_head.weight") : models::hf_tensor_view(shape, name);
   };
   for (const auto& parameter : nn::named_parameters(model)) {
     const bool is_norm = parameter.name == "norm.weight";
@@ -419,8 +419,8 @@ TEST_P(TrainerFamilyTest, AHuggingFaceDirectoryIsWhatARunStartsFromAndLeaves) {
     index["weight_map"][place(parameter.name).name] = is_norm ? "b.safetensors" : "a.safetensors";
   }
   files[1].push_back({"again", model.tok_embeddings->weight});
-  export_weights(source + "/a.safetensors", files[0], {.place_in_file = place}, posix_file_system());
-  export_weights(source + "/b.safetensors", files[1], {.place_in_file = place}, posix_file_system());
+  export_weights(source + "/a.safetensors", files[0], {.key_mapping = place}, posix_file_system());
+  export_weights(source + "/b.safetensors", files[1], {.key_mapping = place}, posix_file_system());
   std::ofstream(source + "/model.safetensors.index.json") << index.dump();
 
   const std::vector<std::string> from_there = {"--model.flavor=hf", "--model.hf_assets_path=" + source,

@@ -96,7 +96,7 @@ TEST_F(TrainerStartTest, ARunThatWaitsForItsFolderGoesOnFromWhatTheHolderLeaves)
   });
   run_local_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
     Trainer trainer(config("run", {"--training.steps=4"}),
-                    {.world = world, .job = {.name = "job", .patience = std::chrono::seconds(60)}});
+                    {.world = world, .job = {.name = "job", .lock_timeout = std::chrono::seconds(60)}});
     EXPECT_EQ(trainer.run().step, 4);
   });
   EXPECT_THAT(errors.finish(), AllOf(HasSubstr("continuing from"), ::testing::Not(HasSubstr("initial weights: "))));
@@ -111,7 +111,7 @@ TEST_F(TrainerStartTest, OneRankLooksForAll) {
       const bool sees = (world->rank() == 0) == first_sees;
       RunCheckpoints checkpoints(config(sees ? "run" : "none"), world, [](const std::string&) {});
       checkpoints.decide();
-      EXPECT_EQ(checkpoints.continues(), first_sees) << "rank " << world->rank();
+      EXPECT_EQ(checkpoints.resumes(), first_sees) << "rank " << world->rank();
     });
   }
 }
@@ -123,7 +123,7 @@ TEST_F(TrainerStartTest, CheckpointsThatComeOrGoWhileARunStartsAreAnError) {
     run_local_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
       RunCheckpoints checkpoints(config("run"), world, [](const std::string&) {});
       checkpoints.decide();
-      EXPECT_EQ(checkpoints.continues(), there);
+      EXPECT_EQ(checkpoints.resumes(), there);
       world->barrier();
       if (world->rank() == 0) std::filesystem::rename(path("run/checkpoint"), path("moved"));
       if (world->rank() == 0 && !there) std::filesystem::rename(path("kept"), path("run/checkpoint"));

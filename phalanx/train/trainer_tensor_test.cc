@@ -172,7 +172,7 @@ TEST_F(TrainerTensorTest, TheWholeModelIsThatOfOneRank) {
     run_local_ranks(layout.ranks, [&](const std::shared_ptr<Communicator>& world) {
       Trainer trainer(config_of(layout, layout.name), {.world = world, .quiet = true});
       trainer.run();
-      const auto whole = trainer.whole_model();
+      const auto whole = trainer.full_model();
       EXPECT_EQ(whole != nullptr, world->rank() == 0);
       if (!whole) return;
       EXPECT_EQ(whole->tok_embeddings->weight.size(0), whole->config().vocab_size);

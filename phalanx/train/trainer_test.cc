@@ -153,7 +153,7 @@ TEST_F(TrainerTest, MetricsAgreeWithEachOtherAndWithTheProcess) {
     EXPECT_THAT(description["environment"]["memory"].get<std::string>(),
                 ::testing::StartsWith(human_bytes(static_cast<std::uint64_t>(model.parameter_count()) * 4 * 4)));
   }
-  EXPECT_GT(machine_memory_bytes(), std::uint64_t{256} << 20);
+  EXPECT_GT(host_memory_bytes(), std::uint64_t{256} << 20);
 }
 
 TEST_F(TrainerTest, ValidationIsTheMeanOverTheHeldOutSamplesForAnyNumberOfRanks) {

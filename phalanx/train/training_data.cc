@@ -13,19 +13,19 @@ TrainingData open_training_data(const TrainConfig& config, const RunPlan& plan, 
   TrainingFiles files = open_training_files(config, plan);
   TrainingData result;
   if (files.validation) {
-    auto& [batches, range, local_batch_size] = *files.validation;
-    result.validation = data::describe_range(batches.tokens(), range);
-    if (rank == 0) result.unigram_entropy = data::unigram_entropy(batches.tokens(), range);
-    result.validator =
-        std::make_unique<Validator>(std::move(batches), ValidatorOptions{.local_batch_size = local_batch_size,
-                                                                         .steps = config.validation.steps,
-                                                                         .data_rank = plan.parallel.data_rank(rank),
-                                                                         .data_ranks = plan.parallel.data_ranks(),
-                                                                         .autocast = autocast_dtype(config, plan),
-                                                                         .device = device});
+    auto& [dataloader, range, local_batch_size] = *files.validation;
+    result.validation = data::describe_range(dataloader.tokens(), range);
+    if (rank == 0) result.unigram_entropy = data::unigram_entropy(dataloader.tokens(), range);
+    result.validator = std::make_unique<Validator>(
+        std::move(dataloader), ValidatorOptions{.local_batch_size = local_batch_size,
+                                                .steps = config.validation.steps,
+                                                .data_parallel_rank = plan.parallel.data_parallel_rank(rank),
+                                                .data_parallel_size = plan.parallel.data_parallel_size(),
+                                                .autocast = autocast_dtype(config, plan),
+                                                .device = device});
   }
-  result.batches = std::make_unique<data::Batches>(std::move(files.train));
-  result.identity = data::describe_stream(*result.batches);
+  result.dataloader = std::make_unique<data::DataLoader>(std::move(files.train));
+  result.identity = data::describe_stream(*result.dataloader);
   result.tokenizer = std::move(files.tokenizer.identity);
   result.lines = std::move(files.tokenizer.lines);
   return result;

@@ -1,7 +1,7 @@
 // The data of a training run: the batches to train on and, with validation, what is held out.
 //
 //   const TrainingData data = open_training_data(config, plan, device, rank);      // every rank; nothing is sent
-//   data.batches->...; if (data.validator) data.validator->run(...);
+//   data.dataloader->...; if (data.validator) data.validator->run(...);
 //
 // A data set that is not set is a ConfigError; files that do not fit are DataErrors, before any step.
 #pragma once
@@ -15,13 +15,13 @@
 #include <vector>
 
 #include "phalanx/config/run_plan.h"
-#include "phalanx/data/batches.h"
+#include "phalanx/data/data_loader.h"
 #include "phalanx/train/validation.h"
 
 namespace phalanx::train {
 
 struct TrainingData {
-  std::unique_ptr<data::Batches> batches;
+  std::unique_ptr<data::DataLoader> dataloader;
   std::unique_ptr<Validator> validator;   // null without validation
   std::optional<double> unigram_entropy;  // of the held-out tokens; counted by rank 0
   // What they are, by content, for run_identity.h: objects; empty where nothing is known.

@@ -12,12 +12,12 @@
 
 namespace phalanx::train {
 
-Validator::Validator(data::Batches batches, ValidatorOptions options)
-    : batches_(std::move(batches)), options_(options) {}
+Validator::Validator(data::DataLoader dataloader, ValidatorOptions options)
+    : dataloader_(std::move(dataloader)), options_(options) {}
 
 std::int64_t Validator::sample_count() const {
-  if (options_.steps < 0) return batches_.sample_count();
-  return std::min(batches_.sample_count(), options_.steps * options_.local_batch_size * options_.data_ranks);
+  if (options_.steps < 0) return dataloader_.sample_count();
+  return std::min(dataloader_.sample_count(), options_.steps * options_.local_batch_size * options_.data_parallel_size);
 }
 
 std::optional<ValidationMetrics> Validator::run(ParallelModel& model, Communicator& world, std::int64_t step,
@@ -28,7 +28,7 @@ std::optional<ValidationMetrics> Validator::run(ParallelModel& model, Communicat
   model.model().eval();
 
   const std::int64_t samples = sample_count();
-  const std::int64_t round = options_.local_batch_size * options_.data_ranks;
+  const std::int64_t round = options_.local_batch_size * options_.data_parallel_size;
   // [sum of losses, samples], in float64 on the device: nothing waits for it inside the loop.
   at::Tensor sums = at::zeros({2}, at::TensorOptions(at::kDouble).device(options_.device));
   for (std::int64_t first = 0; first < samples; first += round) {
@@ -36,15 +36,15 @@ std::optional<ValidationMetrics> Validator::run(ParallelModel& model, Communicat
       model.model().train(was_training);
       return std::nullopt;
     }
-    const std::int64_t mine = first + options_.data_rank * options_.local_batch_size;
+    const std::int64_t mine = first + options_.data_parallel_rank * options_.local_batch_size;
     const std::int64_t rows = std::min(options_.local_batch_size, samples - mine);
     if (rows <= 0) {
       // Nothing left for this rank, while others still need its part of the model.
-      const TokenBatch any = load_samples(batches_, 0, 1, options_.device);
-      if (model.runs_together()) model.loss(any.inputs, any.labels);
+      const TokenBatch any = load_samples(dataloader_, 0, 1, options_.device);
+      if (model.is_model_sharded()) model.loss(any.inputs, any.labels);
       continue;
     }
-    const TokenBatch batch = load_samples(batches_, mine, rows, options_.device);
+    const TokenBatch batch = load_samples(dataloader_, mine, rows, options_.device);
     const AutocastGuard autocast(options_.device.type(), options_.autocast);
     sums[0].add_(model.loss(batch.inputs, batch.labels).to(at::kDouble), static_cast<double>(rows));
     sums[1].add_(static_cast<double>(rows));
@@ -58,7 +58,7 @@ std::optional<ValidationMetrics> Validator::run(ParallelModel& model, Communicat
   const auto* values = host.const_data_ptr<double>();
   return ValidationMetrics{.step = step,
                            .loss = values[0] / values[1],
-                           .tokens = samples * batches_.seq_len(),
+                           .tokens = samples * dataloader_.seq_len(),
                            .seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()};
 }
 

@@ -12,24 +12,24 @@
 #include <optional>
 
 #include "phalanx/comm/communicator.h"
-#include "phalanx/data/batches.h"
+#include "phalanx/data/data_loader.h"
+#include "phalanx/train/metrics_logger.h"
 #include "phalanx/train/parallel_model.h"
-#include "phalanx/train/run_files.h"
 
 namespace phalanx::train {
 
 struct ValidatorOptions {
   std::int64_t local_batch_size = 8;
-  std::int64_t steps = -1;     // forward passes per rank at most; -1: all samples
-  std::int64_t data_rank = 0;  // of those that have batches of their own
-  std::int64_t data_ranks = 1;
+  std::int64_t steps = -1;              // forward passes per rank at most; -1: all samples
+  std::int64_t data_parallel_rank = 0;  // of those that have batches of their own
+  std::int64_t data_parallel_size = 1;
   std::optional<at::ScalarType> autocast;  // unset: none
   at::Device device = at::kCPU;
 };
 
 class Validator {
  public:
-  Validator(data::Batches batches, ValidatorOptions options);
+  Validator(data::DataLoader dataloader, ValidatorOptions options);
   /// Where no rank has the whole model every one goes through as many forward passes as the others. `is_cut_short` is
   /// asked before each, and is to say the same on all ranks: once true there is no result. Unset: never.
   std::optional<ValidationMetrics> run(ParallelModel& model, Communicator& world, std::int64_t step,
@@ -37,7 +37,7 @@ class Validator {
   std::int64_t sample_count() const;  // of one run()
 
  private:
-  data::Batches batches_;
+  data::DataLoader dataloader_;
   ValidatorOptions options_;
 };
 

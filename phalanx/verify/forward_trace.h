@@ -25,7 +25,7 @@ namespace phalanx::train {
 
 class ForwardTrace {
  public:
-  struct Seen {
+  struct ModuleRecord {
     std::string module;                  // "layers.0.attention.wq"
     bool has_weight = false;             // its own: else it hands its input on to modules inside
     std::vector<at::Tensor> inputs;      // of the calls so far
@@ -45,17 +45,17 @@ class ForwardTrace {
   /// After the passes: takes down the weights of modules that were not called, such as a tied embedding on the stage
   /// that only multiplies by it. They have no inputs.
   void note_uncalled();
-  const std::vector<Seen>& seen() const noexcept { return seen_; }
-  const Seen* find(const std::string& module) const;
+  const std::vector<ModuleRecord>& seen() const noexcept { return seen_; }
+  const ModuleRecord* find(const std::string& module) const;
 
  private:
   void attach(const std::string& name, nn::Module& module);
-  Seen& place_of(const std::string& module);
-  void note_weight(const std::string& module, nn::Module& of, at::Tensor Seen::*where);
+  ModuleRecord& place_of(const std::string& module);
+  void note_weight(const std::string& module, nn::Module& of, at::Tensor ModuleRecord::*where);
 
   std::int64_t wanted_rows_ = 0;
   std::vector<std::pair<std::string, nn::Module*>> with_weight_;  // those attached to
-  std::vector<Seen> seen_;
+  std::vector<ModuleRecord> seen_;
 };
 
 }  // namespace phalanx::train

@@ -39,7 +39,7 @@ constexpr const char* kUnlikePlain =
     "recomputation: the same layout without it has other bits. What is computed again is not what was computed, or "
     "leaves something behind that the next step uses, such as a copy of a weight";
 
-constexpr int kMostHalvings = 17;  // of the loss's scale: from twice the usual one to 1
+constexpr int kMaxHalvings = 17;  // of the loss's scale: from twice the usual one to 1
 // Where a row is cut over two ranks, three numbers are rounded in place of one: two sums and their sum. So the layout
 // is up to three times as far from float32 as one rank, and from one rank four times.
 constexpr double kRoundingOfBoth = 4;
@@ -55,7 +55,7 @@ class Comparison {
         world_(context.world),
         device_(context.device),
         observer_(context.observer),
-        laid_out_(config, context.layout_world ? context.layout_world : world_, context.device),
+        parallelized_(config, context.layout_world ? context.layout_world : world_, context.device),
         bound_(config.optimizer),
         max_norm_(config.training.max_norm) {
     const auto alone = world_->split(world_->rank(), 0);
@@ -64,12 +64,12 @@ class Comparison {
       const auto narrow = sharded_param_dtype(config);
       if (narrow && plan_run(config, world_->size()).parallel.dp_shard > 1) reference_->compute_in(config, *narrow);
     }
-    result_.layout = laid_out_.model.layout();
+    result_.layout = parallelized_.model.layout();
     result_.tolerance = options.tolerance.value_or(tolerance_for(config, world_->size(), context.device));
     rounds_products_ = !options.tolerance && rounds_its_own_products(config, world_->size());
     scaled_ = scales_loss(config);
-    if (context.prepare) context.prepare(laid_out_);
-    parts_ = std::make_unique<ParameterComparison>(laid_out_, reference_.get(), *world_,
+    if (context.prepare) context.prepare(parallelized_);
+    parts_ = std::make_unique<ParameterComparison>(parallelized_, reference_.get(), *world_,
                                                    [this](const std::string& name) { fail_not_finite(name); });
     is_recomputed_ = config.activation_checkpoint.mode != "none";
     if (!is_recomputed_ || world_->size() == 1 || !device_.is_cpu() ||
@@ -154,7 +154,7 @@ class Comparison {
       suspect = suspect_part(found.defined() ? found : part_of(zeros, shard),
                              (expected.defined() ? expected : zeros).to(at::kDouble), before, shard);
     }
-    result_.finding->cause = likely_cause(suspect, laid_out_.model.mesh(), *world_, worst.rank);
+    result_.finding->cause = likely_cause(suspect, parallelized_.model.mesh(), *world_, worst.rank);
     if (!result_.finding->cause.empty()) return;
     result_.finding->cause = kNoSimpleCause;
     if (place >= 0 && loss_is_right) {
@@ -177,7 +177,7 @@ class Comparison {
     const auto save = [&](const NamedTensor& p) {
       gradients[p.tensor.unsafeGetTensorImpl()] = p.tensor.grad().defined() ? p.tensor.grad().clone() : at::Tensor();
     };
-    for (const NamedTensor& mine : laid_out_.model.parameters()) save(mine);
+    for (const NamedTensor& mine : parallelized_.model.parameters()) save(mine);
     for (std::size_t i = 0; reference_ && i < parts_->names().size(); ++i) {
       save(reference_->model.parameters()[i]);
       if (!weights_older_.empty()) weights_before[parts_->names()[i]] = weights_older_[i];
@@ -186,7 +186,7 @@ class Comparison {
     LayoutPath path;
     {
       const at::AutoGradMode with_gradients(true);
-      path = find_origin(laid_out_, reference_.get(), *world_,
+      path = find_origin(parallelized_, reference_.get(), *world_,
                          {.step = step - 1,
                           .weight_tolerance = allowed.weight_in_use,
                           .activation_tolerance = allowed.activation,
@@ -258,7 +258,7 @@ class Comparison {
         fmt::format("verify: step {}: on one rank the scaled gradient of '{}' is not finite in float16, so the step is "
                     "skipped and there is nothing to compare a layout with: try a lower [training] initial_loss_scale, "
                     "below {:.3g}, or bfloat16",
-                    result_.steps.size() + 1, name, laid_out_.update->loss_scale()));
+                    result_.steps.size() + 1, name, parallelized_.optimizer_step->loss_scale()));
   }
 
   double from_first(double value) {
@@ -279,7 +279,7 @@ class Comparison {
     const std::string on_one = world_->broadcast_bytes(reference_ ? reference_->first_not_finite() : "");
     if (!on_one.empty()) return fmt::format("'{}' on one rank", on_one);
     int rank = 0;
-    for (const std::string& name : world_->all_gather_bytes(laid_out_.first_not_finite())) {
+    for (const std::string& name : world_->all_gather_bytes(parallelized_.first_not_finite())) {
       if (!name.empty()) return fmt::format("'{}' on rank {}", name, rank);
       ++rank;
     }
@@ -287,7 +287,7 @@ class Comparison {
   }
 
   void scale_loss(double factor) {
-    for (LayoutSide* const side : {&laid_out_, reference_.get(), plain_.get()}) {
+    for (LayoutSide* const side : {&parallelized_, reference_.get(), plain_.get()}) {
       if (side == nullptr) continue;
       side->drop_gradients();
       side->scale_loss(factor);
@@ -297,23 +297,23 @@ class Comparison {
   /// Both losses into `check`; returns that without recomputation, where there is one. Where float16 overflows on
   /// either side the step is run again with half the loss's scale on all, as a run would go on. What no scale mends is
   /// no overflow of it: the step is compared as it was.
-  double find_gradients(StepCheck& check) {
+  double forward_backward(StepCheck& check) {
     double plain_loss = 0;
-    const double first_scale = laid_out_.update->loss_scale();
+    const double first_scale = parallelized_.optimizer_step->loss_scale();
     const std::size_t notes = result_.notes.size();
     for (int halvings = 0;; ++halvings) {
-      if (reference_) check.expected_loss = reference_->find_gradients(check.step - 1);
+      if (reference_) check.expected_loss = reference_->forward_backward(check.step - 1);
       check.expected_loss = from_first(check.expected_loss);
       if (!std::isfinite(check.expected_loss)) {
         fail_diverged(fmt::format("the loss of step {} is not finite", check.step));
       }
-      check.loss = mean_over_ranks(laid_out_.find_gradients(check.step - 1));
-      if (plain_) plain_loss = mean_over_ranks(plain_->find_gradients(check.step - 1));
-      if (!scaled_ || halvings > kMostHalvings) return plain_loss;
+      check.loss = mean_over_ranks(parallelized_.forward_backward(check.step - 1));
+      if (plain_) plain_loss = mean_over_ranks(plain_->forward_backward(check.step - 1));
+      if (!scaled_ || halvings > kMaxHalvings) return plain_loss;
       const std::string where = overflow();
       if (where.empty()) return plain_loss;
-      const double scale = laid_out_.update->loss_scale();
-      if (halvings == kMostHalvings) {
+      const double scale = parallelized_.optimizer_step->loss_scale();
+      if (halvings == kMaxHalvings) {
         result_.notes.resize(notes);
         result_.notes.push_back(fmt::format(
             "step {}: the gradient of {} is not finite with the loss scaled by {}, nor by anything down to {}",
@@ -359,7 +359,7 @@ class Comparison {
   }
 
   void observe(std::int64_t step) const {
-    if (observer_) observer_(step, laid_out_.model.parameters());
+    if (observer_) observer_(step, parallelized_.model.parameters());
   }
 
   void check_initial_values() {
@@ -372,7 +372,7 @@ class Comparison {
   void one_step(std::int64_t step) {
     const LayoutTolerance& allowed = result_.tolerance;
     StepCheck check{.step = step};
-    const double plain_loss = find_gradients(check);
+    const double plain_loss = forward_backward(check);
     observe(step);
     measure_rounding(check);
     std::optional<LayoutFinding> unlike;
@@ -400,17 +400,17 @@ class Comparison {
       result_.steps.push_back(std::move(check));
       return;
     }
-    if (reference_) check.expected_norm = reference_->update->apply(step - 1).grad_norm;
+    if (reference_) check.expected_norm = reference_->optimizer_step->apply(step - 1).grad_norm;
     check.expected_norm = from_first(check.expected_norm);
-    const WeightUpdate::Result updated = laid_out_.update->apply(step - 1);
+    const OptimizerStep::Result updated = parallelized_.optimizer_step->apply(step - 1);
     check.norm = updated.grad_norm;
     const double clip = max_norm_ > 0 ? std::min(1.0, max_norm_ / std::max(check.norm, 1e-30)) : 1;
     bound_.end_step(
         {.found = check.norm, .expected = check.expected_norm, .factor = clip / updated.loss_scale.value_or(1)});
-    if (plain_) plain_->update->apply(step - 1);
+    if (plain_) plain_->optimizer_step->apply(step - 1);
     {
       const at::NoGradGuard no_grad;
-      const double lr = laid_out_.update->lr_at(step - 1);
+      const double lr = parallelized_.optimizer_step->lr_at(step - 1);
       check.weights = parts_->compare(weight_of, [&](std::size_t i, const at::Tensor&, const at::Tensor&, double norm) {
         return bound_.of(parts_->names()[i], lr) / norm;
       });
@@ -430,7 +430,7 @@ class Comparison {
   std::shared_ptr<Communicator> world_;
   at::Device device_;
   std::function<void(std::int64_t, const std::vector<NamedTensor>&)> observer_;
-  LayoutSide laid_out_;
+  LayoutSide parallelized_;
   std::unique_ptr<LayoutSide> reference_;  // on rank 0
   std::unique_ptr<LayoutSide> plain_;      // the layout without recomputation, where it has some and bits are the same
   bool is_recomputed_ = false, scaled_ = false, rounds_products_ = false;
@@ -446,12 +446,12 @@ class Comparison {
 
 LayoutCheck check_layout(const TrainConfig& config, const LayoutCheckContext& context,
                          const LayoutCheckOptions& options) {
-  TrainConfig laid_out = config;
-  laid_out.validation.enable = false;
-  laid_out.checkpoint.enable = false;
+  TrainConfig parallelized = config;
+  parallelized.validation.enable = false;
+  parallelized.checkpoint.enable = false;
   // One global batch for both sides, also where the configuration leaves it to the number of ranks.
-  laid_out.training.global_batch_size = plan_run(laid_out, context.world->size()).global_batch_size;
-  return Comparison(laid_out, context, options).run();
+  parallelized.training.global_batch_size = plan_run(parallelized, context.world->size()).global_batch_size;
+  return Comparison(parallelized, context, options).run();
 }
 
 }  // namespace phalanx::train

@@ -31,13 +31,13 @@ struct Path {
       traces.back()->start(rows.size());
     }
     for (const NamedTensor& p : side.model.parameters()) p.tensor.mutable_grad().reset();
-    side.find_gradients(step);
+    side.forward_backward(step);
     for (const auto& trace : traces) trace->note_uncalled();
-    const TokenBatch batch = load_batch(*side.data.batches, step, rows, at::kCPU);
+    const TokenBatch batch = load_batch(*side.data.dataloader, step, rows, at::kCPU);
     tokens = at::cat({batch.inputs, batch.labels.narrow(1, batch.labels.size(1) - 1, 1)}, 1).to(at::kDouble);
   }
 
-  const ForwardTrace::Seen* find(const std::string& module) const {
+  const ForwardTrace::ModuleRecord* find(const std::string& module) const {
     for (const auto& trace : traces) {
       if (const auto* seen = trace->find(module)) return seen;
     }
@@ -48,7 +48,7 @@ struct Path {
   std::string after(const std::string& module) const {
     for (const auto& trace : traces) {
       const auto& seen = trace->seen();
-      const auto found = std::ranges::find(seen, module, &ForwardTrace::Seen::module);
+      const auto found = std::ranges::find(seen, module, &ForwardTrace::ModuleRecord::module);
       if (found != seen.end()) return found + 1 == seen.end() ? "" : (found + 1)->module;
     }
     return "";
@@ -62,12 +62,12 @@ struct Verdict {
 
 class Search {
  public:
-  Search(LayoutSide& laid_out, LayoutSide* reference, Communicator& world, const LayoutPathOptions& options)
-      : laid_out_(laid_out),
+  Search(LayoutSide& parallelized, LayoutSide* reference, Communicator& world, const LayoutPathOptions& options)
+      : parallelized_(parallelized),
         reference_side_(reference),
         world_(world),
         options_(options),
-        mine_(laid_out, options.step) {
+        mine_(parallelized, options.step) {
     if (reference != nullptr) reference_ = std::make_unique<Path>(*reference, options.step);
   }
 
@@ -98,11 +98,12 @@ class Search {
       before = module;
       if (!step["weight"]) continue;
       last = module;
-      if (!path.origin) path.origin = weight_of_module(module, &ForwardTrace::Seen::weight);
+      if (!path.origin) path.origin = weight_of_module(module, &ForwardTrace::ModuleRecord::weight);
     }
     // Where units are gathered once more for the backward pass.
     for (auto step = steps.rbegin(); step != steps.rend() && !path.origin; ++step) {
-      if ((*step)["weight"]) path.origin = weight_of_module((*step)["module"], &ForwardTrace::Seen::backward_weight);
+      if ((*step)["weight"])
+        path.origin = weight_of_module((*step)["module"], &ForwardTrace::ModuleRecord::backward_weight);
     }
     return path;
   }
@@ -145,12 +146,12 @@ class Search {
                         .rank = worst.rank,
                         .difference = worst.difference,
                         .tolerance = tolerance,
-                        .cause = likely_cause(value, laid_out_.model.mesh(), world_, worst.rank)};
+                        .cause = likely_cause(value, parallelized_.model.mesh(), world_, worst.rank)};
   }
 
   std::optional<LayoutOrigin> batch() {
     const at::Tensor whole = shared(reference_ ? reference_->tokens : at::Tensor());
-    const data::RowRange rows = laid_out_.rows();
+    const data::RowRange rows = parallelized_.rows();
     const SuspectValue value{.found = mine_.tokens,
                              .expected = whole.narrow(0, rows.begin, rows.size()),
                              .part = fmt::format("rows {}", rows.begin)};
@@ -165,9 +166,9 @@ class Search {
   /// by tensor rank where it is that much shorter. Nothing where it is of no such shape.
   std::optional<std::pair<at::Tensor, std::vector<std::int64_t>>> own_part(const at::Tensor& whole,
                                                                            const at::Tensor& found) const {
-    const data::RowRange rows = laid_out_.rows();
+    const data::RowRange rows = parallelized_.rows();
     if (found.dim() != whole.dim() || found.size(0) != rows.size()) return std::nullopt;
-    const DeviceMesh& mesh = laid_out_.model.mesh();
+    const DeviceMesh& mesh = parallelized_.model.mesh();
     const bool is_cut = mesh.has("tp");
     std::vector<std::int64_t> offset(static_cast<std::size_t>(whole.dim()));
     at::Tensor part = whole.narrow(0, rows.begin, rows.size());
@@ -239,7 +240,8 @@ class Search {
     return "";
   }
 
-  std::optional<LayoutOrigin> weight_of_module(const std::string& module, at::Tensor ForwardTrace::Seen::*which) {
+  std::optional<LayoutOrigin> weight_of_module(const std::string& module,
+                                               at::Tensor ForwardTrace::ModuleRecord::*which) {
     const std::string name = module + ".weight";
     const auto kept = options_.weights_before.find(name);
     const at::Tensor whole = shared(reference_ ? reference_->find(module)->weight : at::Tensor());
@@ -253,12 +255,12 @@ class Search {
       value = suspect_part(seen->*which, whole, before, seen->shard.get());
       if (seen->shard) offset = seen->shard->box().offsets;
     }
-    const bool is_forward = which == &ForwardTrace::Seen::weight;
+    const bool is_forward = which == &ForwardTrace::ModuleRecord::weight;
     return judge(value, offset, whole.norm().item<double>(), options_.weight_tolerance,
                  is_forward ? "weight in use" : "weight in use by the backward pass", name);
   }
 
-  LayoutSide& laid_out_;
+  LayoutSide& parallelized_;
   LayoutSide* reference_side_;  // with the reference
   Communicator& world_;
   const LayoutPathOptions& options_;
@@ -270,9 +272,9 @@ class Search {
 
 }  // namespace
 
-LayoutPath find_origin(LayoutSide& laid_out, LayoutSide* reference, Communicator& world,
+LayoutPath find_origin(LayoutSide& parallelized, LayoutSide* reference, Communicator& world,
                        const LayoutPathOptions& options) {
-  return Search(laid_out, reference, world, options).run();
+  return Search(parallelized, reference, world, options).run();
 }
 
 }  // namespace phalanx::train

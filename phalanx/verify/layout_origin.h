@@ -44,7 +44,7 @@ struct LayoutPathOptions {
 };
 
 /// Collective over the world, whose rank 0 has the reference. Gradients are lost, and neither side may be used after.
-LayoutPath find_origin(LayoutSide& laid_out, LayoutSide* reference, Communicator& world,
+LayoutPath find_origin(LayoutSide& parallelized, LayoutSide* reference, Communicator& world,
                        const LayoutPathOptions& options);
 
 }  // namespace phalanx::train

@@ -29,7 +29,7 @@ LayoutSide::LayoutSide(const TrainConfig& config, const std::shared_ptr<Communic
     load_initial_weights(config, model.weights(), [](const std::string&) {});
   }
   model.values_were_loaded();
-  update = std::make_unique<WeightUpdate>(config, model.parameters(), model.norm_ranks());
+  optimizer_step = std::make_unique<OptimizerStep>(config, model.parameters(), model.grad_norm_group());
 }
 
 void LayoutSide::compute_in(const TrainConfig& config, at::ScalarType dtype) {
@@ -42,7 +42,7 @@ std::vector<nn::Module*> LayoutSide::modules() const {
   return cast_ ? std::vector<nn::Module*>{cast_.get()} : model.modules();
 }
 
-double LayoutSide::find_gradients_of_cast(std::int64_t step) {
+double LayoutSide::forward_backward_in_cast(std::int64_t step) {
   std::map<std::string, at::Tensor> weights;
   for (const NamedTensor& p : model.parameters()) weights[p.name] = p.tensor;
   const std::vector<NamedTensor> copies = nn::named_parameters(*cast_);
@@ -54,10 +54,11 @@ double LayoutSide::find_gradients_of_cast(std::int64_t step) {
   const at::Tensor share = at::full({}, 1.0 / static_cast<double>(parts), at::TensorOptions(options.device));
   double loss_sum = 0;
   for (std::int64_t part = 0; part < parts; ++part) {
-    const TokenBatch batch = load_batch(
-        *data.batches, step, data.batches->rows_of({.micro_batch = part, .micro_batches = parts}), options.device);
+    const TokenBatch batch =
+        load_batch(*data.dataloader, step, data.dataloader->rows_of({.micro_batch = part, .micro_batches = parts}),
+                   options.device);
     const at::Tensor loss = cast_->loss(batch.inputs, batch.labels).to(at::kFloat);
-    update->scaled(loss).backward(share);
+    optimizer_step->scaled(loss).backward(share);
     loss_sum += loss.item<double>();
     for (const NamedTensor& copy : copies) {
       at::Tensor gradient = std::exchange(copy.tensor.mutable_grad(), at::Tensor()).to(at::kFloat);
@@ -68,9 +69,9 @@ double LayoutSide::find_gradients_of_cast(std::int64_t step) {
   return loss_sum / static_cast<double>(parts);
 }
 
-double LayoutSide::find_gradients(std::int64_t step) {
-  if (cast_) return find_gradients_of_cast(step);
-  return compute_gradients(model, *update, *data.batches, options, step).loss_sum.item<double>() /
+double LayoutSide::forward_backward(std::int64_t step) {
+  if (cast_) return forward_backward_in_cast(step);
+  return forward_backward_step(model, *optimizer_step, *data.dataloader, options, step).loss_sum.item<double>() /
          static_cast<double>(plan.accumulation_steps);
 }
 
@@ -88,7 +89,7 @@ std::string LayoutSide::first_not_finite() const {
 
 void LayoutSide::scale_loss(double factor) {
   TrainState state;
-  update->collect_state(state);
+  optimizer_step->collect_state(state);
   for (const NamedTensor& one : state.tensors) {
     if (one.name.ends_with("loss_scaler.scale")) one.tensor.mul_(factor);
   }
@@ -100,7 +101,7 @@ LayoutSide::Rounding LayoutSide::rounding_of_gradients(std::int64_t step, double
   for (const NamedTensor& p : parameters) rounded.push_back(std::exchange(p.tensor.mutable_grad(), at::Tensor()));
   const auto autocast = std::exchange(options.autocast, std::nullopt);
   const auto cast = std::exchange(cast_, nullptr);
-  const double exact_loss = find_gradients(step);
+  const double exact_loss = forward_backward(step);
   options.autocast = autocast;
   cast_ = cast;
   Rounding result;
@@ -140,7 +141,8 @@ TrainConfig reference_config(TrainConfig config) {
 }
 
 data::RowRange LayoutSide::rows() const {
-  return data.batches->rows_of({.rank = plan.parallel.data_rank(options.rank), .ranks = plan.parallel.data_ranks()});
+  return data.dataloader->rows_of(
+      {.rank = plan.parallel.data_parallel_rank(options.rank), .ranks = plan.parallel.data_parallel_size()});
 }
 
 }  // namespace phalanx::train

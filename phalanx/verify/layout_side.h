@@ -2,8 +2,8 @@
 // somehow.
 //
 //   LayoutSide side(config, world, device);            // collective; with its starting values
-//   const double loss = side.find_gradients(step);     // of this rank's rows
-//   side.update->apply(step);
+//   const double loss = side.forward_backward(step);     // of this rank's rows
+//   side.optimizer_step->apply(step);
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "phalanx/models/llama.h"
-#include "phalanx/train/gradient_pass.h"
+#include "phalanx/train/forward_backward_step.h"
 #include "phalanx/train/training_data.h"
 
 namespace phalanx::train {
@@ -26,7 +26,7 @@ struct LayoutSide {
   /// What the passes go through: of `model`, or the copy in another type.
   std::vector<nn::Module*> modules() const;
   /// The mean loss over this rank's rows.
-  double find_gradients(std::int64_t step);
+  double forward_backward(std::int64_t step);
   /// The rows of the global batch that this rank's data rank has.
   data::RowRange rows() const;
 
@@ -45,11 +45,11 @@ struct LayoutSide {
   RunPlan plan;
   TrainingData data;
   ParallelModel model;
-  GradientPassOptions options;
-  std::unique_ptr<WeightUpdate> update;
+  ForwardBackwardOptions options;
+  std::unique_ptr<OptimizerStep> optimizer_step;
 
  private:
-  double find_gradients_of_cast(std::int64_t step);
+  double forward_backward_in_cast(std::int64_t step);
 
   std::shared_ptr<models::Llama> cast_;  // the model in another type; null: there is none
 };

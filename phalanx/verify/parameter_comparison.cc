@@ -30,9 +30,9 @@ std::vector<std::int64_t> offset_of(const NamedTensor& part) {
 
 }  // namespace
 
-ParameterComparison::ParameterComparison(LayoutSide& laid_out, LayoutSide* reference, Communicator& world,
+ParameterComparison::ParameterComparison(LayoutSide& parallelized, LayoutSide* reference, Communicator& world,
                                          std::function<void(const std::string&)> not_finite)
-    : laid_out_(laid_out), reference_(reference), world_(world), not_finite_(std::move(not_finite)) {
+    : parallelized_(parallelized), reference_(reference), world_(world), not_finite_(std::move(not_finite)) {
   share_names();
   find_own_parts();
 }
@@ -50,7 +50,7 @@ void ParameterComparison::share_names() {
     shapes_.push_back(one["shape"].get<std::vector<std::int64_t>>());
   }
   mine_.resize(names_.size());
-  for (const NamedTensor& mine : laid_out_.model.parameters()) {
+  for (const NamedTensor& mine : parallelized_.model.parameters()) {
     const auto place = std::ranges::find(names_, mine.name);
     if (place == names_.end()) {
       throw Error(

@@ -33,7 +33,7 @@ class ParameterComparison {
  public:
   /// Both sides, and the world, must outlive it. `not_finite` throws; it is called on every rank with the name of a
   /// parameter whose value on one rank is not finite. Error where the layout has a parameter that one rank has not.
-  ParameterComparison(LayoutSide& laid_out, LayoutSide* reference, Communicator& world,
+  ParameterComparison(LayoutSide& parallelized, LayoutSide* reference, Communicator& world,
                       std::function<void(const std::string& name)> not_finite);
 
   const std::vector<std::string>& names() const noexcept { return names_; }
@@ -55,7 +55,7 @@ class ParameterComparison {
   void find_own_parts();
   std::vector<ParameterCheck> worst_of_ranks(const std::vector<std::string>& mine) const;
 
-  LayoutSide& laid_out_;
+  LayoutSide& parallelized_;
   LayoutSide* reference_;  // on rank 0
   Communicator& world_;
   std::function<void(const std::string&)> not_finite_;

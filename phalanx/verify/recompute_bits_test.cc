@@ -77,8 +77,8 @@ class RecomputeBitsTest : public TrainerTest {
     LayoutSide side(config, world, at::kCPU);
     Bits bits;
     for (std::int64_t step = 0; step < 10; ++step) {
-      bits.first.push_back(side.find_gradients(step));
-      bits.first.push_back(side.update->apply(step).grad_norm);
+      bits.first.push_back(side.forward_backward(step));
+      bits.first.push_back(side.optimizer_step->apply(step).grad_norm);
     }
     for (const NamedTensor& p : side.model.parameters()) {
       const at::Tensor values = p.tensor.detach().contiguous();

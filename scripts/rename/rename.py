@@ -4,11 +4,14 @@
     scripts/rename/rename.py [--moves TABLE] [--words TABLE]
 
 A table of moves has lines "old path<TAB>new path". The script moves the files with `git mv` and rewrites what names them:
-#include lines, and mentions in comments, documents and scripts, with or without the leading "phalanx/".
+#include lines, and mentions in comments, documents and scripts, with or without the leading "phalanx/". Where the file
+name itself changes, and no other file has it, bare mentions follow too.
 
-A table of words has lines "old<TAB>new[<TAB>prefix,prefix...]": each whole word becomes the other one, in code and in
-comments. String literals stay as they are: what stands there is in users' hands, on disk or on the wire. The third
-column restricts a line to files whose path begins so. Lines that begin with # are comments.
+A table of words has lines "old<TAB>new[<TAB>prefix,prefix...[<TAB>code]]": each whole word becomes the other one, in code
+and in comments. String literals stay as they are: what stands there is in users' hands, on disk or on the wire. The third
+column restricts a line to files whose path begins so. "code" marks an English word: it changes in C++ alone, and in a
+comment only where it is code: behind . -> :: or a back quote, or before ( or a back quote. Lines that begin with # are
+comments.
 """
 import argparse
 import pathlib
@@ -61,10 +64,14 @@ def rewrite(change):
 
 def move(rows):
     new_of = {}
+    names = [path.name for path in tracked()]
     for old, new in (row[:2] for row in rows):
         pathlib.Path(new).parent.mkdir(parents=True, exist_ok=True)
         subprocess.run(["git", "mv", old, new], check=True)
         new_of[old] = new
+        base, new_base = pathlib.Path(old).name, pathlib.Path(new).name
+        if base != new_base and names.count(base) == 1:  # "(board.h)" in a comment
+            new_of[base] = new_base
         if old.startswith("phalanx/") and new.startswith("phalanx/"):
             new_of[old.removeprefix("phalanx/")] = new.removeprefix("phalanx/")
     longest = sorted(new_of, key=len, reverse=True)
@@ -79,35 +86,47 @@ def move(rows):
     rewrite(change)
 
 
-def rename(rows):
-    everywhere, somewhere = {}, []
-    for row in rows:
-        if len(row) > 2 and row[2].strip():
-            somewhere.append((row[0], row[1], tuple(row[2].strip().split(","))))
-        else:
-            everywhere[row[0]] = row[1]
+def pattern_of(words):
+    return r"\b(" + "|".join(sorted(map(re.escape, words), key=len, reverse=True)) + r")\b"
 
-    def renamer(path):
-        words = dict(everywhere)
-        words.update({old: new for old, new, prefixes in somewhere if str(path).startswith(prefixes)})
-        if not words:
-            return lambda text: text
-        pattern = re.compile(r"\b(" + "|".join(sorted(map(re.escape, words), key=len, reverse=True)) + r")\b")
-        return lambda text: pattern.sub(lambda m: words[m[1]], text)
+
+def rename(rows):
+    def renamers(path):
+        """For code, and for a comment or a document."""
+        words, code_words = {}, {}
+        for row in rows:
+            where = tuple(row[2].split(",")) if len(row) > 2 and row[2] else ("",)
+            if str(path).startswith(where):
+                (code_words if len(row) > 3 and row[3] == "code" else words)[row[0]] = row[1]
+        both = {**code_words, **words}
+        in_code = re.compile(pattern_of(both)) if both else None
+        in_text = re.compile(pattern_of(words)) if words else None
+        marked = re.compile(rf"(?<=[.>:`]){pattern_of(code_words)}|{pattern_of(code_words)}(?=[(`])") if code_words else None
+
+        def code(text):
+            return in_code.sub(lambda m: both[m[1]], text) if in_code else text
+
+        def comment(text):
+            # Marked words first: what a plain word becomes may itself be a code word.
+            if path.suffix in CODE and marked:
+                text = marked.sub(lambda m: code_words[m[1] or m[2]], text)
+            return in_text.sub(lambda m: words[m[1]], text) if in_text else text
+
+        return code, comment
 
     tokens = re.compile(f"(?P<include>{INCLUDE.pattern})|(?P<comment>{COMMENT.pattern})|(?P<literal>{LITERAL.pattern.replace(chr(92) + '1', '(?P=delimiter)').replace('([^()', '(?P<delimiter>[^()', 1)})",
                         re.S | re.M)
 
     def change(path, text):
-        sub = renamer(path)
+        code, comment = renamers(path)
         if path.suffix not in CODE:
-            return sub(text)
+            return comment(text)
         parts, end = [], 0
         for match in tokens.finditer(text):
-            parts.append(sub(text[end:match.start()]))
-            parts.append(sub(match[0]) if match["comment"] else match[0])
+            parts.append(code(text[end:match.start()]))
+            parts.append(comment(match[0]) if match["comment"] else match[0])
             end = match.end()
-        parts.append(sub(text[end:]))
+        parts.append(code(text[end:]))
         return "".join(parts)
 
     rewrite(change)

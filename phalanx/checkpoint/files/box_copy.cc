@@ -5,8 +5,8 @@
 
 namespace phalanx {
 
-std::uint64_t copy_common(const Box& source_box, std::span<const std::byte> source, const Box& target_box,
-                          std::span<std::byte> target, std::size_t element_size) {
+std::uint64_t copy_overlap(const Box& source_box, std::span<const std::byte> source, const Box& target_box,
+                           std::span<std::byte> target, std::size_t element_size) {
   const auto common = intersect(source_box, target_box);
   return common ? copy_part(*common, source_box, source, target_box, target, element_size) : 0;
 }
@@ -39,7 +39,7 @@ Box rows_of_box(const Box& box, std::int64_t begin, std::int64_t end) {
   return rows;
 }
 
-void for_each_piece(const Box& box, std::int64_t max_elements, const std::function<void(const Box&)>& use) {
+void for_each_chunk(const Box& box, std::int64_t max_elements, const std::function<void(const Box&)>& use) {
   if (box.empty()) return;
   if (box.numel() <= max_elements) return use(box);
   // Dimensions before the first of more than one element make no order; one index of it has `inner` elements.
@@ -50,7 +50,7 @@ void for_each_piece(const Box& box, std::int64_t max_elements, const std::functi
     Box part = box;
     part.offsets[d] += begin;
     part.shape[d] = std::min(count, box.shape[d] - begin);
-    for_each_piece(part, max_elements, use);
+    for_each_chunk(part, max_elements, use);
   }
 }
 

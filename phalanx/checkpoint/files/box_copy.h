@@ -3,7 +3,7 @@
 // Each side is a dense row-major array of its own box's shape: a tensor as it lies in a file, and the part of the
 // tensor that somebody wants. Whatever way the two are cut, only the shared runs of bytes are touched.
 //
-//   copy_common(saved_box, bytes_in_file, my_box, buffer, 4);   // float32
+//   copy_overlap(saved_box, bytes_in_file, my_box, buffer, 4);   // float32
 #pragma once
 
 #include <cstddef>
@@ -16,8 +16,8 @@
 namespace phalanx {
 
 /// Returns the number of bytes copied. The spans must hold all elements of their boxes.
-std::uint64_t copy_common(const Box& source_box, std::span<const std::byte> source, const Box& target_box,
-                          std::span<std::byte> target, std::size_t element_size);
+std::uint64_t copy_overlap(const Box& source_box, std::span<const std::byte> source, const Box& target_box,
+                           std::span<std::byte> target, std::size_t element_size);
 
 /// The same of a part that both boxes have.
 std::uint64_t copy_part(const Box& part, const Box& source_box, std::span<const std::byte> source,
@@ -29,6 +29,6 @@ std::int64_t row_count(const Box& box);
 
 /// The box in pieces of at most `max_elements` (at least 1), whose elements follow each other in row-major order: to
 /// stream a tensor of any shape through a small buffer. An empty box has none.
-void for_each_piece(const Box& box, std::int64_t max_elements, const std::function<void(const Box&)>& use);
+void for_each_chunk(const Box& box, std::int64_t max_elements, const std::function<void(const Box&)>& use);
 
 }  // namespace phalanx

@@ -43,7 +43,7 @@ class Comparison {
       progress(static_cast<std::uint64_t>(a.whole().numel()));
       return difference;
     }
-    for_each_piece(a.whole(), kComparedElements, [&](const Box& piece) {
+    for_each_chunk(a.whole(), kComparedElements, [&](const Box& piece) {
       compare_piece(piece, difference);
       progress(static_cast<std::uint64_t>(piece.numel()));
     });

@@ -133,7 +133,7 @@ WrittenFiles consolidate_for_hf(SavedState& saved, const std::filesystem::path& 
   const models::LlamaConfig config = shape_of_model(saved);
   require_weights_of(config, saved);
   const Dtype dtype = options.dtype.value_or(saved.find("model.norm.weight")->dtype);
-  options.place_in_file = [&](const std::string& name) { return models::hf_place(config, name); };
+  options.key_mapping = [&](const std::string& name) { return models::hf_tensor_view(config, name); };
   const std::filesystem::path source = assets.empty() ? assets_of_run(saved) : assets;
   require_own_tokenizer(saved, source, options.allow_tokenizer_mismatch);
   options.beside = hf_files(config, torch_name(dtype), source);

@@ -13,7 +13,7 @@
 #include "phalanx/checkpoint/files/box_copy.h"
 #include "phalanx/checkpoint/files/checkpoint_list.h"
 #include "phalanx/checkpoint/files/element_values.h"
-#include "phalanx/checkpoint/files/place_copy.h"
+#include "phalanx/checkpoint/files/file_tensor_copy.h"
 #include "phalanx/checkpoint/files/shard_plan.h"
 #include "phalanx/checkpoint/files/weight_index.h"
 #include "phalanx/checkpoint/files/weights_description.h"
@@ -29,7 +29,7 @@ constexpr std::string_view kModelPrefix = "model.";
 
 struct Part {
   const SavedTensor* tensor;
-  PlaceInFile::Form form;
+  FileTensorView::Form form;
 };
 
 /// A box of a saved tensor on its way into a file, under a name and a dtype that may differ; or of a tensor that
@@ -58,7 +58,7 @@ class FileRewriter {
     writer.append_header(safetensors::format_header(header));
     for (const auto& info : header.tensors) {
       const auto& output = *by_name.at(info.name);
-      for_each_piece(output.box, kElementsCopiedAtOnce, [&](const Box& piece) {
+      for_each_chunk(output.box, kElementsCopiedAtOnce, [&](const Box& piece) {
         const auto bytes = read(output.parts, piece, info.dtype);
         writer.append(bytes);
         progress_(bytes.size());
@@ -74,7 +74,7 @@ class FileRewriter {
     const std::size_t size = safetensors::element_size(saved);
     bytes_.resize(elements * size);
     for (const auto& [tensor, form] : parts) {
-      if (form == PlaceInFile::Form()) {
+      if (form == FileTensorView::Form()) {
         saved_.read(*tensor, piece, bytes_);
         continue;
       }
@@ -82,7 +82,7 @@ class FileRewriter {
       if (box.empty()) continue;
       of_part_.resize(static_cast<std::size_t>(box.numel()) * size);
       saved_.read(*tensor, box, of_part_);
-      copy_to_place(form, tensor->shape, box, of_part_, piece, bytes_, size);
+      copy_to_view(form, tensor->shape, box, of_part_, piece, bytes_, size);
     }
     if (dtype == saved) return bytes_;
     values_.resize(elements);
@@ -114,7 +114,7 @@ std::vector<Output> choose(const SavedState& saved, const ConsolidateOptions& op
       if (!name.starts_with(kModelPrefix)) continue;
       name.erase(0, kModelPrefix.size());
     }
-    const PlaceInFile place = options.place_in_file ? options.place_in_file(name) : PlaceInFile(name);
+    const FileTensorView place = options.key_mapping ? options.key_mapping(name) : FileTensorView(name);
     const bool converts = options.dtype && is_floating_point(tensor.dtype);
     const auto [found, is_new] = of_name.emplace(place.name, outputs.size());
     if (is_new) {

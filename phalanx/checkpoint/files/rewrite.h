@@ -23,7 +23,7 @@
 
 #include "phalanx/base/file.h"
 #include "phalanx/checkpoint/files/saved_state.h"
-#include "phalanx/layout/place_in_file.h"
+#include "phalanx/layout/file_tensor_view.h"
 
 namespace phalanx {
 
@@ -31,7 +31,7 @@ struct ConsolidateOptions {
   bool all = false;                         // every tensor under its whole name; else the model's, without "model."
   std::optional<safetensors::Dtype> dtype;  // of floating-point tensors: F64, F32, F16 or BF16; unset: as saved
   std::uint64_t max_file_bytes = 0;         // 0: one file. A larger tensor has a file of its own
-  std::function<PlaceInFile(const std::string&)> place_in_file;        // unset: as above
+  std::function<FileTensorView(const std::string&)> key_mapping;       // unset: as above
   std::map<std::string, std::string> beside;                           // text files of the same directory, by name
   bool allow_tokenizer_mismatch = false;                               // consolidate_for_hf() alone
   std::function<void(std::uint64_t)> progress = [](std::uint64_t) {};  // bytes written

@@ -119,7 +119,7 @@ std::uint64_t SavedState::read(const SavedTensor& tensor, const Box& wanted, std
     const auto size = safetensors::element_size(tensor.dtype);
     file.will_need(*saved.info, relative_to(*common, saved.box));
     // A block that has just been hashed is still in the processor's cache when it is copied.
-    for_each_piece(*common, static_cast<std::int64_t>(kHashBlockBytes / size), [&](const Box& piece) {
+    for_each_chunk(*common, static_cast<std::int64_t>(kHashBlockBytes / size), [&](const Box& piece) {
       const auto bytes = file.bytes_around(*saved.info, relative_to(piece, saved.box));
       copied += copy_part(piece, saved.box, bytes, wanted, target, size);
     });

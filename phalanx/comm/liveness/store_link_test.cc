@@ -10,7 +10,7 @@
 #include <stdexcept>
 
 #include "phalanx/comm/backends/gloo/gloo.h"
-#include "phalanx/comm/liveness/group_watch.h"
+#include "phalanx/comm/liveness/failure_notifier.h"
 #include "phalanx/comm/testing/backend_suite.h"
 #include "phalanx/comm/testing/fault_world.h"
 #include "phalanx/store/tcp_store.h"
@@ -108,9 +108,9 @@ TEST(Failures, ALinkToTheStoreThatGoesSilentIsAnErrorOnAllWithinTheHeartbeatLimi
 TEST(Failures, WhoLeavesOverASlowLinkToTheStoreDoesNotWaitAndHasLeft) {
   TcpStoreServer server;
   TcpProxy link(server.address());
-  const GroupWatch stays(std::make_shared<TcpStore>(server.address()), 0, 2);
-  auto leaves = std::make_unique<GroupWatch>(std::make_shared<TcpStore>(link.address()), 1, 2);
-  GroupWatch::Group world;
+  const FailureNotifier stays(std::make_shared<TcpStore>(server.address()), 0, 2);
+  auto leaves = std::make_unique<FailureNotifier>(std::make_shared<TcpStore>(link.address()), 1, 2);
+  FailureNotifier::Group world;
   world.id = "world";
   world.members = {0, 1};
   link.delay(2500ms);  // an answer takes 5 s

@@ -101,7 +101,7 @@ void fail_batch(Communicator& comm) {
   require_mentions(at_odds(
                        comm, 1, "batch",
                        [&] {
-                         comm.batch_peer_to_peer({{true, x, 0, 3}, {false, in, 0, 3}});
+                         comm.batch_isend_irecv({{true, x, 0, 3}, {false, in, 0, 3}});
                        },
                        [&] { comm.all_reduce(x); }),
                    {"do not call the same operation", "rank 1 "});

@@ -133,7 +133,7 @@ TEST(LocalRanks, AnAbortedRankMayUseItsBuffersAtOnce) {
                 EXPECT_EQ(data[kCount - 1], 3.0F);
               } else {
                 at::Tensor y = at::full({kCount}, 0.0F);
-                comm->batch_peer_to_peer({{true, x, (comm->rank() + 1) % 3, 0}, {false, y, (comm->rank() + 2) % 3, 0}});
+                comm->batch_isend_irecv({{true, x, (comm->rank() + 1) % 3, 0}, {false, y, (comm->rank() + 2) % 3, 0}});
                 EXPECT_EQ(std::count(y.const_data_ptr<float>(), y.const_data_ptr<float>() + kCount, 1.0F), kCount);
               }
             } catch (const CommError&) {

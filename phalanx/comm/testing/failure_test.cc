@@ -22,8 +22,8 @@
 #include "phalanx/comm/backend.h"
 #include "phalanx/comm/backends/gloo/gloo.h"
 #include "phalanx/comm/backends/local_shm/shm.h"
-#include "phalanx/comm/hierarchical/two_level.h"
-#include "phalanx/comm/liveness/peer_processes.h"
+#include "phalanx/comm/hierarchical/hierarchical.h"
+#include "phalanx/comm/liveness/process_probe.h"
 #include "phalanx/comm/testing/backend_suite.h"
 #include "phalanx/comm/testing/fault_calls.h"
 #include "phalanx/comm/testing/fault_world.h"
@@ -39,7 +39,7 @@ constexpr int kVictim = 1;
 
 // gloo_strangers: gloo between ranks that may not look at each other's processes, as on different machines.
 // two_level: the victim shares a "machine" with rank 0, and rank 2 is on another.
-enum class Kind { shm, gloo, gloo_strangers, two_level };
+enum class Kind { shm, gloo, gloo_strangers, hierarchical };
 
 std::string name_of(Kind kind) {
   switch (kind) {
@@ -49,7 +49,7 @@ std::string name_of(Kind kind) {
       return "Gloo";
     case Kind::gloo_strangers:
       return "GlooStrangers";
-    case Kind::two_level:
+    case Kind::hierarchical:
       return "TwoLevel";
   }
   return "";
@@ -59,13 +59,10 @@ std::shared_ptr<Communicator> make_world(Kind kind, const HostPort& server, int 
                                          CommunicatorOptions options, int store_rank = -1) {
   auto store = std::make_shared<TcpStore>(server);
   if (kind == Kind::shm) return make_shm_communicator(*store, rank, size, std::move(options));
-  if (kind == Kind::two_level)
-    return make_two_level_communicator(make_gloo_communicator(store, rank, size, {.communicator = options}),
-                                       {.communicator = options,
-                                        .machines = {0, 0, 1},
-                                        .hint = std::nullopt,
-                                        .smallest_bytes = 1,
-                                        .by_estimate = false});
+  if (kind == Kind::hierarchical)
+    return make_hierarchical_communicator(
+        make_gloo_communicator(store, rank, size, {.communicator = options}),
+        {.communicator = options, .nodes = {0, 0, 1}, .hint = std::nullopt, .smallest_bytes = 1, .by_estimate = false});
   return make_gloo_communicator(
       store, rank, size,
       {.store_rank = store_rank,
@@ -209,8 +206,8 @@ INSTANTIATE_TEST_SUITE_P(Failures, KilledAt,
                                            Scene{Kind::shm, 5, true}, Scene{Kind::shm, 300'000, true},
                                            Scene{Kind::gloo, 5, false}, Scene{Kind::gloo, 300'000, false},
                                            Scene{Kind::gloo, 5, true}, Scene{Kind::gloo, 300'000, true},
-                                           Scene{Kind::two_level, 300'000, false},
-                                           Scene{Kind::two_level, 300'000, true}),
+                                           Scene{Kind::hierarchical, 300'000, false},
+                                           Scene{Kind::hierarchical, 300'000, true}),
                          [](const auto& info) { return name_of(info.param); });
 
 class StoppedAt : public EveryVerb {};
@@ -223,7 +220,7 @@ INSTANTIATE_TEST_SUITE_P(Failures, StoppedAt,
                          ::testing::Values(Scene{Kind::shm, 5, false}, Scene{Kind::shm, 300'000, true},
                                            Scene{Kind::gloo, 5, false}, Scene{Kind::gloo, 300'000, true},
                                            Scene{Kind::gloo_strangers, 300'000, false},
-                                           Scene{Kind::two_level, 300'000, true}),
+                                           Scene{Kind::hierarchical, 300'000, true}),
                          [](const auto& info) { return name_of(info.param); });
 
 // --- one case each

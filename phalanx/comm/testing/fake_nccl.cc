@@ -116,11 +116,11 @@ struct FakeNcclComm {
     std::unique_ptr<Operation> operation;
     try {
       operation = transport->start(description);
-      WaitLadder ladder(WaitLadder::kCrowded);
+      SpinBackoff backoff(SpinBackoff::kOversubscribed);
       while (!aborted.load()) {
         const Progress progress = operation->advance();
         if (progress == Progress::done) return;
-        if (progress == Progress::moved || ladder.step()) continue;
+        if (progress == Progress::moved || backoff.step()) continue;
         const std::optional<Doorbell> bell = operation->doorbell();
         doorbell_wait(bell ? std::span<const Doorbell>(&*bell, 1) : std::span<const Doorbell>(),
                       std::chrono::milliseconds(5));
@@ -255,23 +255,23 @@ NcclResult FakeNccl::split(FakeNcclComm* comm, int color, int key, NcclComm** re
   if (comm->splitter.joinable()) comm->splitter.join();
   comm->splitter = std::thread([this, comm, child, color, key, result] {
     try {
-      Communicator meeting(comm->transport, {});
+      Communicator bootstrap(comm->transport, {});
       SplitRequest request;
       std::vector<std::pair<int, int>> members;
       int rank = 0;
-      for (const std::string& text : meeting.all_gather_bytes(fmt::format("{} {}", color, key))) {
+      for (const std::string& text : bootstrap.all_gather_bytes(fmt::format("{} {}", color, key))) {
         const int its_color = std::stoi(text);
         if (color >= 0 && its_color == color) members.emplace_back(std::stoi(text.substr(text.find(' '))), rank);
         ++rank;
       }
       std::sort(members.begin(), members.end());
       for (const auto& [its_key, its_rank] : members) {
-        if (its_rank == meeting.rank()) request.rank = static_cast<int>(request.members.size());
+        if (its_rank == bootstrap.rank()) request.rank = static_cast<int>(request.members.size());
         request.members.push_back(its_rank);
       }
       request.name = "fake";
       request.serial = comm->sequence++;
-      request.exchange = [&](const std::string& value) { return meeting.all_gather_bytes(value); };
+      request.exchange = [&](const std::string& value) { return bootstrap.all_gather_bytes(value); };
       auto transport = comm->transport->split(request);
       if (child) {
         child->transport = std::move(transport);

@@ -43,10 +43,10 @@ Pending pending(std::function<void()> body) {
 
 // The victim's side of messages with all others.
 Pending with_everybody(Communicator& comm, int victim, bool victim_sends, std::int64_t n, int tag) {
-  std::vector<Communicator::PeerOp> operations;
+  std::vector<Communicator::P2POp> operations;
   for (int r = 0; r < comm.size(); ++r)
     if (r != victim) operations.push_back({victim_sends, filled(n), r, tag});
-  return pending(comm.batch_peer_to_peer(std::move(operations), {.async = true}));
+  return pending(comm.batch_isend_irecv(std::move(operations), {.async = true}));
 }
 
 void add_even(std::vector<FaultCall>& calls) {
@@ -123,11 +123,11 @@ void add_messages(std::vector<FaultCall>& calls, int victim) {
   calls.push_back({"batch",
                    {"batch_peer_to_peer(2 transfers; float32[{n}] to rank {v}, tag 5"},
                    [=](Communicator& c, std::int64_t n) {
-                     std::vector<Communicator::PeerOp> operations;
+                     std::vector<Communicator::P2POp> operations;
                      for (int r = 0; r < c.size(); ++r)
                        if ((r == victim) != (c.rank() == victim))
                          for (const bool sends : {true, false}) operations.push_back({sends, filled(n), r, 5});
-                     return pending(c.batch_peer_to_peer(std::move(operations), {.async = true}));
+                     return pending(c.batch_isend_irecv(std::move(operations), {.async = true}));
                    }});
 }
 

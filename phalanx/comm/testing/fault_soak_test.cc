@@ -25,7 +25,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/comm/backends/gloo/gloo.h"
 #include "phalanx/comm/backends/local_shm/shm.h"
-#include "phalanx/comm/hierarchical/two_level.h"
+#include "phalanx/comm/hierarchical/hierarchical.h"
 #include "phalanx/comm/testing/backend_suite.h"
 #include "phalanx/comm/testing/fault_world.h"
 #include "phalanx/store/tcp_store.h"
@@ -39,7 +39,7 @@ constexpr std::chrono::milliseconds kSoakHeartbeat{1'500};
 
 enum class Fault { kill, stop, pause };
 // levels: shared memory inside two "machines" (the lower and the upper half of the ranks), gloo between.
-enum class SoakBackend { shm, gloo, levels };
+enum class SoakBackend { shm, gloo, hierarchical };
 
 std::string name_of(SoakBackend backend) {
   return backend == SoakBackend::shm ? "shm" : backend == SoakBackend::gloo ? "gloo" : "shm+gloo";
@@ -70,7 +70,7 @@ Round draw(std::mt19937_64& random, int number) {
   round.size = 2 + up_to(7);
   round.victim = up_to(round.size);
   round.backend = std::array{SoakBackend::shm, SoakBackend::shm, SoakBackend::gloo, SoakBackend::gloo,
-                             SoakBackend::levels}[static_cast<std::size_t>(up_to(5))];
+                             SoakBackend::hierarchical}[static_cast<std::size_t>(up_to(5))];
   const int dice = up_to(10);
   round.fault = dice < 6 ? Fault::kill : dice < 8 ? Fault::stop : Fault::pause;
   round.delay = std::chrono::microseconds(up_to(400'000));
@@ -105,7 +105,7 @@ void soak_step(Communicator& comm, std::mt19937_64& random, std::vector<Work>& u
       break;
     case 5: {
       at::Tensor in = ones(count);
-      work = comm.batch_peer_to_peer(
+      work = comm.batch_isend_irecv(
           {{true, ones(count), (comm.rank() + 1) % n, 1}, {false, in, (comm.rank() + n - 1) % n, 1}}, {.async = async});
       break;
     }
@@ -132,14 +132,14 @@ std::shared_ptr<Communicator> make_soak_world(const Round& round, const std::sha
   if (round.backend == SoakBackend::shm) return make_shm_communicator(*store, rank, round.size, options);
   auto flat = make_gloo_communicator(store, rank, round.size, {.communicator = options});
   if (round.backend == SoakBackend::gloo) return flat;
-  std::vector<int> machines;
-  for (int r = 0; r < round.size; ++r) machines.push_back(2 * r < round.size ? 0 : 1);
-  return make_two_level_communicator(std::move(flat), {.communicator = options,
-                                                       .machines = std::move(machines),
-                                                       .hint = std::nullopt,
-                                                       .smallest_bytes = 1,
-                                                       .by_estimate = false,
-                                                       .piece_bytes = 100'000});
+  std::vector<int> nodes;
+  for (int r = 0; r < round.size; ++r) nodes.push_back(2 * r < round.size ? 0 : 1);
+  return make_hierarchical_communicator(std::move(flat), {.communicator = options,
+                                                          .nodes = std::move(nodes),
+                                                          .hint = std::nullopt,
+                                                          .smallest_bytes = 1,
+                                                          .by_estimate = false,
+                                                          .piece_bytes = 100'000});
 }
 
 void play(const Round& round, const HostPort& server, FaultRank& self) {

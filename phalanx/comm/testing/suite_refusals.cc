@@ -24,7 +24,7 @@ void suite_non_contiguous(Communicator& comm) {
   refused("send", [&] { comm.send(torn_part, (me + 1) % n); });
   refused("recv", [&] { comm.recv(torn_part, (me + 1) % n); });
   for (const bool is_send : {true, false})
-    refused("batch", [&] { comm.batch_peer_to_peer({{is_send, torn_part, (me + 1) % n, 0}}); });
+    refused("batch", [&] { comm.batch_isend_irecv({{is_send, torn_part, (me + 1) % n, 0}}); });
   for (const bool is_output : {true, false}) {
     const at::Tensor& out_part = is_output ? torn_part : part;
     const at::Tensor& in_part = is_output ? part : torn_part;

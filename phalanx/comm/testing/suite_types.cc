@@ -89,7 +89,7 @@ void suite_every_type_moved(Communicator& comm, ScalarType type, std::int64_t co
 
   const int before = (me + n - 1) % n;
   out = blank_like(mine);
-  check(comm.batch_peer_to_peer({{false, out, before, 1}, {true, mine, (me + 1) % n, 1}}, {.async = async}), out,
+  check(comm.batch_isend_irecv({{false, out, before, 1}, {true, mine, (me + 1) % n, 1}}, {.async = async}), out,
         part_for(before, 0, count, type), "batch_peer_to_peer");
   const int peer = me ^ 1;
   if (peer >= n) return;
@@ -163,8 +163,8 @@ void suite_mixed_batch(Communicator& comm) {
   const int before = (me + n - 1) % n;
   constexpr std::array<std::int64_t, kTypes.size()> kCounts{70'001, 0, 3, 20'011, 129, 1, 9'001, 8};
   for (const bool async : {false, true}) {
-    std::vector<Communicator::PeerOp> sends;
-    std::vector<Communicator::PeerOp> receives;
+    std::vector<Communicator::P2POp> sends;
+    std::vector<Communicator::P2POp> receives;
     std::vector<at::Tensor> expected;
     for (const bool up : {true, false}) {
       const int to = up ? next : before;
@@ -176,10 +176,10 @@ void suite_mixed_batch(Communicator& comm) {
         receives.push_back({false, blank_like(expected.back()), from, tag});
       }
     }
-    std::vector<Communicator::PeerOp> batch = receives;
+    std::vector<Communicator::P2POp> batch = receives;
     if (!matches_in_order(comm)) std::reverse(batch.begin(), batch.end());
     batch.insert(batch.end(), sends.begin(), sends.end());
-    comm.batch_peer_to_peer(std::move(batch), {.async = async}).wait();
+    comm.batch_isend_irecv(std::move(batch), {.async = async}).wait();
     for (std::size_t k = 0; k < receives.size(); ++k)
       require_equal(receives[k].tensor, expected[k],
                     fmt::format("{}batch: tag {} from rank {}, {}", async ? "asynchronous " : "", receives[k].tag,

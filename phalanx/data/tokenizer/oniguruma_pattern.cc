@@ -289,8 +289,8 @@ class PatternTranslator {
       return;
     }
     const std::string text = in_.substr(at_, at + 1 - at_);
-    constexpr std::size_t kMostDigits = 5;  // PCRE2 says what is wrong with five
-    if (low.size() > kMostDigits || high.size() > kMostDigits) refuse(text);
+    constexpr std::size_t kMaxDigits = 5;  // PCRE2 says what is wrong with five
+    if (low.size() > kMaxDigits || high.size() > kMaxDigits) refuse(text);
     if (!low.empty() && !high.empty() && std::stoi(low) > std::stoi(high)) refuse(text);
     at_ = at + 1;
     quantify(fmt::format("{{{}{}{}}}", low.empty() ? "0" : low, has_comma ? "," : "", high), has_comma, false);
@@ -544,8 +544,8 @@ class PatternTranslator {
       // A byte, there: of a character of several it is not the code point.
       if (kind == 'x' && digits.size() == 2 && digits[0] >= '8') refuse("\\x" + digits);
     }
-    constexpr std::size_t kMostDigits = 8;
-    if (digits.empty() || digits.size() > kMostDigits || !std::ranges::all_of(digits, is_hex_digit)) {
+    constexpr std::size_t kMaxDigits = 8;
+    if (digits.empty() || digits.size() > kMaxDigits || !std::ranges::all_of(digits, is_hex_digit)) {
       refuse(fmt::format("\\{}{}", kind, digits));
     }
     out_ += fmt::format("\\x{{{}}}", digits);

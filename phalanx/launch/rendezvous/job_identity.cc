@@ -9,7 +9,7 @@
 
 namespace phalanx {
 
-std::chrono::seconds patience_with_predecessor(const JobIdentity& job) {
+std::chrono::seconds predecessor_timeout(const JobIdentity& job) {
   constexpr std::chrono::seconds kWithKilled{2}, kWithEarlierAttempt{120};
   return job.attempt > 0 ? kWithEarlierAttempt : kWithKilled;
 }

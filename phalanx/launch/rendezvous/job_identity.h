@@ -21,7 +21,7 @@ struct JobIdentity {
 
 /// How long to wait for another process that holds what this one needs, such as a run's folder: one that was killed a
 /// moment ago, or this job's earlier attempt, whose node may have died (NFS 4 keeps its locks for a lease of 90 s).
-std::chrono::seconds patience_with_predecessor(const JobIdentity& job);
+std::chrono::seconds predecessor_timeout(const JobIdentity& job);
 
 /// Reads the process's environment, or what `lookup` says.
 JobIdentity job_identity(const EnvironmentLookup& lookup = {});

@@ -13,7 +13,7 @@ namespace phalanx {
 namespace {
 
 // Files are told apart by this name, so it holds whatever makes a job unique, and nothing that a path could not.
-std::string meeting_file_name(const std::string& launcher, const std::string& job) {
+std::string rendezvous_file_name(const std::string& launcher, const std::string& job) {
   std::string name = fmt::format(".phalanx-{}-{}", launcher, job);
   std::replace_if(
       name.begin(), name.end(), [](char c) { return c == '/' || static_cast<unsigned char>(c) <= ' '; }, '_');
@@ -37,7 +37,7 @@ std::optional<WorkerEnvironment> read_open_mpi(VariableReader& reader) {
   // Open MPI 4 and 5 name the job so; it is the same for all ranks of one mpirun.
   const auto job = reader.text("PMIX_NAMESPACE");
   result.launcher = job ? fmt::format("Open MPI (job {})", *job) : "Open MPI";
-  result.file_name = meeting_file_name("openmpi", job.value_or(ancestor_identity("orted")));
+  result.file_name = rendezvous_file_name("openmpi", job.value_or(ancestor_identity("orted")));
   choose_folder(reader, result, ".");
   return result;
 }
@@ -70,8 +70,8 @@ std::optional<WorkerEnvironment> read_slurm(VariableReader& reader) {
   result.launcher = fmt::format("Slurm (job {}, step {})", job, step);
   // A job that was requeued has its old number.
   result.file_name =
-      meeting_file_name("slurm", fmt::format("{}-{}.{}.{}", reader.text("SLURM_CLUSTER_NAME").value_or("cluster"), job,
-                                             step, reader.text("SLURM_RESTART_COUNT").value_or("0")));
+      rendezvous_file_name("slurm", fmt::format("{}-{}.{}.{}", reader.text("SLURM_CLUSTER_NAME").value_or("cluster"),
+                                                job, step, reader.text("SLURM_RESTART_COUNT").value_or("0")));
   choose_folder(reader, result, reader.text("SLURM_SUBMIT_DIR").value_or("."));
   return result;
 }
@@ -96,9 +96,9 @@ std::optional<WorkerEnvironment> read_pmi(VariableReader& reader) {
     if (!job) job = reader.text(name);
   result.launcher = job ? fmt::format("PMI (job {})", *job) : "PMI";
   if (job)
-    result.file_name = meeting_file_name("pmi", *job);
+    result.file_name = rendezvous_file_name("pmi", *job);
   else if (result.on_one_node())
-    result.file_name = meeting_file_name("pmi", ancestor_identity("hydra_pmi_proxy"));
+    result.file_name = rendezvous_file_name("pmi", ancestor_identity("hydra_pmi_proxy"));
   choose_folder(reader, result, ".");
   return result;
 }

@@ -137,14 +137,14 @@ ProcessGuard::~ProcessGuard() {
   }
 }
 
-void ProcessGuard::tell(pid_t message) {
+void ProcessGuard::send(pid_t message) {
   // The guard never goes before its owner, and its pipe never fills: a lost guard is only a lost second net.
   ssize_t written = 0;
   do written = write(pipe_.get(), &message, sizeof message);
   while (written < 0 && errno == EINTR);
 }
 
-void ProcessGuard::watch(pid_t group) { tell(group); }
-void ProcessGuard::release(pid_t group) { tell(-group); }
+void ProcessGuard::watch(pid_t group) { send(group); }
+void ProcessGuard::release(pid_t group) { send(-group); }
 
 }  // namespace phalanx

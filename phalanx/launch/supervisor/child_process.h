@@ -44,7 +44,7 @@ class ProcessGuard {
   void release(pid_t group);  // before the group's leader is reaped, so that its number cannot be another's
 
  private:
-  void tell(pid_t message);
+  void send(pid_t message);
   pid_t pid_ = -1;
   UniqueFd pipe_;
 };

@@ -53,11 +53,12 @@ std::vector<WorkerFailure> Coordinator::all_failures() const {
 
 std::vector<Order> Coordinator::take_orders() { return std::exchange(orders_, {}); }
 
-bool Coordinator::has_seat(int member) const {
-  return std::any_of(seats_.begin(), seats_.end(), [&](const Seat& seat) { return seat.member == member; });
+bool Coordinator::has_assignment(int member) const {
+  return std::any_of(assignments_.begin(), assignments_.end(),
+                     [&](const NodeAssignment& assignment) { return assignment.member == member; });
 }
 
-void Coordinator::tell_refused(int member, std::string text) {
+void Coordinator::send_refusal(int member, std::string text) {
   Order order{.kind = Order::Kind::refuse, .round = round_, .member = member};
   order.text = std::move(text);
   orders_.push_back(std::move(order));
@@ -65,7 +66,7 @@ void Coordinator::tell_refused(int member, std::string text) {
 
 // The host of a node of this round that is leaving or has left; empty if none.
 std::string Coordinator::who_leaves() const {
-  if (farewell_ends_) return farewell_host_;
+  if (drain_ends_) return drained_host_;
   for (const auto& [number, member] : members_)
     if (member.leaving) return member.join.host;
   return "";
@@ -73,7 +74,7 @@ std::string Coordinator::who_leaves() const {
 
 // Lets a node go that was told to leave.
 void Coordinator::dismiss(int member, Clock::time_point now) {
-  tell_refused(member, "this node has left the job");
+  send_refusal(member, "this node has left the job");
   gone(member, now);
 }
 
@@ -121,13 +122,13 @@ std::string Coordinator::objection(const NodeJoin& join) const {
 
 void Coordinator::joined(int member, const NodeJoin& join, Clock::time_point now) {
   if (std::string text = objection(join); !text.empty()) {
-    tell_refused(member, std::move(text));
+    send_refusal(member, std::move(text));
     return;
   }
   members_[member].join = join;
   if (state_ == State::gathering) consider(now);
-  if (state_ == State::running && static_cast<int>(seats_.size()) < options_.max_nodes)
-    begin_stop(Why::membership, fmt::format("the node {} has come", join.host));
+  if (state_ == State::running && static_cast<int>(assignments_.size()) < options_.max_nodes)
+    begin_stop(StopReason::membership, fmt::format("the node {} has come", join.host));
 }
 
 void Coordinator::handle(int number, const NodeMessage& message, Clock::time_point now) {
@@ -150,23 +151,23 @@ void Coordinator::handle(int number, const NodeMessage& message, Clock::time_poi
     leaving(number, message.signal, now);
     return;
   }
-  if (message.round != round_ || (!member.seated && state_ != State::preparing)) return;
+  if (message.round != round_ || (!member.assigned && state_ != State::preparing)) return;
   switch (message.kind) {
-    case Kind::meeting: {
-      if (state_ != State::preparing || seats_.front().member != number) return;
+    case Kind::rendezvous: {
+      if (state_ != State::preparing || assignments_.front().member != number) return;
       // Somebody may have come while the meeting was made ready.
-      if (static_cast<int>(seats_.size()) < options_.max_nodes && available().size() > seats_.size()) {
+      if (static_cast<int>(assignments_.size()) < options_.max_nodes && available().size() > assignments_.size()) {
         consider(now);
         return;
       }
       state_ = State::running;
-      for (const Seat& seat : seats_) {
-        Member& seated = members_.at(seat.member);
-        seated.seated = true;
-        seated.last_node_rank = seat.node_rank;
+      for (const NodeAssignment& assignment : assignments_) {
+        Member& assigned = members_.at(assignment.member);
+        assigned.assigned = true;
+        assigned.last_node_rank = assignment.node_rank;
       }
       Order order{.kind = Order::Kind::start, .round = round_, .restarts = restarts_};
-      order.seats = seats_;
+      order.seats = assignments_;
       order.store = message.store;
       order.master_address = message.master_address;
       order.master_port = message.master_port;
@@ -183,16 +184,16 @@ void Coordinator::handle(int number, const NodeMessage& message, Clock::time_poi
             failures.empty() ? fmt::format("a rank on {} failed", member.join.host) : describe(failures.front());
         const std::string leaver = who_leaves();
         if (leaver.empty())
-          begin_stop(Why::failure, what);
+          begin_stop(StopReason::failure, what);
         else
-          begin_stop(Why::membership, fmt::format("the node {} leaves, and {}", leaver, what));
+          begin_stop(StopReason::membership, fmt::format("the node {} leaves, and {}", leaver, what));
       }
       break;
     case Kind::succeeded:
       member.done = true;
-      if (member.leaving && state_ == State::running && !farewell_ends_) {
-        farewell_ends_ = now + options_.farewell;
-        farewell_host_ = member.join.host;
+      if (member.leaving && state_ == State::running && !drain_ends_) {
+        drain_ends_ = now + options_.drain_timeout;
+        drained_host_ = member.join.host;
       }
       if (member.leaving) dismiss(number, now);
       settle(now);
@@ -214,7 +215,7 @@ void Coordinator::leaving(int number, int signal, Clock::time_point now) {
   const bool can_go =
       options_.min_nodes < options_.max_nodes && !member.join.is_host && static_cast<int>(others) >= options_.min_nodes;
   // Nobody counts on a node that waits for a place, or for enough nodes to come.
-  if (!member.join.is_host && !has_seat(number)) {
+  if (!member.join.is_host && !has_assignment(number)) {
     dismiss(number, now);
     return;
   }
@@ -232,25 +233,25 @@ void Coordinator::leaving(int number, int signal, Clock::time_point now) {
     if (member.done || member.stopped) dismiss(number, now);  // it will not say so again
     return;
   }
-  begin_stop(Why::signal, fmt::format("{} was stopped by {}", name_of(member), signal_text(signal)), signal);
+  begin_stop(StopReason::signal, fmt::format("{} was stopped by {}", name_of(member), signal_text(signal)), signal);
 }
 
 // The node takes part no longer; its ranks, if it had any, are gone with it.
 void Coordinator::gone(int number, Clock::time_point now) {
   const auto found = members_.find(number);
   if (found == members_.end()) return;
-  const bool was_seated = has_seat(number);
+  const bool was_assigned = has_assignment(number);
   const bool was_done = found->second.done;
   const std::string host = found->second.join.host;
   members_.erase(found);
   if (state_ == State::ended) return;
-  if (state_ == State::stopping && why_ == Why::signal && was_seated && !was_done) cut_short_ = true;
+  if (state_ == State::stopping && stop_reason_ == StopReason::signal && was_assigned && !was_done) cut_short_ = true;
   if (state_ == State::gathering)
     consider(now);
-  else if (state_ == State::preparing && was_seated)
+  else if (state_ == State::preparing && was_assigned)
     gather(now);
-  else if (state_ == State::running && was_seated && !was_done)
-    begin_stop(Why::membership, fmt::format("the node {} has left", host));
+  else if (state_ == State::running && was_assigned && !was_done)
+    begin_stop(StopReason::membership, fmt::format("the node {} has left", host));
   settle(now);
 }
 
@@ -268,37 +269,37 @@ void Coordinator::lost(int number, const std::string& how, std::chrono::duration
   failure.exit_status = 1;
   failure.time_s = epoch_seconds() - silent.count();
   std::string ranks;
-  for (const Seat& seat : seats_)
-    if (seat.member == number)
-      ranks = seat.local_world_size == 1
-                  ? fmt::format(" with rank {}", seat.first_rank)
-                  : fmt::format(" with ranks {} to {}", seat.first_rank, seat.first_rank + seat.local_world_size - 1);
+  for (const NodeAssignment& assignment : assignments_)
+    if (assignment.member == number)
+      ranks = assignment.local_world_size == 1 ? fmt::format(" with rank {}", assignment.first_rank)
+                                               : fmt::format(" with ranks {} to {}", assignment.first_rank,
+                                                             assignment.first_rank + assignment.local_world_size - 1);
   failure.message = fmt::format("the node {}{} was lost: {}", name_of(member), ranks, how);
-  tell_refused(number, fmt::format("the host of {} took this node for lost: {}", options_.address, how));
-  if (member.seated && !member.done && !member.leaving) {
+  send_refusal(number, fmt::format("the host of {} took this node for lost: {}", options_.address, how));
+  if (member.assigned && !member.done && !member.leaving) {
     members_.erase(found);
     node_failures_.push_back(failure);
-    if (state_ == State::running) begin_stop(Why::failure, failure.message);
+    if (state_ == State::running) begin_stop(StopReason::failure, failure.message);
     settle(now);
   } else {
     gone(number, now);
   }
 }
 
-void Coordinator::begin_stop(Why why, std::string text, int signal) {
+void Coordinator::begin_stop(StopReason why, std::string text, int signal) {
   const bool already = state_ == State::stopping;
-  if (already && (why != Why::signal || why_ == Why::signal)) return;
+  if (already && (why != StopReason::signal || stop_reason_ == StopReason::signal)) return;
   state_ = State::stopping;
-  farewell_ends_.reset();
-  why_ = why;
+  drain_ends_.reset();
+  stop_reason_ = why;
   stop_signal_ = signal;
   stop_text_ = text;
-  Order order{.kind = why == Why::signal ? Order::Kind::signal : Order::Kind::stop, .round = round_};
+  Order order{.kind = why == StopReason::signal ? Order::Kind::signal : Order::Kind::stop, .round = round_};
   order.signal = signal;
   // The report at the end tells why; what is said now is why ranks restart.
-  if (why == Why::failure && restarts_ < options_.max_restarts)
+  if (why == StopReason::failure && restarts_ < options_.max_restarts)
     order.text = fmt::format("{}\nall ranks restart (restart {} of {})", text, restarts_ + 1, options_.max_restarts);
-  else if (why == Why::membership)
+  else if (why == StopReason::membership)
     order.text = fmt::format("{}: all ranks restart", text);
   orders_.push_back(std::move(order));
 }
@@ -308,7 +309,7 @@ void Coordinator::settle(Clock::time_point now) {
   if (state_ != State::running && state_ != State::stopping) return;
   bool all_done = true, all_stopped = true;
   for (const auto& [number, member] : members_) {
-    if (!member.seated) continue;
+    if (!member.assigned) continue;
     all_done = all_done && member.done;
     all_stopped = all_stopped && (member.done || member.stopped);
   }
@@ -318,7 +319,7 @@ void Coordinator::settle(Clock::time_point now) {
   }
   if (!all_stopped) return;
   const auto failures = all_failures();
-  if (why_ == Why::signal) {
+  if (stop_reason_ == StopReason::signal) {
     // A peer that was told to end may take others' communication with it: after a stop only real errors count.
     if (all_done && failures.empty() && !cut_short_)
       end(0, {});
@@ -326,10 +327,10 @@ void Coordinator::settle(Clock::time_point now) {
       end(128 + stop_signal_, {}, stop_text_);
     else
       end(launcher_exit_status(failures.front()), failures);
-  } else if (why_ == Why::failure && restarts_ == options_.max_restarts) {
+  } else if (stop_reason_ == StopReason::failure && restarts_ == options_.max_restarts) {
     end(failures.empty() ? 1 : launcher_exit_status(failures.front()), failures, stop_text_);
   } else {
-    if (why_ == Why::failure) ++restarts_;
+    if (stop_reason_ == StopReason::failure) ++restarts_;
     last_failures_ = failures;
     gather(now);
   }
@@ -339,11 +340,11 @@ void Coordinator::gather(Clock::time_point now) {
   state_ = State::gathering;
   gather_since_ = now;
   last_call_ends_.reset();
-  farewell_ends_.reset();
-  seats_.clear();
+  drain_ends_.reset();
+  assignments_.clear();
   node_failures_.clear();
   for (auto& [number, member] : members_) {
-    member.seated = member.done = member.stopped = false;
+    member.assigned = member.done = member.stopped = false;
     member.failures.clear();
   }
   consider(now);
@@ -379,21 +380,21 @@ void Coordinator::prepare() {
   };
   std::sort(order.begin(), order.end(), [&](int a, int b) { return place(a) < place(b); });
   if (static_cast<int>(order.size()) > options_.max_nodes) order.resize(static_cast<std::size_t>(options_.max_nodes));
-  seats_.clear();
+  assignments_.clear();
   int first_rank = 0;
   for (const int number : order) {
     const NodeJoin& join = members_.at(number).join;
-    seats_.push_back({.member = number,
-                      .node_rank = static_cast<int>(seats_.size()),
-                      .first_rank = first_rank,
-                      .local_world_size = join.local_world_size,
-                      .host = join.host,
-                      .role = join.role});
+    assignments_.push_back({.member = number,
+                            .node_rank = static_cast<int>(assignments_.size()),
+                            .first_rank = first_rank,
+                            .local_world_size = join.local_world_size,
+                            .host = join.host,
+                            .role = join.role});
     first_rank += join.local_world_size;
   }
   state_ = State::preparing;
   ++round_;
-  orders_.push_back({.kind = Order::Kind::prepare, .round = round_, .member = seats_.front().member});
+  orders_.push_back({.kind = Order::Kind::prepare, .round = round_, .member = assignments_.front().member});
 }
 
 WorkerFailure Coordinator::missing_nodes() const {
@@ -427,12 +428,12 @@ WorkerFailure Coordinator::missing_nodes() const {
 
 void Coordinator::tick(Clock::time_point now) {
   if (state_ == State::gathering) consider(now);
-  if (state_ == State::running && farewell_ends_ && now >= *farewell_ends_)
-    begin_stop(Why::membership, fmt::format("the node {} has left", farewell_host_));
+  if (state_ == State::running && drain_ends_ && now >= *drain_ends_)
+    begin_stop(StopReason::membership, fmt::format("the node {} has left", drained_host_));
 }
 
 Coordinator::Clock::time_point Coordinator::next_deadline() const {
-  if (state_ == State::running && farewell_ends_) return *farewell_ends_;
+  if (state_ == State::running && drain_ends_) return *drain_ends_;
   if (state_ != State::gathering) return kNoDeadline;
   if (last_call_ends_) return *last_call_ends_;
   return gather_since_ + options_.join_timeout;

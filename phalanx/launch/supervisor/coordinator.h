@@ -8,7 +8,7 @@
 // - A failed rank or a lost node stops the ranks of all nodes; they restart in a new round while restarts are left. A
 //   node that comes while there is room, or that leaves while enough others remain, restarts them too and costs none.
 // - Where the ranks of a leaving node all end with 0, those of the others may be ending with them: they restart when
-//   one fails, or after `farewell`; if all end with 0 before, the job has.
+//   one fails, or after `drain_timeout`; if all end with 0 before, the job has.
 // - A signal to one node of a job that cannot do without it goes to the ranks of all. A node that only waits may always
 //   go.
 // - A node that is refused (wrong world size, a node rank given twice, ...) is told why; the others are not disturbed.
@@ -32,8 +32,8 @@ struct CoordinatorOptions {
   std::string run_id = "none";
   std::chrono::milliseconds join_timeout{600'000};
   std::chrono::milliseconds last_call{30'000};
-  std::chrono::milliseconds farewell{30'000};  // for the others' ranks to end with those of a node that leaves
-  std::string address;                         // where nodes join, for errors
+  std::chrono::milliseconds drain_timeout{30'000};  // for the others' ranks to end with those of a node that leaves
+  std::string address;                              // where nodes join, for errors
 };
 
 class Coordinator {
@@ -59,13 +59,13 @@ class Coordinator {
 
  private:
   enum class State { gathering, preparing, running, stopping, ended };
-  enum class Why { failure, membership, signal };
+  enum class StopReason { failure, membership, signal };
   struct Member {
     NodeJoin join;
     int last_node_rank = -1;
-    bool seated = false;   // in this round
-    bool done = false;     // its ranks have all ended with 0
-    bool stopped = false;  // no rank of the round runs
+    bool assigned = false;  // in this round
+    bool done = false;      // its ranks have all ended with 0
+    bool stopped = false;   // no rank of the round runs
     bool leaving = false;
     std::vector<WorkerFailure> failures;
   };
@@ -73,16 +73,16 @@ class Coordinator {
   void joined(int member, const NodeJoin& join, Clock::time_point now);
   void leaving(int member, int signal, Clock::time_point now);
   void gone(int member, Clock::time_point now);
-  bool has_seat(int member) const;
+  bool has_assignment(int member) const;
   std::string who_leaves() const;
   std::string objection(const NodeJoin& join) const;
   void gather(Clock::time_point now);
   void consider(Clock::time_point now);
   void prepare();
-  void begin_stop(Why why, std::string text, int signal = 0);
+  void begin_stop(StopReason why, std::string text, int signal = 0);
   void settle(Clock::time_point now);
   void end(int exit_status, std::vector<WorkerFailure> failures, std::string text = "");
-  void tell_refused(int member, std::string text);
+  void send_refusal(int member, std::string text);
   void dismiss(int member, Clock::time_point now);
   std::vector<int> available() const;
   std::vector<WorkerFailure> all_failures() const;
@@ -91,11 +91,11 @@ class Coordinator {
 
   CoordinatorOptions options_;
   State state_ = State::gathering;
-  Why why_ = Why::failure;
+  StopReason stop_reason_ = StopReason::failure;
   std::map<int, Member> members_;
   std::vector<WorkerFailure> node_failures_;  // of this round
   std::vector<WorkerFailure> last_failures_;  // of the round before: why one is being gathered
-  std::vector<Seat> seats_;
+  std::vector<NodeAssignment> assignments_;
   std::vector<Order> orders_;
   int round_ = 0;
   int restarts_ = 0;
@@ -104,8 +104,8 @@ class Coordinator {
   bool cut_short_ = false;  // a node went in the middle of the stop by a signal: not all ranks ended well
   Clock::time_point gather_since_;
   std::optional<Clock::time_point> last_call_ends_;
-  std::optional<Clock::time_point> farewell_ends_;  // ranks of this round have gone in peace with their node,
-  std::string farewell_host_;                       // which is this one
+  std::optional<Clock::time_point> drain_ends_;  // ranks of this round have gone in peace with their node,
+  std::string drained_host_;                     // which is this one
 };
 
 }  // namespace phalanx

@@ -66,7 +66,7 @@ class CoordinatorService::Impl {
     thread_.join();
   }
 
-  void wait_for_goodbyes(std::chrono::milliseconds limit) {
+  void wait_for_departures(std::chrono::milliseconds limit) {
     std::unique_lock lock(mutex_);
     if (has_ended_) changed_.wait_for(lock, limit, [&] { return all_gone_; });
   }
@@ -223,6 +223,6 @@ CoordinatorService::CoordinatorService(std::shared_ptr<Store> store, Coordinator
                                        Broken broken)
     : impl_(std::make_unique<Impl>(std::move(store), std::move(options), keep_alive, std::move(broken))) {}
 CoordinatorService::~CoordinatorService() = default;
-void CoordinatorService::wait_for_goodbyes(std::chrono::milliseconds limit) { impl_->wait_for_goodbyes(limit); }
+void CoordinatorService::wait_for_departures(std::chrono::milliseconds limit) { impl_->wait_for_departures(limit); }
 
 }  // namespace phalanx

@@ -32,7 +32,7 @@ class CoordinatorService {
   CoordinatorService& operator=(const CoordinatorService&) = delete;
 
   /// Once the job has ended: waits until every member has gone, for `limit` at most. Else returns at once.
-  void wait_for_goodbyes(std::chrono::milliseconds limit);
+  void wait_for_departures(std::chrono::milliseconds limit);
 
  private:
   class Impl;

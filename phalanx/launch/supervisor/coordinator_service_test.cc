@@ -13,7 +13,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/launch/testing/launcher_process.h"
-#include "phalanx/store/local_store.h"
+#include "phalanx/store/hash_store.h"
 
 namespace phalanx {
 namespace {
@@ -81,7 +81,7 @@ class CoordinatorServiceTest : public testing::Test {
   Order order(int index) { return parse_order(store_->get(rendezvous_keys::order(index), 30s)); }
 
   std::promise<std::string> broken_;  // outlives the service, which tells it
-  std::shared_ptr<Store> store_ = std::make_shared<LocalStore>();
+  std::shared_ptr<Store> store_ = std::make_shared<HashStore>();
   std::shared_ptr<WatchedStore> watched_ = std::make_shared<WatchedStore>(store_);
   std::unique_ptr<CoordinatorService> service_;
 };
@@ -113,7 +113,7 @@ TEST_F(CoordinatorServiceTest, AMessageThatIsNotUnderstoodEndsTheJobWithTheReaso
     store_->set(key, to_json(NodeMessage{.kind = NodeMessage::Kind::bye}));
     EXPECT_TRUE(comes_true([&] { return !store_->try_get(key); })) << key;
   }
-  service_->wait_for_goodbyes(1h);
+  service_->wait_for_departures(1h);
 }
 
 TEST_F(CoordinatorServiceTest, ANodeThatSpeaksAnotherLanguageIsRefusedAlone) {

@@ -72,9 +72,9 @@ class Scene {
       for (Order& order : batch) {
         if (order.kind == Order::Kind::prepare) {
           round = order.round;
-          NodeMessage meeting{.kind = Kind::meeting, .round = round};
-          meeting.store = "10.0.0.1:4000";
-          coordinator_.handle(order.member, meeting, now);
+          NodeMessage rendezvous{.kind = Kind::rendezvous, .round = round};
+          rendezvous.store = "10.0.0.1:4000";
+          coordinator_.handle(order.member, rendezvous, now);
         } else {
           result.push_back(std::move(order));
         }
@@ -100,16 +100,16 @@ class Scene {
   Coordinator coordinator_;
 };
 
-std::vector<std::string> seats_of(const Order& order) {
+std::vector<std::string> assignments_of(const Order& order) {
   std::vector<std::string> result;
-  for (const Seat& seat : order.seats)
-    result.push_back(
-        fmt::format("{}: node {} ranks {}+{}", seat.host, seat.node_rank, seat.first_rank, seat.local_world_size));
+  for (const NodeAssignment& assignment : order.seats)
+    result.push_back(fmt::format("{}: node {} ranks {}+{}", assignment.host, assignment.node_rank,
+                                 assignment.first_rank, assignment.local_world_size));
   return result;
 }
 
 // The first round of a job, of two nodes.
-void seat_two(Scene& scene) {
+void assign_two(Scene& scene) {
   scene.join(0);
   scene.join(1);
   ASSERT_EQ(scene.one(Order::Kind::start).seats.size(), 2U);
@@ -122,7 +122,7 @@ TEST(CoordinatorTest, RanksAreNumberedByTheNodesBeforeThem) {
   EXPECT_THAT(scene.orders(), IsEmpty());
   scene.join(2, 1, 1);
   const Order start = scene.one(Order::Kind::start);
-  EXPECT_THAT(seats_of(start),
+  EXPECT_THAT(assignments_of(start),
               ElementsAre("host1: node 0 ranks 0+3", "host2: node 1 ranks 3+1", "host0: node 2 ranks 4+2"));
   EXPECT_EQ(start.store, "10.0.0.1:4000");
 }
@@ -135,7 +135,7 @@ TEST(CoordinatorTest, ADynamicRoundWaitsForTheLastCall) {
   EXPECT_THAT(scene.orders(), IsEmpty());
   scene.join(2);
   scene.wait(1s);
-  EXPECT_THAT(seats_of(scene.one(Order::Kind::start)),
+  EXPECT_THAT(assignments_of(scene.one(Order::Kind::start)),
               ElementsAre("host0: node 0 ranks 0+2", "host1: node 1 ranks 2+2", "host2: node 2 ranks 4+2"));
 }
 
@@ -262,7 +262,7 @@ TEST(CoordinatorTest, ALostNodeIsAFailureAndAWaitingOneStepsIn) {
                     HasSubstr("restart 1 of 1")));
   scene.say(0, Kind::stopped);
   const Order start = scene.one(Order::Kind::start);
-  EXPECT_THAT(seats_of(start), ElementsAre("host0: node 0 ranks 0+2", "host2: node 1 ranks 2+2"));
+  EXPECT_THAT(assignments_of(start), ElementsAre("host0: node 0 ranks 0+2", "host2: node 1 ranks 2+2"));
   EXPECT_EQ(start.restarts, 1);
   scene.lose(2);
   scene.say(0, Kind::stopped, {failure_of(0, 5, "CommError")});
@@ -302,7 +302,7 @@ TEST(CoordinatorTest, RanksThatStopBySignalInPeaceAreASuccess) {
 // As after the user's second signal to it.
 TEST(CoordinatorTest, ANodeThatGoesInTheMiddleOfAStopHasNotEndedWell) {
   Scene scene({.min_nodes = 2, .max_nodes = 2});
-  seat_two(scene);
+  assign_two(scene);
   scene.say(1, Kind::leaving);
   scene.one(Order::Kind::signal);
   scene.say(1, Kind::bye);
@@ -336,13 +336,13 @@ CoordinatorOptions one_or_two() { return {.min_nodes = 1, .max_nodes = 2, .last_
 
 void expect_a_smaller_world(Scene& scene) {
   const Order start = scene.one(Order::Kind::start);
-  EXPECT_THAT(seats_of(start), ElementsAre("host0: node 0 ranks 0+2"));
+  EXPECT_THAT(assignments_of(start), ElementsAre("host0: node 0 ranks 0+2"));
   EXPECT_EQ(start.restarts, 0);
 }
 
 TEST(CoordinatorTest, ANodeThatHasLeftIsNamed) {
   Scene scene(one_or_two());
-  seat_two(scene);
+  assign_two(scene);
   scene.say(1, Kind::leaving);
   scene.say(1, Kind::stopped);
   const auto orders = scene.orders();
@@ -355,7 +355,7 @@ TEST(CoordinatorTest, ANodeThatHasLeftIsNamed) {
 
 TEST(CoordinatorTest, RanksThatEndWellWithTheirNodeLeaveASmallerWorldWhenTheOthersNotice) {
   Scene scene(one_or_two());
-  seat_two(scene);
+  assign_two(scene);
   scene.say(1, Kind::leaving);
   scene.say(1, Kind::succeeded);
   EXPECT_EQ(scene.one(Order::Kind::refuse).member, 1);
@@ -373,7 +373,7 @@ TEST(CoordinatorTest, RanksThatEndWellWithTheirNodeLeaveASmallerWorldWhenTheOthe
 
 TEST(CoordinatorTest, RanksThatDoNotNoticeThatANodeHasLeftRestartAfterTheFarewell) {
   Scene scene(one_or_two());
-  seat_two(scene);
+  assign_two(scene);
   scene.say(1, Kind::leaving);
   scene.say(1, Kind::succeeded);
   scene.one(Order::Kind::refuse);
@@ -389,7 +389,7 @@ TEST(CoordinatorTest, RanksThatDoNotNoticeThatANodeHasLeftRestartAfterTheFarewel
 // As ranks do that agree to stop when one of them is asked to.
 TEST(CoordinatorTest, IfAllRanksEndWellWithANodeThatLeavesTheJobHasEnded) {
   Scene scene(one_or_two());
-  seat_two(scene);
+  assign_two(scene);
   scene.say(1, Kind::leaving);
   scene.say(1, Kind::succeeded);
   scene.one(Order::Kind::refuse);
@@ -400,7 +400,7 @@ TEST(CoordinatorTest, IfAllRanksEndWellWithANodeThatLeavesTheJobHasEnded) {
 
 TEST(CoordinatorTest, ALeavingNodeThatIsLostCostsNoRestart) {
   Scene scene(one_or_two());
-  seat_two(scene);
+  assign_two(scene);
   scene.say(1, Kind::leaving);
   scene.lose(1);
   const auto orders = scene.orders();
@@ -413,7 +413,7 @@ TEST(CoordinatorTest, ALeavingNodeThatIsLostCostsNoRestart) {
 TEST(CoordinatorTest, ANodeThatIsDoneMayLeaveOrBeLostAndDisturbsNobody) {
   for (const bool lost : {false, true}) {
     Scene scene(one_or_two());
-    seat_two(scene);
+    assign_two(scene);
     scene.say(1, Kind::succeeded);
     if (lost)
       scene.lose(1);

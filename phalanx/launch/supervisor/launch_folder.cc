@@ -27,7 +27,7 @@ constexpr time_t kUnfinishedSeconds = 60;  // far more than a launcher takes fro
 bool names_this_machine(int owner) {
   char text[256];
   const ssize_t got = read(owner, text, sizeof text);
-  const std::string machine = machine_identity();
+  const std::string machine = node_identity();
   return got >= 0 && !machine.empty() && std::string(text, static_cast<std::size_t>(got)) == machine;
 }
 
@@ -62,7 +62,7 @@ LaunchFolder::LaunchFolder() : folder_((remove_abandoned(), "launch")) {
   // Under another name until it is locked: nobody is to find the file and nobody's lock on it.
   const auto unfinished = path() / kUnfinishedFile;
   lock_.reset(open(unfinished.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  const std::string machine = machine_identity();
+  const std::string machine = node_identity();
   if (!lock_ || write(lock_.get(), machine.data(), machine.size()) != static_cast<ssize_t>(machine.size()))
     throw Error(fmt::format("cannot write {}: {}", unfinished.string(), std::strerror(errno)));
   if (flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) return;  // a file system without locks: then no proof, and no removal

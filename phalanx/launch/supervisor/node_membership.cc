@@ -69,7 +69,7 @@ class NodeMembership::Impl {
       changed_.notify_all();
     }
     listener_.join();
-    if (service_) service_->wait_for_goodbyes(options_.close_timeout);
+    if (service_) service_->wait_for_departures(options_.close_timeout);
     service_.reset();  // while what it tells of still has its place
   }
 
@@ -100,7 +100,7 @@ class NodeMembership::Impl {
   }
 
  private:
-  void tell(Membership::Event event) {
+  void post_event(Membership::Event event) {
     std::lock_guard lock(mutex_);
     if (broken_) return;
     broken_ = !event.broken.empty();
@@ -124,10 +124,10 @@ class NodeMembership::Impl {
       if (!find_store() || wants_to_leave()) return;
       claim_number();
     } catch (const Error& error) {
-      tell({{}, error.what(), error.exit_status()});
+      post_event({{}, error.what(), error.exit_status()});
       return;
     } catch (const std::exception& error) {
-      tell({{}, error.what()});
+      post_event({{}, error.what()});
       return;
     }
     std::thread sender = start_thread("the rendezvous", [this] { speak(); });
@@ -145,12 +145,12 @@ class NodeMembership::Impl {
         if (*found == rendezvous_keys::leave(number_)) return;
         Order order = parse_order(store_->get(*found));
         ++next_order;
-        tell({std::move(order), ""});
+        post_event({std::move(order), ""});
       }
     } catch (const std::exception& error) {
-      tell({{},
-            fmt::format("the node that hosts the rendezvous at {} cannot be reached any more: {}",
-                        options_.endpoint.text(), error.what())});
+      post_event({{},
+                  fmt::format("the node that hosts the rendezvous at {} cannot be reached any more: {}",
+                              options_.endpoint.text(), error.what())});
     }
   }
 
@@ -193,7 +193,7 @@ class NodeMembership::Impl {
                              .address = options_.endpoint.text()},
           CoordinatorService::KeepAlive{options_.keep_alive, options_.missed_keep_alives},
           [this](const std::string& reason) {
-            tell({{}, reason});
+            post_event({{}, reason});
           });
     }
     // From now on an answer that does not come says that the host is gone.
@@ -315,9 +315,9 @@ class NodeMembership::Impl {
         next_beat = MemberClock::now() + options_.keep_alive;
       }
     } catch (const std::exception& error) {
-      tell({{},
-            fmt::format("the node that hosts the rendezvous at {} cannot be reached any more: {}",
-                        options_.endpoint.text(), error.what())});
+      post_event({{},
+                  fmt::format("the node that hosts the rendezvous at {} cannot be reached any more: {}",
+                              options_.endpoint.text(), error.what())});
     }
   }
 

@@ -17,7 +17,7 @@
 #include "phalanx/base/temp_directory.h"
 #include "phalanx/launch/supervisor/coordinator_service.h"
 #include "phalanx/launch/testing/launcher_process.h"
-#include "phalanx/launch/testing/machines.h"
+#include "phalanx/launch/testing/netns_nodes.h"
 #include "phalanx/store/tcp_store.h"
 
 namespace phalanx {
@@ -78,7 +78,7 @@ std::string report_of(const std::vector<Launcher>& launchers) {
   return text;
 }
 
-Launcher start_on(const Machines& machines, int machine, int ranks, const Words& words) {
+Launcher start_on(const NetnsNodes& machines, int machine, int ranks, const Words& words) {
   return std::make_unique<RunningLauncher>(
       ranks,
       together({"--endpoint=" + machines.address(0) + ":29400", "--last-call-ms=300", "--keep-alive-ms=500"}, words),
@@ -478,8 +478,8 @@ TEST(NodesTest, EndpointsThatCannotWorkAreOneErrorEach) {
   EXPECT_THAT(error_of({endpoint, "--node-rank=0"}), HasSubstr("the port is in use by another program"));
 }
 
-TEST(MachinesTest, NodesMeetAcrossANetworkInAnyOrder) {
-  const Machines machines(2);
+TEST(NetnsNodesTest, NodesMeetAcrossANetworkInAnyOrder) {
+  const NetnsNodes machines(2);
   SKIP_WITHOUT(machines);
   TempDirectory notes("notes");
   std::vector<Launcher> launchers;
@@ -492,8 +492,8 @@ TEST(MachinesTest, NodesMeetAcrossANetworkInAnyOrder) {
   EXPECT_THAT(launchers[1]->err(), HasSubstr("hosts the rendezvous"));
 }
 
-TEST(MachinesTest, SocketsAreBoundToTheEndpointsInterface) {
-  const Machines machines(1);
+TEST(NetnsNodesTest, SocketsAreBoundToTheEndpointsInterface) {
+  const NetnsNodes machines(1);
   SKIP_WITHOUT(machines);
   TempDirectory notes("notes");
   Launcher launcher =
@@ -507,8 +507,8 @@ TEST(MachinesTest, SocketsAreBoundToTheEndpointsInterface) {
   EXPECT_EQ(launcher->wait(), 0) << launcher->err();
 }
 
-TEST(MachinesTest, ALinkThatGoesDownIsALostNode) {
-  const Machines machines(3);
+TEST(NetnsNodesTest, ALinkThatGoesDownIsALostNode) {
+  const NetnsNodes machines(3);
   SKIP_WITHOUT(machines);
   TempDirectory notes("notes");
   const Words words{"--min-nodes=2", "--max-nodes=3", "--max-restarts=1",

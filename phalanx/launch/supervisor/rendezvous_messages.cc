@@ -15,7 +15,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(NodeJoin, host, pid, address, local_world_siz
                                    max_nodes, max_restarts, is_host)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(NodeMessage, kind, round, signal, sent_at_s, join, failures, store, master_address,
                                    master_port)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Seat, member, node_rank, first_rank, local_world_size, host, role)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(NodeAssignment, member, node_rank, first_rank, local_world_size, host, role)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Order, kind, round, member, restarts, signal, exit_status, seats, failures, text,
                                    store, master_address, master_port)
 

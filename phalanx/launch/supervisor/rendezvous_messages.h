@@ -28,13 +28,13 @@ struct NodeJoin {
 
 struct NodeMessage {
   enum class Kind {
-    join,       // `join`
-    meeting,    // the answer to Order::prepare: where the ranks of this round meet
-    failed,     // a rank of the round has failed; the others still run
-    succeeded,  // every rank of the round has ended with 0
-    stopped,    // no rank of the round runs any more; `failures` are all that count
-    leaving,    // this node was told to stop by `signal`, which its ranks have already got
-    bye         // this node takes part no longer
+    join,        // `join`
+    rendezvous,  // the answer to Order::prepare: where the ranks of this round meet
+    failed,      // a rank of the round has failed; the others still run
+    succeeded,   // every rank of the round has ended with 0
+    stopped,     // no rank of the round runs any more; `failures` are all that count
+    leaving,     // this node was told to stop by `signal`, which its ranks have already got
+    bye          // this node takes part no longer
   };
   Kind kind = Kind::join;
   int round = 0;
@@ -47,7 +47,7 @@ struct NodeMessage {
 };
 
 /// One node's part in a round.
-struct Seat {
+struct NodeAssignment {
   int member = 0;     // the number under which the node joined
   int node_rank = 0;  // its place in this round
   int first_rank = 0;
@@ -58,7 +58,7 @@ struct Seat {
 
 struct Order {
   enum class Kind {
-    prepare,  // `member` is to make a store for the round and to answer with `meeting`
+    prepare,  // `member` is to make a store for the round and to answer with `rendezvous`
     start,    // the ranks of `round` start, as the seats say
     stop,     // ranks of `round` are ended; every node of the round answers `stopped`
     signal,   // the same with `signal`, and with the time that ranks take to stop by themselves
@@ -71,7 +71,7 @@ struct Order {
   int restarts = 0;
   int signal = 0;
   int exit_status = 0;                  // end
-  std::vector<Seat> seats;              // start
+  std::vector<NodeAssignment> seats;    // start
   std::vector<WorkerFailure> failures;  // end
   std::string text;                     // for people; may be empty
   std::string store, master_address;    // start

@@ -16,7 +16,7 @@ namespace phalanx {
 namespace {
 
 const std::string kStoppedRankKey = "stopped_rank";
-const std::string kKeysOfMeeting = "init/";  // the ranks' own (rank_meeting.cc)
+const std::string kRendezvousPrefix = "init/";  // the ranks' own (rank_rendezvous.cc)
 constexpr std::chrono::milliseconds kLookAtRanksEvery{500};
 
 std::string name_of_host() {
@@ -47,7 +47,7 @@ void StoppedRanks::run() {
   while (!changed_.wait_for(lock, kLookAtRanksEvery, [this] { return stopping_; })) {
     lock.unlock();
     const std::string text = look(Clock::now());
-    if (!text.empty() || !told_.empty()) tell(text);
+    if (!text.empty() || !told_.empty()) publish(text);
     lock.lock();
   }
 }
@@ -73,7 +73,7 @@ std::string StoppedRanks::look(Clock::time_point now) {
   return text;
 }
 
-void StoppedRanks::tell(const std::string& text) {
+void StoppedRanks::publish(const std::string& text) {
   constexpr std::chrono::seconds kPatience(1);
   try {
     std::shared_ptr<TcpStore> store = store_;
@@ -84,7 +84,7 @@ void StoppedRanks::tell(const std::string& text) {
       if (stopping_) return;
       store_ = store;
     }
-    store->set(kKeysOfMeeting + kStoppedRankKey, text);
+    store->set(kRendezvousPrefix + kStoppedRankKey, text);
     told_ = text;
   } catch (const Error&) {
     // The ranks that would read it meet the same.

@@ -37,7 +37,7 @@ class StoppedRanks {
   using Clock = std::chrono::steady_clock;
   void run();
   std::string look(Clock::time_point now);
-  void tell(const std::string& text);
+  void publish(const std::string& text);
 
   const HostPort address_;
   const std::string secret_, host_;

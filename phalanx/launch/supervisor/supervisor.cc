@@ -16,8 +16,8 @@
 #include "phalanx/base/error.h"
 #include "phalanx/base/log.h"
 #include "phalanx/launch/supervisor/launch_folder.h"
-#include "phalanx/launch/supervisor/meeting_place.h"
 #include "phalanx/launch/supervisor/node_membership.h"
+#include "phalanx/launch/supervisor/rendezvous_host.h"
 #include "phalanx/launch/supervisor/stop_signals.h"
 #include "phalanx/launch/supervisor/worker_group.h"
 #include "phalanx/store/job_secret.h"
@@ -58,10 +58,10 @@ class Agent {
     membership_ = make_membership();
     while (!result_) step();
     if (group_ && group_->any_alive()) group_.reset();
-    show_the_rest();
-    say_how_it_was_stopped();
+    flush_output();
+    report_stop();
     if (result_->error.empty())
-      logs_->traces().remove_what_a_stop_has_left();
+      logs_->traces().remove_stop_dumps();
     else
       result_->error += logs_->traces().hint();
     return *result_;
@@ -78,7 +78,7 @@ class Agent {
 
   // Whoever pressed Ctrl-C knows; a batch system's log would hold no word of why the job ended. Jobs whose ranks have
   // all ended well have said their own.
-  void say_how_it_was_stopped() const {
+  void report_stop() const {
     if (stop_signal_ == 0 || stop_signal_ == SIGINT) return;
     if (!result_->error.empty() || result_->exit_status != 128 + stop_signal_) return;
     pollfd console{STDERR_FILENO, POLLOUT, 0};
@@ -139,7 +139,7 @@ class Agent {
       if (!event) break;
       if (last_result_) continue;
       if (event->order)
-        obey(*event->order);
+        execute(*event->order);
       else
         cut_off(*event);
     }
@@ -196,7 +196,7 @@ class Agent {
     }
   }
 
-  void obey(const Order& order) {
+  void execute(const Order& order) {
     using Kind = Order::Kind;
     if (membership_->is_host() && !order.text.empty() && (order.kind == Kind::stop || order.kind == Kind::signal))
       log::warn(order.text);
@@ -230,13 +230,13 @@ class Agent {
   void prepare(int round) {
     round_ = round;
     group_.reset();
-    NodeMessage message{.kind = NodeMessage::Kind::meeting, .round = round, .sent_at_s = sent_now_s()};
+    NodeMessage message{.kind = NodeMessage::Kind::rendezvous, .round = round, .sent_at_s = sent_now_s()};
     try {
-      meeting_.reset();
-      meeting_ = std::make_unique<MeetingPlace>(membership_->own_address(), options_.master_port, secret_);
-      message.store = meeting_->store().text();
-      message.master_address = meeting_->master_address();
-      message.master_port = meeting_->master_port();
+      rendezvous_host_.reset();
+      rendezvous_host_ = std::make_unique<RendezvousHost>(membership_->own_address(), options_.master_port, secret_);
+      message.store = rendezvous_host_->store().text();
+      message.master_address = rendezvous_host_->master_address();
+      message.master_port = rendezvous_host_->master_port();
     } catch (const CommError& error) {
       message.kind = NodeMessage::Kind::failed;
       WorkerFailure failure;
@@ -250,11 +250,11 @@ class Agent {
   }
 
   void start(const Order& order) {
-    const auto seat = std::find_if(order.seats.begin(), order.seats.end(),
-                                   [&](const Seat& s) { return s.member == membership_->number(); });
+    const auto assignment = std::find_if(order.seats.begin(), order.seats.end(),
+                                         [&](const NodeAssignment& s) { return s.member == membership_->number(); });
     group_.reset();
     stopping_ = false;
-    if (seat == order.seats.end()) {
+    if (assignment == order.seats.end()) {
       if (!waiting_told_)
         log::info_all_ranks(fmt::format("this node waits: the job has its {} nodes", order.seats.size()));
       waiting_told_ = true;
@@ -266,15 +266,15 @@ class Agent {
       return;
     }
     logs_->begin_attempt(attempt_++);
-    WorkerGroup::Surroundings around{.options = &options_,
-                                     .guard = guard_.get(),
-                                     .logs = logs_.get(),
-                                     .signal_mask = signals_->mask_before(),
-                                     .reports = (reports_->path() / std::to_string(round_)).string(),
-                                     .secret = secret_,
-                                     .cpus = cpus_};
+    WorkerGroup::Context context{.options = &options_,
+                                 .guard = guard_.get(),
+                                 .logs = logs_.get(),
+                                 .signal_mask = signals_->mask_before(),
+                                 .reports = (reports_->path() / std::to_string(round_)).string(),
+                                 .secret = secret_,
+                                 .cpus = cpus_};
     try {
-      group_ = std::make_unique<WorkerGroup>(std::move(around), order, *seat);
+      group_ = std::make_unique<WorkerGroup>(std::move(context), order, *assignment);
     } catch (const Error& error) {
       if (!many_nodes_) throw;
       // The other nodes are to hear of it before this one ends.
@@ -338,7 +338,7 @@ class Agent {
   }
 
   // All that the ranks have written, however slowly it is read, unless somebody wants this to end.
-  void show_the_rest() {
+  void flush_output() {
     constexpr std::chrono::seconds kPatience(1);
     const auto until = SupervisorClock::now() + kPatience;
     for (;;) {
@@ -349,15 +349,15 @@ class Agent {
       }
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - SupervisorClock::now()).count();
       if (fds.size() == 1) return;
-      if (stop_signal_ != 0 && left <= 0) return give_up_the_rest(stop_signal_);
+      if (stop_signal_ != 0 && left <= 0) return discard_output(stop_signal_);
       if (poll(fds.data(), fds.size(), stop_signal_ != 0 ? static_cast<int>(left) : -1) < 0 && errno != EINTR) return;
       while (const auto signal = signals_->next()) {
-        if (is_to_stop(*signal)) return give_up_the_rest(*signal);
+        if (is_to_stop(*signal)) return discard_output(*signal);
       }
     }
   }
 
-  void give_up_the_rest(int signal) {
+  void discard_output(int signal) {
     if (result_->exit_status == 0) result_->exit_status = 128 + signal;
   }
 
@@ -371,7 +371,7 @@ class Agent {
   std::unique_ptr<SignalFd> signals_;
   std::unique_ptr<WorkerLogs> logs_;
   std::vector<std::vector<int>> cpus_;
-  std::unique_ptr<MeetingPlace> meeting_;
+  std::unique_ptr<RendezvousHost> rendezvous_host_;
   std::unique_ptr<Membership> membership_;
   std::unique_ptr<WorkerGroup> group_;
   int round_ = 0;

@@ -50,7 +50,7 @@ std::string TraceFolders::hint() const {
   return fmt::format("\nthe last operations of this node's ranks: phalanx trace analyze {}", folder());
 }
 
-void TraceFolders::remove_what_a_stop_has_left() const noexcept {
+void TraceFolders::remove_stop_dumps() const noexcept {
   std::error_code ignored;
   for (int attempt = 0; attempt <= attempt_; ++attempt) {
     try {

@@ -29,7 +29,7 @@ class TraceFolders {
   std::string hint() const;
   /// After a job that has not failed. Ranks that are told to stop write, too (reason: SIGTERM); nobody wants to know.
   /// What was written for another reason stays.
-  void remove_what_a_stop_has_left() const noexcept;
+  void remove_stop_dumps() const noexcept;
 
  private:
   std::filesystem::path of(int attempt) const;

@@ -61,16 +61,17 @@ bool WorkerGroup::Rank::failed() const {
   return !alive && pid > 0 && !(WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 0);
 }
 
-WorkerGroup::WorkerGroup(Surroundings surroundings, const Order& start_order, const Seat& seat)
-    : around_(std::move(surroundings)), host_(seat.host), cores_(usable_cores()) {
-  ranks_.reserve(static_cast<std::size_t>(seat.local_world_size));
+WorkerGroup::WorkerGroup(Context context, const Order& start_order, const NodeAssignment& assignment)
+    : context_(std::move(context)), host_(assignment.host), cores_(usable_cores()) {
+  ranks_.reserve(static_cast<std::size_t>(assignment.local_world_size));
   try {
-    for (int local_rank = 0; local_rank < seat.local_world_size; ++local_rank) start(local_rank, start_order, seat);
+    for (int local_rank = 0; local_rank < assignment.local_world_size; ++local_rank)
+      start(local_rank, start_order, assignment);
     if (start_order.seats.size() > 1) {
       std::map<int, pid_t> processes;
       for (const Rank& rank : ranks_) processes[rank.rank] = rank.pid;
       stopped_ranks_ = std::make_unique<StoppedRanks>(parse_host_port(start_order.store, "the store of the ranks"),
-                                                      around_.secret, std::move(processes));
+                                                      context_.secret, std::move(processes));
     }
   } catch (...) {
     kill_all();
@@ -84,33 +85,33 @@ void WorkerGroup::kill_all() {
   for (Rank& rank : ranks_) {
     if (!rank.alive) continue;
     kill(-rank.pid, SIGKILL);
-    around_.guard->release(rank.pid);
+    context_.guard->release(rank.pid);
     waitpid(rank.pid, nullptr, 0);
   }
 }
 
-void WorkerGroup::start(int local_rank, const Order& order, const Seat& seat) {
+void WorkerGroup::start(int local_rank, const Order& order, const NodeAssignment& assignment) {
   Rank& entry = ranks_.emplace_back();
   entry.local_rank = local_rank;
-  entry.rank = seat.first_rank + local_rank;
-  entry.report_directory = fmt::format("{}/{}", around_.reports, local_rank);
+  entry.rank = assignment.first_rank + local_rank;
+  entry.report_directory = fmt::format("{}/{}", context_.reports, local_rank);
   std::filesystem::create_directories(entry.report_directory);
   ChildSpec spec;
   for (int stream = 0; stream < 2; ++stream)
-    entry.streams[stream] = around_.logs->open({entry.rank, local_rank, seat.role}, stream);
-  entry.error_file = around_.logs->error_file(local_rank);
+    entry.streams[stream] = context_.logs->open({entry.rank, local_rank, assignment.role}, stream);
+  entry.error_file = context_.logs->error_file(local_rank);
   if (entry.error_file.empty()) entry.error_file = entry.report_directory + "/torch_error.json";
-  spec.command = command_of(around_.options->command, local_rank);
-  spec.environment = environment_of(entry, order, seat);
-  spec.signal_mask = around_.signal_mask;
-  if (!around_.cpus.empty()) spec.cpus = around_.cpus[static_cast<std::size_t>(local_rank)];
+  spec.command = command_of(context_.options->command, local_rank);
+  spec.environment = environment_of(entry, order, assignment);
+  spec.signal_mask = context_.signal_mask;
+  if (!context_.cpus.empty()) spec.cpus = context_.cpus[static_cast<std::size_t>(local_rank)];
   const UniqueFd null(open("/dev/null", O_RDONLY | O_CLOEXEC));
   if (entry.rank != 0 || isatty(STDIN_FILENO)) spec.stdin_fd = null.get();
   spec.stdout_fd = entry.streams[0].child_fd();
   spec.stderr_fd = entry.streams[1].child_fd();
   entry.pid = spawn_child(spec);
   entry.alive = true;
-  around_.guard->watch(entry.pid);
+  context_.guard->watch(entry.pid);
   note_started_process(entry.report_directory, entry.rank, entry.pid);
   for (WorkerStream& stream : entry.streams) {
     if (stream.relay) stream.relay->close_write_end();
@@ -118,45 +119,46 @@ void WorkerGroup::start(int local_rank, const Order& order, const Seat& seat) {
   }
 }
 
-EnvironmentMap WorkerGroup::environment_of(const Rank& entry, const Order& order, const Seat& seat) const {
-  EnvironmentMap result = around_.options->environment;
+EnvironmentMap WorkerGroup::environment_of(const Rank& entry, const Order& order,
+                                           const NodeAssignment& assignment) const {
+  EnvironmentMap result = context_.options->environment;
   int world_size = 0, role_rank = entry.local_rank, role_size = 0;
-  for (const Seat& other : order.seats) {
+  for (const NodeAssignment& other : order.seats) {
     world_size += other.local_world_size;
-    if (other.role != seat.role) continue;
+    if (other.role != assignment.role) continue;
     role_size += other.local_world_size;
-    if (other.node_rank < seat.node_rank) role_rank += other.local_world_size;
+    if (other.node_rank < assignment.node_rank) role_rank += other.local_world_size;
   }
-  if (around_.cpus.empty())
-    prepare_environment(result, seat.local_world_size, cores_);
+  if (context_.cpus.empty())
+    prepare_environment(result, assignment.local_world_size, cores_);
   else
-    prepare_environment(result, 1, cores_for_rank(around_.cpus, entry.local_rank));
-  const bool is_virtual = around_.options->virtual_local_rank;
+    prepare_environment(result, 1, cores_for_rank(context_.cpus, entry.local_rank));
+  const bool is_virtual = context_.options->virtual_local_rank;
   const std::vector<std::pair<std::string, std::string>> variables{
       {"RANK", std::to_string(entry.rank)},
       {"LOCAL_RANK", std::to_string(is_virtual ? 0 : entry.local_rank)},
       {"ROLE_RANK", std::to_string(role_rank)},
       {"WORLD_SIZE", std::to_string(world_size)},
-      {"LOCAL_WORLD_SIZE", std::to_string(seat.local_world_size)},
+      {"LOCAL_WORLD_SIZE", std::to_string(assignment.local_world_size)},
       {"ROLE_WORLD_SIZE", std::to_string(role_size)},
-      {"GROUP_RANK", std::to_string(seat.node_rank)},
+      {"GROUP_RANK", std::to_string(assignment.node_rank)},
       {"GROUP_WORLD_SIZE", std::to_string(order.seats.size())},
-      {"ROLE_NAME", seat.role},
+      {"ROLE_NAME", assignment.role},
       {"MASTER_ADDR", order.master_address},
       {"MASTER_PORT", std::to_string(order.master_port)},
       {"TORCHELASTIC_RESTART_COUNT", std::to_string(order.restarts)},
-      {"TORCHELASTIC_MAX_RESTARTS", std::to_string(around_.options->max_restarts)},
-      {"TORCHELASTIC_RUN_ID", around_.options->run_id},
+      {"TORCHELASTIC_MAX_RESTARTS", std::to_string(context_.options->max_restarts)},
+      {"TORCHELASTIC_RUN_ID", context_.options->run_id},
       {"TORCHELASTIC_USE_AGENT_STORE", "False"},
       {"TORCHELASTIC_ERROR_FILE", entry.error_file},
       {"PHALANX_STORE", order.store},
       {"PHALANX_REPORT_DIR", entry.report_directory},
-      {kTraceFolderVariable, around_.logs->traces().folder()}};
+      {kTraceFolderVariable, context_.logs->traces().folder()}};
   for (const auto& [name, value] : variables) result[name] = value;
   result.try_emplace("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
-  if (is_virtual) result["CUDA_VISIBLE_DEVICES"] = gpu_of(around_.options->environment, entry.local_rank);
-  if (!around_.secret.empty()) {
-    result["PHALANX_JOB_SECRET"] = around_.secret;
+  if (is_virtual) result["CUDA_VISIBLE_DEVICES"] = gpu_of(context_.options->environment, entry.local_rank);
+  if (!context_.secret.empty()) {
+    result["PHALANX_JOB_SECRET"] = context_.secret;
     result.erase("PHALANX_JOB_SECRET_FILE");
   }
   return result;
@@ -190,11 +192,11 @@ WorkerGroup::Clock::time_point WorkerGroup::wake_at() const {
 void WorkerGroup::step(Clock::time_point now) {
   for (Rank& rank : ranks_)
     if (rank.alive) reap(rank);
-  hear_announcements(now);
-  look_for_who_stands_still(now);
+  read_announcements(now);
+  detect_stopped_ranks(now);
   for (Rank& rank : ranks_) {
     if (!rank.alive || now < rank.kill_at) continue;
-    rank.told_to_end = true;
+    rank.was_terminated = true;
     kill(-rank.pid, SIGKILL);
     rank.kill_at = kNever;
   }
@@ -205,7 +207,7 @@ void WorkerGroup::reap(Rank& rank) {
   // While the dead leader is not reaped, its group's number is surely its own: what it started ends with it.
   if (waitid(P_PID, static_cast<id_t>(rank.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) return;
   kill(-rank.pid, SIGKILL);
-  around_.guard->release(rank.pid);
+  context_.guard->release(rank.pid);
   waitpid(rank.pid, &rank.wait_status, 0);
   rank.alive = false;
   rank.ended_at_s = now_since_epoch();
@@ -215,15 +217,15 @@ void WorkerGroup::reap(Rank& rank) {
     // What a rank tells may have its cause in another, or be the same there: those are to tell it, too.
     const auto report = read_worker_report(rank.report_directory);
     const auto moment = !report                       ? std::chrono::milliseconds(0)
-                        : report->kind == "CommError" ? around_.options->blame_grace
-                                                      : around_.options->same_grace;
+                        : report->kind == "CommError" ? context_.options->blame_grace
+                                                      : context_.options->same_grace;
     failure_certain_at_ = std::min(failure_certain_at_, Clock::now() + moment);
   }
 }
 
 bool WorkerGroup::take_failure(Clock::time_point now) {
   if (failure_taken_ || failure_certain_at_ == kNever) return false;
-  const bool nobody_else = around_.options->nodes.max_nodes == 1 && !any_alive();
+  const bool nobody_else = context_.options->nodes.max_nodes == 1 && !any_alive();
   if (now < failure_certain_at_ && !nobody_else) return false;
   failure_taken_ = true;
   failure_certain_at_ = kNever;
@@ -243,7 +245,7 @@ void WorkerGroup::terminate(std::chrono::milliseconds grace) {
   failure_certain_at_ = kNever;
   for (Rank& rank : ranks_) {
     if (!rank.alive) continue;
-    rank.told_to_end = true;
+    rank.was_terminated = true;
     kill(-rank.pid, SIGTERM);
     // One that stands still cannot hear it.
     rank.kill_at = std::min(rank.kill_at, Clock::now() + (is_stopped(rank.pid) ? std::chrono::milliseconds(0) : grace));
@@ -255,13 +257,13 @@ void WorkerGroup::stop(int signal, bool again) {
   failure_certain_at_ = kNever;
   for (Rank& rank : ranks_) {
     if (!rank.alive) continue;
-    rank.told_to_end = true;
+    rank.was_terminated = true;
     kill(-rank.pid, again ? SIGKILL : signal);
     if (again) continue;
     rank.announced = read_graceful_stop(rank.report_directory);
     const auto grace = rank.announced     ? std::chrono::milliseconds(*rank.announced)
-                       : signal == SIGINT ? around_.options->interrupt_grace
-                                          : around_.options->terminate_grace;
+                       : signal == SIGINT ? context_.options->interrupt_grace
+                                          : context_.options->terminate_grace;
     rank.kill_at = std::min(rank.kill_at, Clock::now() + grace);
   }
   stopping_ = true;
@@ -273,16 +275,16 @@ bool WorkerGroup::any_ended() const {
 
 // Ranks watch over each other as long as they wait for each other. A rank that is stopped while it ends is waited for
 // by the launcher alone: of programs that announce how they stop, which are ours. One that is to stop cannot hear it.
-void WorkerGroup::look_for_who_stands_still(Clock::time_point now) {
+void WorkerGroup::detect_stopped_ranks(Clock::time_point now) {
   if (now < stops_looked_for_ + kHearEvery) return;
   // Of time in which the launcher itself stood still nothing is known: the whole job may have been suspended.
   const bool has_slept = now - stops_looked_for_ > 4 * kHearEvery;
   stops_looked_for_ = now;
-  any_ended() || stopping_ ? end_who_stands_still(now, has_slept) : say_that_all_stand_still(now, has_slept);
+  any_ended() || stopping_ ? kill_stopped_ranks(now, has_slept) : report_all_stopped(now, has_slept);
 }
 
 // Nobody is left to tell of it, and somebody may want it so.
-void WorkerGroup::say_that_all_stand_still(Clock::time_point now, bool has_slept) {
+void WorkerGroup::report_all_stopped(Clock::time_point now, bool has_slept) {
   const bool all = any_alive() && std::ranges::all_of(ranks_, [](const Rank& rank) { return is_stopped(rank.pid); });
   if (!all || has_slept) {
     all_stopped_since_.reset();
@@ -290,7 +292,7 @@ void WorkerGroup::say_that_all_stand_still(Clock::time_point now, bool has_slept
   }
   if (!all) return;
   if (!all_stopped_since_) all_stopped_since_ = now;
-  if (all_stopped_said_ || now - *all_stopped_since_ < around_.options->stopped_grace) return;
+  if (all_stopped_said_ || now - *all_stopped_since_ < context_.options->stopped_grace) return;
   all_stopped_said_ = true;
   std::vector<pid_t> processes;
   for (const Rank& rank : ranks_) processes.push_back(rank.pid);
@@ -302,14 +304,14 @@ void WorkerGroup::say_that_all_stand_still(Clock::time_point now, bool has_slept
       std::chrono::duration<double>(now - *all_stopped_since_).count(), fmt::join(processes, " ")));
 }
 
-void WorkerGroup::end_who_stands_still(Clock::time_point now, bool has_slept) {
+void WorkerGroup::kill_stopped_ranks(Clock::time_point now, bool has_slept) {
   for (Rank& rank : ranks_) {
     if (!rank.alive || !is_stopped(rank.pid) || !(stopping_ || read_graceful_stop(rank.report_directory))) {
       rank.stopped_since.reset();
       continue;
     }
     if (!rank.stopped_since || has_slept) rank.stopped_since = now;
-    const auto grace = around_.options->stopped_grace;
+    const auto grace = context_.options->stopped_grace;
     if (now - *rank.stopped_since < (stopping_ ? std::min(grace, kStoppedInStop) : grace)) continue;
     log::warn(
         fmt::format("rank {} is stopped (SIGSTOP): process {} has stood still for {:.1f} s while {}: it is killed",
@@ -320,7 +322,7 @@ void WorkerGroup::end_who_stands_still(Clock::time_point now, bool has_slept) {
 }
 
 // A rank whose work is saved needs less time from then on.
-void WorkerGroup::hear_announcements(Clock::time_point now) {
+void WorkerGroup::read_announcements(Clock::time_point now) {
   if (!stopping_ || now < announcements_heard_ + kHearEvery) return;
   announcements_heard_ = now;
   for (Rank& rank : ranks_) {
@@ -353,7 +355,7 @@ std::vector<WorkerFailure> WorkerGroup::failures() const {
     if (!rank.failed()) continue;
     auto report = read_worker_report(rank.report_directory);
     if (!report) report = read_torch_error_file(rank.error_file);
-    if (!report && rank.told_to_end) continue;
+    if (!report && rank.was_terminated) continue;
     WorkerFailure failure;
     failure.rank = rank.rank;
     failure.local_rank = rank.local_rank;
@@ -369,7 +371,7 @@ std::vector<WorkerFailure> WorkerGroup::failures() const {
       failure.message = report->message;
       if (report->time_s > 0) failure.time_s = report->time_s;
       // Told to end, because a peer ended first, while it was still on its way out: what it reported is what counts.
-      if (rank.told_to_end) {
+      if (rank.was_terminated) {
         failure.signal = 0;
         failure.exit_status = report->exit_status;
       }

@@ -22,7 +22,7 @@ class WorkerGroup {
   using Clock = std::chrono::steady_clock;
   static constexpr Clock::time_point kNever = Clock::time_point::max();
 
-  struct Surroundings {
+  struct Context {
     const SupervisorOptions* options;
     ProcessGuard* guard;
     WorkerLogs* logs;
@@ -32,8 +32,8 @@ class WorkerGroup {
     std::vector<std::vector<int>> cpus;  // per local rank; empty: not bound
   };
 
-  /// Starts the ranks of `seat`. Throws UsageError if the program cannot be run.
-  WorkerGroup(Surroundings surroundings, const Order& start, const Seat& seat);
+  /// Starts the ranks of `assignment`. Throws UsageError if the program cannot be run.
+  WorkerGroup(Context context, const Order& start, const NodeAssignment& assignment);
   ~WorkerGroup();  // what still runs is killed
   WorkerGroup(const WorkerGroup&) = delete;
   WorkerGroup& operator=(const WorkerGroup&) = delete;
@@ -65,7 +65,7 @@ class WorkerGroup {
     int rank = 0, local_rank = 0;
     pid_t pid = -1;
     bool alive = false;
-    bool told_to_end = false;  // by us: its death then says nothing
+    bool was_terminated = false;  // by us: its death then says nothing
     int wait_status = 0;
     double ended_at_s = 0;
     Clock::time_point kill_at = kNever;
@@ -76,17 +76,17 @@ class WorkerGroup {
     bool failed() const;
   };
 
-  void start(int local_rank, const Order& order, const Seat& seat);
-  EnvironmentMap environment_of(const Rank& entry, const Order& order, const Seat& seat) const;
+  void start(int local_rank, const Order& order, const NodeAssignment& assignment);
+  EnvironmentMap environment_of(const Rank& entry, const Order& order, const NodeAssignment& assignment) const;
   void reap(Rank& rank);
-  void hear_announcements(Clock::time_point now);
+  void read_announcements(Clock::time_point now);
   bool any_ended() const;
-  void look_for_who_stands_still(Clock::time_point now);
-  void say_that_all_stand_still(Clock::time_point now, bool has_slept);
-  void end_who_stands_still(Clock::time_point now, bool has_slept);
+  void detect_stopped_ranks(Clock::time_point now);
+  void report_all_stopped(Clock::time_point now, bool has_slept);
+  void kill_stopped_ranks(Clock::time_point now, bool has_slept);
   void kill_all();
 
-  Surroundings around_;
+  Context context_;
   std::string host_;
   const int cores_;  // that this process may use
   std::vector<Rank> ranks_;

@@ -34,7 +34,7 @@ using Clock = std::chrono::steady_clock;
 struct Arm {
   std::string name;
   std::shared_ptr<Communicator> comm;
-  std::optional<BenchPeer> peer;
+  std::optional<BenchBaseline> baseline;
   bool threads = false;
   bool copy = false;
   bool symmetric = false;  // with buffers in symmetric memory
@@ -179,7 +179,7 @@ std::string reachable_host(Store& store) {
 }
 
 std::vector<Arm> make_arms(const ProcessContext& context, const CommBenchOptions& options,
-                           const std::vector<BenchPeer>& peers) {
+                           const std::vector<BenchBaseline>& baselines) {
   std::vector<Arm> arms;
   for (const std::string& name : options.backends) {
     Arm arm{.name = name};
@@ -189,10 +189,11 @@ std::vector<Arm> make_arms(const ProcessContext& context, const CommBenchOptions
         throw UsageError("backend local joins threads of one process: it cannot stand beside ranks of other machines");
       arm.threads = true;
     } else if (name == "c10d") {
-      arm.peer = c10d_peer(make_gloo_group(store, context.rank, context.world_size, reachable_host(*context.store),
-                                           std::chrono::seconds(300)));
-    } else if (const auto peer = std::ranges::find(peers, name, &BenchPeer::name); peer != peers.end()) {
-      arm.peer = *peer;
+      arm.baseline = c10d_baseline(make_gloo_group(store, context.rank, context.world_size,
+                                                   reachable_host(*context.store), std::chrono::seconds(300)));
+    } else if (const auto baseline = std::ranges::find(baselines, name, &BenchBaseline::name);
+               baseline != baselines.end()) {
+      arm.baseline = *baseline;
     } else if (name == "auto" || name == context.world->backend_name()) {
       arm.comm = context.world->split(0, context.rank, "bench");
       arm.name = arm.comm->backend_name();
@@ -233,9 +234,9 @@ class CommBench {
     check_options(options_, context_.world_size);
     at::set_num_threads(1);
     if (options_.pin) pin_to_core(context_.local_rank);
-    arms_ = make_arms(context_, options_, hooks_.peers);
+    arms_ = make_arms(context_, options_, hooks_.baselines);
     for (const Arm& arm : arms_) {
-      if (arm.peer) result_.peers.push_back(arm.name);
+      if (arm.baseline) result_.baselines.push_back(arm.name);
     }
     if (context_.rank == 0 && hooks_.on_start) hooks_.on_start(result_);
     for (const CommBenchCase& what : bench_cases(options_, context_.world_size)) {
@@ -298,14 +299,14 @@ class CommBench {
       if (arm.comm) {
         running.call->use(*arm.comm);
       } else {
-        running.call->use(*arm.peer);
+        running.call->use(*arm.baseline);
       }
       if (options_.check) running.wrong = running.call->check();
     } catch (const std::exception& error) {
-      if (!arm.peer) throw;
+      if (!arm.baseline) throw;
       refusal = std::string(error.what()).substr(0, std::string(error.what()).find('\n'));
     }
-    if (arm.peer && any_rank(control_, !refusal.empty())) {
+    if (arm.baseline && any_rank(control_, !refusal.empty())) {
       const std::string note =
           fmt::format("{} left out for {} of {}{}: {}", arm.name, name_of(what.verb), name_of(what.type),
                       reduces(what.verb) ? fmt::format(", {}", name_of(what.op)) : "",
@@ -349,11 +350,11 @@ class CommBench {
 
   void tell(const CommBenchCase& what, const std::vector<Running>& all) {
     std::optional<double> copy;
-    std::map<std::string, double> peers;
+    std::map<std::string, double> baselines;
     for (const Running& running : all) {
       if (!running.best) continue;
       if (running.arm->copy) copy = running.best->p50;
-      if (running.arm->peer) peers[running.arm->name] = running.best->p50;
+      if (running.arm->baseline) baselines[running.arm->name] = running.best->p50;
     }
     for (const Running& running : all) {
       if (running.arm->copy || !running.best) continue;
@@ -370,8 +371,8 @@ class CommBench {
                               .rounds = running.rounds,
                               .wrong = running.wrong,
                               .copy_seconds = copy,
-                              .peers = peers});
-      if (hooks_.on_row) hooks_.on_row(result_.rows.back(), result_.peers);
+                              .baselines = baselines});
+      if (hooks_.on_row) hooks_.on_row(result_.rows.back(), result_.baselines);
     }
   }
 
@@ -390,10 +391,10 @@ CommBenchResult run_comm_bench(const ProcessContext& context, const CommBenchOpt
   return CommBench(context, options, hooks).run();
 }
 
-std::string world_backend(const CommBenchOptions& options, const std::vector<BenchPeer>& peers) {
+std::string world_backend(const CommBenchOptions& options, const std::vector<BenchBaseline>& baselines) {
   // A backend that this file does not make by itself is the world's: init_from_environment() knows it, or says not.
   std::vector<std::string> own{"auto", "shm", "symmetric", "heap", "gloo", "local", "c10d"};
-  for (const BenchPeer& peer : peers) own.push_back(peer.name);
+  for (const BenchBaseline& baseline : baselines) own.push_back(baseline.name);
   for (const std::string& name : options.backends) {
     if (std::ranges::find(own, name) == own.end()) return name;
   }

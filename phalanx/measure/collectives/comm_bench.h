@@ -26,9 +26,9 @@ namespace phalanx::measure {
 struct CommBenchHooks {
   std::function<void(const CommBenchResult&)> on_start = {};  // rank 0: all but rows and notes is known
   /// Rank 0: a row, and the names of the peers that the table compares with.
-  std::function<void(const CommBenchRow&, const std::vector<std::string>& peers)> on_row = {};
+  std::function<void(const CommBenchRow&, const std::vector<std::string>& baselines)> on_row = {};
   std::function<bool()> stop_requested = {};  // any rank, of backend "local" from several threads at once
-  std::vector<BenchPeer> peers = {};          // that options.backends may name beside "c10d"
+  std::vector<BenchBaseline> baselines = {};  // that options.backends may name beside "c10d"
 };
 
 /// The rows are complete on rank 0 only.
@@ -37,6 +37,6 @@ CommBenchResult run_comm_bench(const ProcessContext& context, const CommBenchOpt
 
 /// The backend that init_from_environment() must be asked for, so that options.backends can be measured; the names of
 /// peers among them are no backends.
-std::string world_backend(const CommBenchOptions& options, const std::vector<BenchPeer>& peers = {});
+std::string world_backend(const CommBenchOptions& options, const std::vector<BenchBaseline>& baselines = {});
 
 }  // namespace phalanx::measure

@@ -179,8 +179,8 @@ void BenchCall::use(Communicator& comm) {
     case BenchVerb::sendrecv:
       call_ = [this, &comm] {
         const int next = (rank_ + 1) % ranks_, before = (rank_ + ranks_ - 1) % ranks_;
-        comm.batch_peer_to_peer({{.is_send = true, .tensor = buffers_.whole, .peer = next},
-                                 {.is_send = false, .tensor = buffers_.received, .peer = before}});
+        comm.batch_isend_irecv({{.is_send = true, .tensor = buffers_.whole, .peer = next},
+                                {.is_send = false, .tensor = buffers_.received, .peer = before}});
       };
       return;
     case BenchVerb::pingpong:
@@ -200,15 +200,15 @@ void BenchCall::use(Communicator& comm) {
   }
 }
 
-BenchPeer c10d_peer(c10::intrusive_ptr<c10d::Backend> group) {
+BenchBaseline c10d_baseline(c10::intrusive_ptr<c10d::Backend> group) {
   return {"c10d", [group = std::move(group)](const CommBenchCase& what, int rank, int ranks, const BenchBuffers& b) {
             return c10d_call(group, what, rank, ranks, b);
           }};
 }
 
-void BenchCall::use(const BenchPeer& peer) {
+void BenchCall::use(const BenchBaseline& peer) {
   if (what_.place == Place::out) buffers_.received = at::zeros_like(buffers_.whole);
-  is_peer_ = true;
+  is_baseline_ = true;
   call_ = peer.make(what_, rank_, ranks_, buffers_);
 }
 
@@ -268,7 +268,7 @@ std::int64_t BenchCall::check() {
     case BenchVerb::reduce:
       // Our backends leave the other ranks' tensors as they were; other libraries may use them.
       if (is_root) wrong = differing(buffers_.whole, periodic(buffers_.whole, 0, period, reduced));
-      if (!is_root && !is_peer_) wrong = differing(buffers_.whole, mine);
+      if (!is_root && !is_baseline_) wrong = differing(buffers_.whole, mine);
       break;
     case BenchVerb::reduce_scatter:
       wrong = differing(buffers_.part, periodic(buffers_.part, rank_ * share, period, reduced));

@@ -31,14 +31,14 @@ struct BenchBuffers {
 };
 
 /// Another library, to be measured beside the backends: makes what one call of a case does. Throws what it cannot do.
-struct BenchPeer {
+struct BenchBaseline {
   std::string name;
   std::function<std::function<void()>(const CommBenchCase& what, int rank, int ranks, const BenchBuffers& buffers)>
       make;
 };
 
 /// torch's own gloo, called directly.
-BenchPeer c10d_peer(c10::intrusive_ptr<c10d::Backend> group);
+BenchBaseline c10d_baseline(c10::intrusive_ptr<c10d::Backend> group);
 
 class BenchCall {
  public:
@@ -48,7 +48,7 @@ class BenchCall {
   BenchCall& operator=(const BenchCall&) = delete;
 
   void use(Communicator& comm);
-  void use(const BenchPeer& peer);
+  void use(const BenchBaseline& peer);
   /// run() copies the case's bytes from one private buffer to another.
   void use_copy();
   void run() const;
@@ -58,7 +58,7 @@ class BenchCall {
   CommBenchCase what_;
   int rank_, ranks_;
   BenchBuffers buffers_;
-  bool is_peer_ = false;
+  bool is_baseline_ = false;
   std::function<void()> call_;
 };
 

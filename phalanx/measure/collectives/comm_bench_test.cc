@@ -13,7 +13,7 @@
 #include "phalanx/base/error.h"
 #include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/measure/collectives/comm_bench_call.h"
-#include "phalanx/store/local_store.h"
+#include "phalanx/store/hash_store.h"
 
 namespace phalanx::measure {
 namespace {
@@ -93,7 +93,7 @@ CommBenchOptions quick_options() {
 }
 
 TEST(CommBench, RowsHaveFiguresInTheOrderOfTheCases) {
-  const auto store = std::make_shared<LocalStore>();
+  const auto store = std::make_shared<HashStore>();
   run_local_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
     std::size_t told = 0;
     const auto result =
@@ -119,7 +119,7 @@ TEST(CommBench, RowsHaveFiguresInTheOrderOfTheCases) {
 }
 
 TEST(CommBench, OneRanksWishToStopIsEverybodys) {
-  const auto store = std::make_shared<LocalStore>();
+  const auto store = std::make_shared<HashStore>();
   std::atomic<bool> stop{false};
   run_local_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
     const bool watches = comm->rank() == 1;
@@ -132,7 +132,7 @@ TEST(CommBench, OneRanksWishToStopIsEverybodys) {
 }
 
 TEST(CommBench, AMeasurementIsCutShortByAllRanksAtOnce) {
-  const auto store = std::make_shared<LocalStore>();
+  const auto store = std::make_shared<HashStore>();
   CommBenchOptions options = quick_options();
   options.verbs = {BenchVerb::all_reduce};
   options.iterations = std::int64_t{1} << 40;  // would take weeks
@@ -164,7 +164,7 @@ TEST(CommBench, AMeasurementIsCutShortByAllRanksAtOnce) {
 }
 
 TEST(CommBench, AStopInTheWarmUpLeavesNoRow) {
-  const auto store = std::make_shared<LocalStore>();
+  const auto store = std::make_shared<HashStore>();
   CommBenchOptions options = quick_options();
   options.warmup = 1 << 30;
   std::atomic<int> asked{0};
@@ -179,20 +179,20 @@ TEST(CommBench, AStopInTheWarmUpLeavesNoRow) {
 
 TEST(CommBench, TheSlowestRankIsNamed) {
   constexpr int kRanks = 3;
-  const auto store = std::make_shared<LocalStore>();
+  const auto store = std::make_shared<HashStore>();
   CommBenchOptions options = quick_options();
   options.verbs = {BenchVerb::broadcast};
   options.backends = {"uneven"};
   options.check = false;  // its calls do nothing
   options.copy = false;
   for (int slow = 0; slow < kRanks; ++slow) {
-    const BenchPeer uneven{"uneven", [slow](const CommBenchCase&, int rank, int, const BenchBuffers&) {
-                             return [=] {
-                               if (rank == slow) std::this_thread::sleep_for(std::chrono::milliseconds(3));
-                             };
-                           }};
+    const BenchBaseline uneven{"uneven", [slow](const CommBenchCase&, int rank, int, const BenchBuffers&) {
+                                 return [=] {
+                                   if (rank == slow) std::this_thread::sleep_for(std::chrono::milliseconds(3));
+                                 };
+                               }};
     run_local_ranks(kRanks, [&](const std::shared_ptr<Communicator>& comm) {
-      const auto result = run_comm_bench(context_of(comm, store), options, {.peers = {uneven}});
+      const auto result = run_comm_bench(context_of(comm, store), options, {.baselines = {uneven}});
       if (comm->rank() != 0) return;
       ASSERT_EQ(result.rows.size(), 2U);
       for (const CommBenchRow& row : result.rows) {
@@ -205,7 +205,7 @@ TEST(CommBench, TheSlowestRankIsNamed) {
 }
 
 TEST(CommBench, ABackendThatCannotBeHadIsNamed) {
-  const auto store = std::make_shared<LocalStore>();
+  const auto store = std::make_shared<HashStore>();
   CommBenchOptions options = quick_options();
   EXPECT_EQ(world_backend(options), "auto");
   options.backends = {"auto", "mpi"};

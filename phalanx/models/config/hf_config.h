@@ -7,7 +7,7 @@
 // newer files have them, in rope_parameters, of type default, linear, dynamic or llama3. What is not said has
 // transformers' default.
 // What changes the model's results and cannot be done here is refused by name; of other keys that are not honoured
-// hf_not_honoured.h tells. Two keys that say the same thing must agree.
+// hf_unsupported.h tells. Two keys that say the same thing must agree.
 //
 // A malformed file, a missing or mistyped key, and numbers of which no model can be built are a CheckpointError that
 // names the file and the key.

@@ -37,13 +37,13 @@ constexpr std::array<std::pair<const char*, const char*>, 15> kInLayer = {{
 constexpr const char* kExperts = "moe.experts.";
 constexpr const char* kHfExperts = "block_sparse_moe.experts.";
 
-struct Gpt2Place {
+struct Gpt2TensorView {
   const char* ours;
   const char* theirs;
-  PlaceInFile::Form form = {};
+  FileTensorView::Form form = {};
 };
-constexpr PlaceInFile::Form kTurned = {.transposed = true};
-constexpr std::array<Gpt2Place, 5> kGpt2Outside = {{
+constexpr FileTensorView::Form kTurned = {.transposed = true};
+constexpr std::array<Gpt2TensorView, 5> kGpt2Outside = {{
     {"tok_embeddings.weight", "transformer.wte.weight"},
     {"pos_embeddings.weight", "transformer.wpe.weight"},
     {"norm.weight", "transformer.ln_f.weight"},
@@ -51,7 +51,7 @@ constexpr std::array<Gpt2Place, 5> kGpt2Outside = {{
     {"output.weight", "lm_head.weight"},
 }};
 // The matrices are [in, out] there; queries, keys and values are one.
-constexpr std::array<Gpt2Place, 16> kGpt2InLayer = {{
+constexpr std::array<Gpt2TensorView, 16> kGpt2InLayer = {{
     {"attention.wq.weight", "attn.c_attn.weight", {.transposed = true, .part = 0, .parts = 3}},
     {"attention.wk.weight", "attn.c_attn.weight", {.transposed = true, .part = 1, .parts = 3}},
     {"attention.wv.weight", "attn.c_attn.weight", {.transposed = true, .part = 2, .parts = 3}},
@@ -87,7 +87,7 @@ std::string expert_name(const std::string& name, const std::string& from, const 
   return fmt::format("{}{}.{}", to, number, rest);
 }
 
-PlaceInFile gpt2_place(const std::string& fqn) {
+FileTensorView gpt2_tensor_view(const std::string& fqn) {
   for (const auto& [ours, theirs, form] : kGpt2Outside) {
     if (fqn == ours) return {theirs, form};
   }
@@ -100,8 +100,8 @@ PlaceInFile gpt2_place(const std::string& fqn) {
 
 }  // namespace
 
-PlaceInFile hf_place(const LlamaConfig& config, const std::string& fqn) {
-  return config.family == LlamaFamily::gpt2 ? gpt2_place(fqn) : llama_hf_name(fqn);
+FileTensorView hf_tensor_view(const LlamaConfig& config, const std::string& fqn) {
+  return config.family == LlamaFamily::gpt2 ? gpt2_tensor_view(fqn) : llama_hf_name(fqn);
 }
 
 std::string hf_optional_prefix(const LlamaConfig& config) {

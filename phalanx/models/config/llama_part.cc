@@ -36,7 +36,7 @@ std::string LlamaPart::text() const {
   return result;
 }
 
-LlamaPart whole_llama(const LlamaConfig& config) {
+LlamaPart full_llama(const LlamaConfig& config) {
   return {.begin = 0, .end = 2 * config.n_layers, .embedding = true, .head = true};
 }
 

@@ -30,7 +30,7 @@ struct LlamaPart {
   bool operator==(const LlamaPart&) const = default;
 };
 
-LlamaPart whole_llama(const LlamaConfig& config);
+LlamaPart full_llama(const LlamaConfig& config);
 
 /// By the layers of each stage, in steps of one half; zero for a stage of the embedding or of the output alone, of
 /// which only the first and the last may be. Throws ConfigError unless they add up to n_layers.

@@ -282,14 +282,14 @@ struct DataParallel::Impl {
     }
   }
 
-  void place_dropout(std::size_t replica, std::int64_t row) {
+  void set_dropout_rng_state(std::size_t replica, std::int64_t row) {
     for (std::size_t i = 0; i < original().modules.size(); ++i) {
       const auto* first = dynamic_cast<const nn::Dropout*>(original().modules[i]);
       auto* other = dynamic_cast<nn::Dropout*>(replicas[replica]->parts.modules[i]);
-      if (first == nullptr || other == nullptr || !first->place()) continue;
-      nn::DropoutPlace place = *first->place();
-      place.first_row += row;
-      other->place(first->layer(), place);
+      if (first == nullptr || other == nullptr || !first->rng_state()) continue;
+      nn::DropoutRngState rng_state = *first->rng_state();
+      rng_state.first_row += row;
+      other->rng_state(first->layer(), rng_state);
     }
   }
 
@@ -301,7 +301,7 @@ struct DataParallel::Impl {
       const std::int64_t length = rows / count + (r < rows % count ? 1 : 0);
       const auto replica = static_cast<std::size_t>(r);
       pieces.push_back(batch.narrow(0, begin, length).to(devices[replica]));
-      if (r > 0) place_dropout(replica, begin);
+      if (r > 0) set_dropout_rng_state(replica, begin);
       begin += length;
     }
     return pieces;

@@ -226,9 +226,9 @@ TEST(DataParallelTest, DropoutDropsWhatOneDeviceDrops) {
   const at::Tensor x = at::ones({11, 5});
   at::Tensor before;
   for (int step = 0; step < 3; ++step) {
-    const nn::DropoutPlace place{.seed = 7, .step = step, .first_row = 22};
-    nn::place_dropout(net, place);
-    nn::place_dropout(alone, place);
+    const nn::DropoutRngState place{.seed = 7, .step = step, .first_row = 22};
+    nn::set_dropout_rng_state(net, place);
+    nn::set_dropout_rng_state(alone, place);
     const at::Tensor y = parallel.forward(x);
     EXPECT_TRUE(at::equal(y, nn::call(alone, x)));
     EXPECT_FALSE(step > 0 && at::equal(y, before));

@@ -8,7 +8,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/nn/init.h"
-#include "phalanx/parallel/ddp/gradient_reducer.h"
+#include "phalanx/parallel/ddp/reducer.h"
 #include "phalanx/parallel/replicate.h"
 
 namespace phalanx {
@@ -34,12 +34,12 @@ DistributedDataParallel::DistributedDataParallel(torch::nn::Module& module, std:
   if (trained.empty()) throw Error("DistributedDataParallel: the module has no parameter that requires grad");
   broadcast_coalesced(*comm_, all, options_.bucket_bytes);
   broadcast_buffers();
-  reducer_ = GradientReducer::attach(std::move(trained), AttachedParameters(module), comm_, options_);
+  reducer_ = Reducer::attach(std::move(trained), AttachedParameters(module), comm_, options_);
 }
 
 DistributedDataParallel::~DistributedDataParallel() { reducer_->detach(); }
 
-DistributedDataParallel::NoSync::NoSync(std::shared_ptr<GradientReducer> reducer) : reducer_(std::move(reducer)) {
+DistributedDataParallel::NoSync::NoSync(std::shared_ptr<Reducer> reducer) : reducer_(std::move(reducer)) {
   reducer_->hold();
 }
 

@@ -50,7 +50,7 @@ class Module;
 
 namespace phalanx {
 
-class GradientReducer;
+class Reducer;
 
 struct DdpOptions {
   std::size_t first_bucket_bytes = 1 << 20;
@@ -77,13 +77,13 @@ class DistributedDataParallel {
   /// is gone averages the accumulated sum: guard all micro-batches but the last.
   class [[nodiscard]] NoSync {
    public:
-    explicit NoSync(std::shared_ptr<GradientReducer> reducer);
+    explicit NoSync(std::shared_ptr<Reducer> reducer);
     NoSync(NoSync&&) noexcept = default;
     NoSync& operator=(NoSync&&) = delete;
     ~NoSync();
 
    private:
-    std::shared_ptr<GradientReducer> reducer_;
+    std::shared_ptr<Reducer> reducer_;
   };
   NoSync no_sync();
 
@@ -104,7 +104,7 @@ class DistributedDataParallel {
   std::shared_ptr<Communicator> comm_;
   DdpOptions options_;
   std::vector<NamedTensor> buffers_;
-  std::shared_ptr<GradientReducer> reducer_;
+  std::shared_ptr<Reducer> reducer_;
 };
 
 }  // namespace phalanx

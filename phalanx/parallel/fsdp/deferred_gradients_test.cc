@@ -65,7 +65,7 @@ TEST(DeferredGradients, OfCheckpointedLayers) {
   const auto expected = gradients_of(*net, 1, false);
   checkpoint_activations(*net->mlp);
   expect_same_bits(gradients_of(*net, 1, true), expected);
-  checkpoint_activations(*net, keep_costly);
+  checkpoint_activations(*net, op_sac_policy);
   expect_same_bits(gradients_of(*net, 1, true), expected);
 }
 

@@ -18,44 +18,44 @@ namespace {
 
 struct Member {
   torch::nn::Module* module = nullptr;
-  Attach attach;
+  RegisterHooks attach;
 };
 using Group = std::vector<Member>;
 
 Member member_of(nn::Module& module) {
-  return {&module, [&module](Around around) {
-            if (around.input) module.add_input_hook(std::move(around.input));
+  return {&module, [&module](ForwardHooks hooks) {
+            if (hooks.input) module.add_input_hook(std::move(hooks.input));
             module.add_parameter_hooks(
-                [before = std::move(around.before)](nn::Module&) { before(); },
-                [after = std::move(around.after)](nn::Module&, at::Tensor output) { return after(std::move(output)); });
+                [before = std::move(hooks.before)](nn::Module&) { before(); },
+                [after = std::move(hooks.after)](nn::Module&, at::Tensor output) { return after(std::move(output)); });
           }};
 }
 
 // Stands in a Sequential's list of what it runs for one of its children; the children themselves, and with them all
 // names, stay as they are.
-class RunAround : public torch::nn::Module {
+class HookedModule : public torch::nn::Module {
  public:
-  RunAround(torch::nn::AnyModule inner, Around around) : inner_(std::move(inner)), around_(std::move(around)) {}
+  HookedModule(torch::nn::AnyModule inner, ForwardHooks hooks) : inner_(std::move(inner)), hooks_(std::move(hooks)) {}
   at::Tensor forward(at::Tensor input) {
-    around_.before();
-    if (around_.input) input = around_.input(input);
-    return around_.after(inner_.forward<at::Tensor>(std::move(input)));
+    hooks_.before();
+    if (hooks_.input) input = hooks_.input(input);
+    return hooks_.after(inner_.forward<at::Tensor>(std::move(input)));
   }
 
  private:
   torch::nn::AnyModule inner_;
-  Around around_;
+  ForwardHooks hooks_;
 };
 
-void run_around(torch::nn::SequentialImpl& sequential, std::size_t child, Around around) {
+void hook_child(torch::nn::SequentialImpl& sequential, std::size_t child, ForwardHooks hooks) {
   auto place = sequential.begin() + static_cast<std::ptrdiff_t>(child);
   torch::nn::AnyModule inner = *place;
-  *place = torch::nn::AnyModule(std::make_shared<RunAround>(std::move(inner), std::move(around)));
+  *place = torch::nn::AnyModule(std::make_shared<HookedModule>(std::move(inner), std::move(hooks)));
 }
 
 void add_children(torch::nn::SequentialImpl& sequential, std::vector<Group>& groups) {
   for (std::size_t i = 0; i < sequential.size(); ++i) {
-    const auto attach = [&sequential, i](Around around) { run_around(sequential, i, std::move(around)); };
+    const auto attach = [&sequential, i](ForwardHooks hooks) { hook_child(sequential, i, std::move(hooks)); };
     groups.push_back({{sequential[i].get(), attach}});
   }
 }
@@ -170,13 +170,13 @@ std::vector<Group> joined(const std::vector<Group>& groups, std::int64_t smalles
 
 }  // namespace
 
-std::vector<UnitPlan> find_units(torch::nn::Module& module, std::int64_t smallest) {
+std::vector<ParamGroupPlan> find_units(torch::nn::Module& module, std::int64_t smallest) {
   std::map<const void*, std::string> names;
   for (const auto& m : module.named_modules("", /*include_self=*/false)) names[m.value().get()] = m.key();
   const std::vector<Group> groups = joined(groups_of(module), smallest);
-  std::vector<UnitPlan> plans;
+  std::vector<ParamGroupPlan> plans;
   for (const Group& group : groups) {
-    UnitPlan plan;
+    ParamGroupPlan plan;
     for (const Member& member : group) {
       if (!names.contains(member.module)) {
         throw Error(fmt::format("fully_shard: shard_units() of {} names a {} that is not a submodule of it",
@@ -194,14 +194,14 @@ std::vector<UnitPlan> find_units(torch::nn::Module& module, std::int64_t smalles
     if (!is_new && found->second != unit) found->second = kRoot;
     if (unit != kRoot) plans[unit].levels = std::max(plans[unit].levels, levels);
   });
-  UnitPlan rest{.name = "(root)", .is_root = true};
+  ParamGroupPlan rest{.name = "(root)", .is_root = true};
   if (auto* root = dynamic_cast<nn::Module*>(&module)) rest.uses.push_back(member_of(*root).attach);
   for (const auto& named : nn::named_parameters(module)) {
     const std::size_t unit = unit_of.at(named.tensor.unsafeGetTensorImpl());
     (unit == kRoot ? rest : plans[unit]).parameters.push_back(named);
   }
   plans.insert(plans.begin(), std::move(rest));
-  std::erase_if(plans, [](const UnitPlan& plan) { return plan.parameters.empty(); });
+  std::erase_if(plans, [](const ParamGroupPlan& plan) { return plan.parameters.empty(); });
   return plans;
 }
 
@@ -214,7 +214,7 @@ bool attach_to_output(torch::nn::Module& module, std::function<at::Tensor(at::Te
   }
   auto* sequential = dynamic_cast<torch::nn::SequentialImpl*>(&module);
   if (sequential == nullptr || sequential->is_empty()) return false;
-  run_around(*sequential, sequential->size() - 1, {.before = [] {}, .after = std::move(after)});
+  hook_child(*sequential, sequential->size() - 1, {.before = [] {}, .after = std::move(after)});
   return true;
 }
 

@@ -13,7 +13,7 @@
 #include "phalanx/base/log.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/parallel/fsdp/find_units.h"
-#include "phalanx/parallel/fsdp/sharded_units.h"
+#include "phalanx/parallel/fsdp/fsdp_runtime.h"
 #include "phalanx/parallel/replicate.h"
 
 namespace phalanx {
@@ -61,7 +61,7 @@ at::Tensor in_dtype(const at::Tensor& tensor, std::optional<at::ScalarType> dtyp
 std::string text_of(std::optional<at::ScalarType> dtype) { return dtype ? c10::toString(*dtype) : "unset"; }
 
 /// The values of the mesh's first rank become everybody's. Parameters without memory have none.
-void take_first_ranks_values(const std::vector<NamedTensor>& all, Communicator& comm, Communicator* replicas) {
+void broadcast_parameters(const std::vector<NamedTensor>& all, Communicator& comm, Communicator* replicas) {
   std::vector<NamedTensor> present;
   for (const auto& named : all) {
     if (has_memory(named.tensor)) present.push_back(named);
@@ -70,28 +70,28 @@ void take_first_ranks_values(const std::vector<NamedTensor>& all, Communicator& 
   broadcast_coalesced(comm, present, kBroadcastBytes);
 }
 
-fsdp::Around around_unit(fsdp::ShardedUnits& units, std::size_t unit, std::optional<at::ScalarType> dtype) {
-  const std::weak_ptr<fsdp::ShardedUnits> weak = units.weak_from_this();
+fsdp::ForwardHooks make_forward_hooks(fsdp::FsdpRuntime& units, std::size_t unit, std::optional<at::ScalarType> dtype) {
+  const std::weak_ptr<fsdp::FsdpRuntime> weak = units.weak_from_this();
   return {.before =
               [weak, unit] {
-                if (const auto alive = weak.lock()) alive->before_use(unit);
+                if (const auto alive = weak.lock()) alive->pre_forward(unit);
               },
           .after =
               [weak, unit](at::Tensor output) {
                 const auto alive = weak.lock();
-                return alive ? alive->after_use(unit, std::move(output)) : output;
+                return alive ? alive->post_forward(unit, std::move(output)) : output;
               },
           .input = dtype ? [dtype](const at::Tensor& input) { return in_dtype(input, dtype); }
                          : std::function<at::Tensor(const at::Tensor&)>()};
 }
 
-void attach_hooks(fsdp::ShardedUnits& units, const std::vector<fsdp::UnitPlan>& plans,
+void attach_hooks(fsdp::FsdpRuntime& units, const std::vector<fsdp::ParamGroupPlan>& plans,
                   std::optional<at::ScalarType> dtype) {
   for (std::size_t u = 0; u < plans.size(); ++u) {
     for (std::size_t i = 0; i < plans[u].uses.size(); ++i) {
-      fsdp::Around around = around_unit(units, u, dtype);
-      if (i + 1 < plans[u].uses.size()) around.after = [](at::Tensor output) { return output; };
-      plans[u].uses[i](std::move(around));
+      fsdp::ForwardHooks hooks = make_forward_hooks(units, u, dtype);
+      if (i + 1 < plans[u].uses.size()) hooks.after = [](at::Tensor output) { return output; };
+      plans[u].uses[i](std::move(hooks));
     }
   }
 }
@@ -115,7 +115,7 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, co
   if (replicas) require_same_on_all_ranks(*replicas, lines);
   require_same_on_all_ranks(*comm, lines);
   if (all.empty()) throw Error("fully_shard: the module has no parameters");
-  take_first_ranks_values(all, *comm, replicas.get());
+  broadcast_parameters(all, *comm, replicas.get());
   AttachedParameters attached(module);
   std::map<std::string, Init> init_of;
   for (const auto& [name, parameter, init, shard] : nn::parameter_inits(module)) init_of.emplace(name, init);
@@ -124,27 +124,28 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, co
   if (replicas) axes.emplace_back(kReplicateAxis);
   axes.emplace_back(kShardAxis);
   const DeviceMesh data = mesh.sub_mesh(axes);
-  const std::vector<fsdp::UnitPlan> plans = fsdp::find_units(module, options.smallest_unit);
+  const std::vector<fsdp::ParamGroupPlan> plans = fsdp::find_units(module, options.smallest_unit);
   const bool alone = comm->size() == 1;
   const int group = options.reshard_group;
-  const bool has_keepers = group > 1 && group < comm->size();
-  const auto keepers = has_keepers ? comm->split(comm->rank() / group, comm->rank(), "keepers") : nullptr;
-  std::vector<std::unique_ptr<fsdp::Unit>> units;
+  const bool has_post_forward_group = group > 1 && group < comm->size();
+  const auto post_forward_group =
+      has_post_forward_group ? comm->split(comm->rank() / group, comm->rank(), "keepers") : nullptr;
+  std::vector<std::unique_ptr<fsdp::ParamGroup>> units;
   int levels = 1;
   for (const auto& plan : plans) {
     levels = std::max(levels, plan.levels);
     const bool resident = alone || plan.is_root || options.stage < 3 || !options.reshard_after_forward || group == 1;
-    units.push_back(
-        std::make_unique<fsdp::Unit>(plan.name, plan.parameters, comm,
-                                     fsdp::UnitOptions{.mesh = data.shape(),
-                                                       .mesh_rank = data.rank(),
-                                                       .shard_axis = kShardAxis,
-                                                       .resident = resident,
-                                                       .own_grads = alone || plan.is_root || options.stage == 1,
-                                                       .offload = options.offload,
-                                                       .param_dtype = options.param_dtype,
-                                                       .reduce_dtype = options.reduce_dtype,
-                                                       .keepers = resident ? nullptr : keepers}));
+    units.push_back(std::make_unique<fsdp::ParamGroup>(
+        plan.name, plan.parameters, comm,
+        fsdp::ParamGroupOptions{.mesh = data.shape(),
+                                .mesh_rank = data.rank(),
+                                .shard_axis = kShardAxis,
+                                .resident = resident,
+                                .own_grads = alone || plan.is_root || options.stage == 1,
+                                .offload = options.offload,
+                                .param_dtype = options.param_dtype,
+                                .reduce_dtype = options.reduce_dtype,
+                                .post_forward_group = resident ? nullptr : post_forward_group}));
     if (plan.is_root && plan.uses.empty()) root_ = units.size() - 1;
     if (plan.is_root && plans.size() == 1 && !alone) {
       log::warn_once(fmt::format(
@@ -158,9 +159,9 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, co
       if (units.back()->is_trained(i)) trained_.push_back(shards_.back());
     }
   }
-  units_ = fsdp::ShardedUnits::make(std::move(units), comm, replicas, keepers, options.prefetch, levels,
-                                    std::move(attached));
-  attach_hooks(*units_, plans, options.param_dtype);
+  runtime_ = fsdp::FsdpRuntime::make(std::move(units), comm, replicas, post_forward_group, options.prefetch, levels,
+                                     std::move(attached));
+  attach_hooks(*runtime_, plans, options.param_dtype);
   if (!options.output_dtype) return;
   const auto convert = [dtype = options.output_dtype](const at::Tensor& output) { return in_dtype(output, dtype); };
   if (fsdp::attach_to_output(module, convert)) return;
@@ -169,47 +170,49 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, co
       fmt::format("fully_shard: what {} returns is in output_dtype only where it is run by run()", module.name()));
 }
 
-std::shared_ptr<Communicator> FullyShardedDataParallel::reshard_ranks() const { return units_->keepers(); }
+std::shared_ptr<Communicator> FullyShardedDataParallel::post_forward_group() const {
+  return runtime_->post_forward_group();
+}
 
-FullyShardedDataParallel::~FullyShardedDataParallel() { units_->detach(); }
+FullyShardedDataParallel::~FullyShardedDataParallel() { runtime_->detach(); }
 
 void FullyShardedDataParallel::initialise(std::uint64_t seed) {
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < shards_.size(); ++i) {
     fill_shard(shards_[i].tensor, inits_[i], seed, shards_[i].shard->spec, shards_[i].shard->rank);
   }
-  forget_values();
+  invalidate_unsharded();
 }
 
-FullyShardedDataParallel::NoSync::NoSync(std::shared_ptr<fsdp::ShardedUnits> units) : units_(std::move(units)) {
-  units_->hold();
+FullyShardedDataParallel::NoSync::NoSync(std::shared_ptr<fsdp::FsdpRuntime> units) : runtime_(std::move(units)) {
+  runtime_->hold();
 }
 
 FullyShardedDataParallel::NoSync::~NoSync() {
-  if (units_) units_->release();
+  if (runtime_) runtime_->release();
 }
 
-FullyShardedDataParallel::Accumulation::Accumulation(std::shared_ptr<fsdp::ShardedUnits> units)
-    : units_(std::move(units)) {
-  units_->begin_parts();
+FullyShardedDataParallel::NoAllReduce::NoAllReduce(std::shared_ptr<fsdp::FsdpRuntime> units)
+    : runtime_(std::move(units)) {
+  runtime_->hold_all_reduce();
 }
 
-FullyShardedDataParallel::Accumulation::~Accumulation() {
-  if (units_) units_->end_parts();
+FullyShardedDataParallel::NoAllReduce::~NoAllReduce() {
+  if (runtime_) runtime_->release_all_reduce();
 }
 
-FullyShardedDataParallel::Accumulation FullyShardedDataParallel::accumulate() { return Accumulation(units_); }
+FullyShardedDataParallel::NoAllReduce FullyShardedDataParallel::no_all_reduce() { return NoAllReduce(runtime_); }
 
-std::shared_ptr<StageSharding> FullyShardedDataParallel::in_pipeline() const { return units_; }
+std::shared_ptr<StageSharding> FullyShardedDataParallel::in_pipeline() const { return runtime_; }
 
-FullyShardedDataParallel::NoSync FullyShardedDataParallel::no_sync() { return NoSync(units_); }
+FullyShardedDataParallel::NoSync FullyShardedDataParallel::no_sync() { return NoSync(runtime_); }
 
-void FullyShardedDataParallel::before_root() {
-  if (root_) units_->before_use(*root_);
+void FullyShardedDataParallel::root_pre_forward() {
+  if (root_) runtime_->pre_forward(*root_);
 }
 
-at::Tensor FullyShardedDataParallel::after_root(at::Tensor output) {
-  if (root_) output = units_->after_use(*root_, std::move(output));
+at::Tensor FullyShardedDataParallel::root_post_forward(at::Tensor output) {
+  if (root_) output = runtime_->post_forward(*root_, std::move(output));
   return in_dtype(output, run_output_dtype_);
 }
 
@@ -217,11 +220,11 @@ at::Tensor FullyShardedDataParallel::in_param_dtype(const at::Tensor& input) con
   return in_dtype(input, param_dtype_);
 }
 
-void FullyShardedDataParallel::forget_values() { units_->forget_values(); }
+void FullyShardedDataParallel::invalidate_unsharded() { runtime_->invalidate_unsharded(); }
 
 std::vector<std::vector<std::string>> FullyShardedDataParallel::units() const {
   std::vector<std::vector<std::string>> names;
-  for (const auto& unit : units_->units()) {
+  for (const auto& unit : runtime_->units()) {
     auto& list = names.emplace_back();
     for (std::size_t i = 0; i < unit->size(); ++i) list.push_back(unit->parameter(i).name);
   }
@@ -229,10 +232,10 @@ std::vector<std::vector<std::string>> FullyShardedDataParallel::units() const {
 }
 
 FullyShardStatistics FullyShardedDataParallel::statistics() const {
-  FullyShardStatistics result = units_->statistics();
-  for (const auto& unit : units_->units()) {
-    result.shard_bytes += unit->kept_bytes();
-    result.reduced_bytes_kept += unit->reduced_bytes();
+  FullyShardStatistics result = runtime_->statistics();
+  for (const auto& unit : runtime_->units()) {
+    result.shard_bytes += unit->resident_bytes();
+    result.sharded_grad_bytes += unit->reduced_bytes();
     result.padding_bytes += unit->layout().padding() * unit->bytes() / unit->layout().flat_elements();
   }
   return result;

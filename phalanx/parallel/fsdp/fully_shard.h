@@ -22,14 +22,14 @@
 // - Mixed precision (param_dtype, reduce_dtype, output_dtype, as PyTorch's FSDP2): parameters() stay what they are and
 //   are the master; they are gathered and used in param_dtype, which the first input of every unit is brought to;
 //   gradients are averaged in reduce_dtype, and parameters' .grad() are of that dtype; micro-batches are added up in it
-//   under no_sync(), under accumulate() in float32 if it has 16 bits, and so is what they leave in .grad(). What the
+//   under no_sync(), under no_all_reduce() in float32 if it has 16 bits, and so is what they leave in .grad(). What the
 //   module returns is in output_dtype; of a plain module that is no Sequential, where it is run by run().
 // - offload keeps parameters(), their gradients and with them the optimizer and its state on the host (pinned, where
 //   the module is on a GPU); rows go to the device when their unit is gathered.
 // - A module that parallelize_module() has split over another axis of the mesh (parallel/tensor/styles.h) is sharded in
 //   what each rank has of it: made of that module afterwards, with the same mesh.
 // - The values are those of DistributedDataParallel to the bit, on backends whose sums are in rank order; but for
-//   accumulate(), which sums over micro-batches after ranks.
+//   no_all_reduce(), which sums over micro-batches after ranks.
 //
 // Units: what nn::Module::shard_units() of the module says (models do); else the children of every
 // torch::nn::Sequential and of numbered lists of nn::Modules in it. A parameter is in the innermost unit around it, so
@@ -50,7 +50,7 @@
 //   shared_ptr owns.) Gradients must be dense. An exception inside backward() aborts, too, and drops what has been
 //   accumulated since the last average.
 // - Whoever changes parameters() other than between a synchronised backward pass and the next forward pass says so with
-//   forget_values().
+//   invalidate_unsharded().
 // - The module must outlive this object, and cannot be used after it.
 #pragma once
 
@@ -74,7 +74,7 @@ class Module;
 namespace phalanx {
 
 namespace fsdp {
-class ShardedUnits;
+class FsdpRuntime;
 }
 
 struct FullyShardOptions {
@@ -91,14 +91,14 @@ struct FullyShardOptions {
 
 struct FullyShardStatistics {
   std::int64_t synchronisations = 0;  // backward passes whose gradients were averaged
-  std::int64_t gathers_ahead = 0;     // of units, while another one was in use
+  std::int64_t prefetches = 0;        // of units, while another one was in use
   std::int64_t gathers = 0;           // of units, those included
   std::int64_t reduced_bytes = 0;     // of gradients handed to reduce_scatter by this rank
   double exposed_seconds = 0;         // spent waiting for either (CPU; on CUDA host time)
   // Memory of this rank.
   std::int64_t shard_bytes = 0;         // parameters: the rows of this rank, and all of them, or parts, where they stay
-  std::int64_t reduced_bytes_kept = 0;  // gradients of these rows
-  std::int64_t gathered_bytes = 0;      // for gathered units beside that
+  std::int64_t sharded_grad_bytes = 0;  // gradients of these rows
+  std::int64_t unsharded_bytes = 0;     // for gathered units beside that
   std::int64_t gradient_bytes = 0;      // for whole gradients
   std::int64_t padding_bytes = 0;       // of all that is sharded, over all ranks
 };
@@ -116,21 +116,21 @@ class FullyShardedDataParallel {
   /// module.forward(inputs...) for a plain torch::nn::Module with parameters of its own.
   template <class M, class... Inputs>
   at::Tensor run(M& module, Inputs&&... inputs) {
-    before_root();
-    return after_root(module.forward(as_input(std::forward<Inputs>(inputs))...));
+    root_pre_forward();
+    return root_post_forward(module.forward(as_input(std::forward<Inputs>(inputs))...));
   }
 
   /// While one is alive, backward() accumulates locally and nothing is sent; whole gradients are kept from then on. The
   /// first backward() after the last guard is gone averages the sum. Made on all ranks at once.
   class [[nodiscard]] NoSync {
    public:
-    explicit NoSync(std::shared_ptr<fsdp::ShardedUnits> units);
+    explicit NoSync(std::shared_ptr<fsdp::FsdpRuntime> units);
     NoSync(NoSync&&) noexcept = default;
     NoSync& operator=(NoSync&&) = delete;
     ~NoSync();
 
    private:
-    std::shared_ptr<fsdp::ShardedUnits> units_;
+    std::shared_ptr<fsdp::FsdpRuntime> runtime_;
   };
   NoSync no_sync();
 
@@ -140,17 +140,17 @@ class FullyShardedDataParallel {
   /// parameters() get their gradients, in the first backward() after it is gone: once a step. Whole gradients that stay
   /// anyhow (stage 1, one rank, parameters in no unit) are added up as no_sync() does. Made on all ranks at once.
   /// In PyTorch's FSDP2: set_requires_all_reduce(false); its set_requires_gradient_sync(false) is no_sync().
-  class [[nodiscard]] Accumulation {
+  class [[nodiscard]] NoAllReduce {
    public:
-    explicit Accumulation(std::shared_ptr<fsdp::ShardedUnits> units);
-    Accumulation(Accumulation&&) noexcept = default;
-    Accumulation& operator=(Accumulation&&) = delete;
-    ~Accumulation();
+    explicit NoAllReduce(std::shared_ptr<fsdp::FsdpRuntime> units);
+    NoAllReduce(NoAllReduce&&) noexcept = default;
+    NoAllReduce& operator=(NoAllReduce&&) = delete;
+    ~NoAllReduce();
 
    private:
-    std::shared_ptr<fsdp::ShardedUnits> units_;
+    std::shared_ptr<fsdp::FsdpRuntime> runtime_;
   };
-  Accumulation accumulate();
+  NoAllReduce no_all_reduce();
 
   /// For the pipeline that the module is a stage of (parallel/pipeline/stage.h); valid as long as this object. From its
   /// first step on whole gradients are kept; they are averaged once a step. Units that come and go are gathered for
@@ -164,10 +164,10 @@ class FullyShardedDataParallel {
   const std::vector<NamedTensor>& trained_parameters() const noexcept { return trained_; }
   /// The names of each unit's parameters, in the order of use.
   std::vector<std::vector<std::string>> units() const;
-  void forget_values();
+  void invalidate_unsharded();
   FullyShardStatistics statistics() const;
   /// Those that keep units together with this rank (reshard_group); null: nobody does.
-  std::shared_ptr<Communicator> reshard_ranks() const;
+  std::shared_ptr<Communicator> post_forward_group() const;
 
  private:
   template <class Input>
@@ -179,14 +179,14 @@ class FullyShardedDataParallel {
     }
   }
   at::Tensor in_param_dtype(const at::Tensor& input) const;
-  void before_root();
-  at::Tensor after_root(at::Tensor output);
+  void root_pre_forward();
+  at::Tensor root_post_forward(at::Tensor output);
 
   std::optional<std::size_t> root_;  // the unit that run() gathers
   std::optional<at::ScalarType> param_dtype_, run_output_dtype_;
   std::vector<Init> inits_;
   std::vector<NamedTensor> shards_, trained_;
-  std::shared_ptr<fsdp::ShardedUnits> units_;
+  std::shared_ptr<fsdp::FsdpRuntime> runtime_;
 };
 
 }  // namespace phalanx

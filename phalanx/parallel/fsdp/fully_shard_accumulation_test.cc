@@ -1,4 +1,4 @@
-// Accumulation under FullyShardedDataParallel: reduced in every micro-batch (accumulate()), or once (no_sync()).
+// Accumulation under FullyShardedDataParallel: reduced in every micro-batch (no_all_reduce()), or once (no_sync()).
 #include <ATen/ops/full.h>
 
 #include <cmath>
@@ -43,8 +43,8 @@ struct Accumulating {
   /// All parts; the last one hands gradients out.
   void step(double rank) {
     for (int number = 0; number < kParts; ++number) {
-      std::optional<FullyShardedDataParallel::Accumulation> more;
-      if (number + 1 < kParts) more.emplace(sharded->accumulate());
+      std::optional<FullyShardedDataParallel::NoAllReduce> more;
+      if (number + 1 < kParts) more.emplace(sharded->no_all_reduce());
       part(number, rank);
     }
   }
@@ -183,8 +183,8 @@ TEST(FullyShardAccumulation, AnOverflowInAMiddleMicroBatchSkipsTheStepAndNothing
       std::vector<bool> stepped;
       for (int step = 0; step < (overflows ? 3 : 2); ++step) {
         for (int number = 0; number < kParts; ++number) {
-          std::optional<FullyShardedDataParallel::Accumulation> more;
-          if (number + 1 < kParts) more.emplace(run.sharded->accumulate());
+          std::optional<FullyShardedDataParallel::NoAllReduce> more;
+          if (number + 1 < kParts) more.emplace(run.sharded->no_all_reduce());
           const bool here = overflows && step == 1 && number == 1 && world->rank() == 1;
           run.part(number, world->rank(), (here ? std::numeric_limits<double>::infinity() : 1) * scaler.scale());
         }
@@ -235,7 +235,7 @@ TEST(FullyShardAccumulation, AMicroBatchThatLeavesAParameterOutIsAnError) {
   run_local_ranks(2, [](const std::shared_ptr<Communicator>& world) {
     const auto net = std::make_shared<TwoBranches>();
     FullyShardedDataParallel sharded(*net, sharding_mesh(world));
-    const auto more = sharded.accumulate();
+    const auto more = sharded.no_all_reduce();
     const at::Tensor x = waves({3, kWidth}, world->rank());
     net->one->forward(x).add(net->other->forward(x)).sum().backward();
     EXPECT_THAT(message_of([&] { net->one->forward(x).sum().backward(); }),
@@ -249,7 +249,7 @@ TEST(FullyShardAccumulation, AFailedMicroBatchLeavesNothingOfTheStep) {
     run.step(world->rank());
     const auto expected = run.take_gradients(*world);
     {
-      const auto more = run.sharded->accumulate();
+      const auto more = run.sharded->no_all_reduce();
       run.part(0, world->rank());
       const at::Tensor x = waves({3, kWidth}, 0.0).requires_grad_();
       x.register_hook([](const at::Tensor&) { throw Error("no"); });

@@ -133,9 +133,9 @@ TEST(FullyShardGradients, AFrozenUnitTakesNoMemoryForThem) {
       net->forward(waves({3, kWidth}, 0.0)).sum().backward();
     }
     const auto statistics = sharded.statistics();
-    const std::int64_t unit = statistics.gathered_bytes / 2;
+    const std::int64_t unit = statistics.unsharded_bytes / 2;
     EXPECT_EQ(statistics.gradient_bytes, unit);
-    EXPECT_EQ(statistics.reduced_bytes_kept, unit / 2);
+    EXPECT_EQ(statistics.sharded_grad_bytes, unit / 2);
     EXPECT_TRUE(sharded.trained_parameters()[0].tensor.grad().defined());
   });
 }

@@ -47,7 +47,7 @@ MemoryCounts counts_of(int ranks, const std::function<MemoryCounts(const std::sh
                                install_counting_allocator();
                                TcpStore store(server.address());
                                const auto world = make_shm_communicator(store, rank, ranks);
-                               observe::reset_peak_memory();
+                               observe::reset_peak_memory_stats();
                                const MemoryCounts mine = body(world);
                                if (rank == 0) *counts = mine;
                                world->barrier();
@@ -67,7 +67,7 @@ MemoryCounts train(torch::nn::Sequential& net, const Sharding& sharding, bool pe
     net->forward(waves({4, kBlockWidth}, step)).square().mean().backward();
     optimizer.step(1e-3);
   }
-  return peak ? observe::peak_memory() : observe::memory_in_use();
+  return peak ? observe::max_memory_allocated() : observe::memory_allocated();
 }
 
 TEST(FullyShardMemory, ThePeakOfEightBlocksFalls) {
@@ -103,7 +103,7 @@ TEST(FullyShardMemory, WhatIsBornWithoutMemoryIsWholeAtNoMomentOfItsConstruction
     Shell net;
     FullyShardedDataParallel sharded(net, sharding_mesh(world));
     sharded.initialise(7);
-    return observe::peak_memory();
+    return observe::max_memory_allocated();
   });
   const double expected = kModelBytes / 4 + 2 * kBlockBytes;  // its rows, and two gathered blocks' room
   EXPECT_NEAR(static_cast<double>(peak.total()), expected, 0.05 * expected) << peak.text();
@@ -185,7 +185,7 @@ MemoryCounts between_micro_batches(int stage, bool defers) {
         const auto held = sharded.no_sync();
         pass();
       } else {
-        const auto more = sharded.accumulate();
+        const auto more = sharded.no_all_reduce();
         pass();
       }
     };
@@ -194,7 +194,7 @@ MemoryCounts between_micro_batches(int stage, bool defers) {
     optimizer.step(1e-3);
     optimizer.zero_grad();
     part();
-    return observe::memory_in_use();
+    return observe::memory_allocated();
   });
 }
 
@@ -235,7 +235,7 @@ TEST(FullyShardTraffic, OfAccumulationByStageAndSetting) {
                   const auto held = sharded.no_sync();
                   pass();
                 } else {
-                  const auto more = sharded.accumulate();
+                  const auto more = sharded.no_all_reduce();
                   pass();
                 }
               });

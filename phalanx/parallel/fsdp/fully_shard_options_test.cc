@@ -122,7 +122,7 @@ TEST(MixedPrecision, ReducesInTheParametersDtypeUnlessToldOtherwise) {
       const auto statistics = sharded.statistics();
       const std::int64_t elements = 2 * (kWidth * kWidth + kWidth) + statistics.padding_bytes / 2;
       EXPECT_EQ(statistics.shard_bytes, elements / 2 * 4 + (stage < 3 ? elements * 2 : 0));
-      EXPECT_EQ(statistics.reduced_bytes_kept, stage == 1 ? 0 : elements / 2 * 2);
+      EXPECT_EQ(statistics.sharded_grad_bytes, stage == 1 ? 0 : elements / 2 * 2);
       AdamW(sharded.parameters()).step(1e-3);
     }
   });
@@ -279,7 +279,7 @@ TEST(Prefetch, CanBeTurnedOff) {
       auto net = linears(4);
       FullyShardedDataParallel sharded(*net, sharding_mesh(world), {.prefetch = prefetch});
       net->forward(waves({3, kWidth}, 0.0)).sum().backward();
-      EXPECT_EQ(sharded.statistics().gathers_ahead, prefetch ? 3 + 3 : 0);
+      EXPECT_EQ(sharded.statistics().prefetches, prefetch ? 3 + 3 : 0);
       EXPECT_EQ(sharded.statistics().gathers, 4 + 3);
     }
   });

@@ -126,11 +126,11 @@ TEST(FullyShard, AtMostTwoUnitsAreGathered) {
     const std::int64_t unit = (kWidth * kWidth + kWidth) * 4;
     EXPECT_EQ(statistics.padding_bytes, 0);
     EXPECT_EQ(statistics.shard_bytes, 8 * unit / 2);
-    EXPECT_EQ(statistics.reduced_bytes_kept, 8 * unit / 2);
-    EXPECT_EQ(statistics.gathered_bytes, 2 * unit);
+    EXPECT_EQ(statistics.sharded_grad_bytes, 8 * unit / 2);
+    EXPECT_EQ(statistics.unsharded_bytes, 2 * unit);
     EXPECT_EQ(statistics.gradient_bytes, 2 * unit);
     EXPECT_EQ(statistics.synchronisations, 3);
-    EXPECT_EQ(statistics.gathers_ahead, 3 * (7 + 7));
+    EXPECT_EQ(statistics.prefetches, 3 * (7 + 7));
     EXPECT_EQ(statistics.gathers, 3 * (8 + 7));  // the last block stays from the forward to the backward pass
   });
 }

@@ -104,13 +104,13 @@ TEST(FullyShardUnits, InsideUnitsTakeOnePieceOfMemoryMoreForEachLevel) {
       const auto sharded = expect_trains_as_ddp(world, a, b, kNestWidth, units, kCall);
       EXPECT_EQ(sharded.padding_bytes, 0);
       EXPECT_EQ(sharded.shard_bytes, kNests * levels * kNestBytes / 2);
-      EXPECT_EQ(sharded.gathered_bytes, (levels + 1) * kNestBytes);
+      EXPECT_EQ(sharded.unsharded_bytes, (levels + 1) * kNestBytes);
       EXPECT_EQ(sharded.gradient_bytes, (levels + 1) * kNestBytes);
       // The last Nest stays from the forward to the backward pass; nobody but the first has to be waited for.
       EXPECT_EQ(sharded.gathers, kShardedSteps * levels * (kNests + kNests - 1));
-      EXPECT_EQ(sharded.gathers_ahead, sharded.gathers - kShardedSteps);
+      EXPECT_EQ(sharded.prefetches, sharded.gathers - kShardedSteps);
       Nests c(levels), d(levels);
-      EXPECT_EQ(expect_trains_as_ddp(world, c, d, kNestWidth, units, kCall, {.stage = 1}).gathered_bytes, 0);
+      EXPECT_EQ(expect_trains_as_ddp(world, c, d, kNestWidth, units, kCall, {.stage = 1}).unsharded_bytes, 0);
     }
   });
 }
@@ -123,7 +123,8 @@ void recompute(Nests& nests, Recompute which) {
     for (Nest* nest = outer.get(); nest != nullptr; nest = nest->inner.get()) {
       const bool is_outer = nest == outer.get();
       if (which == Recompute::nothing || which == (is_outer ? Recompute::inner : Recompute::outer)) continue;
-      checkpoint_activations(*nest, which == Recompute::all_but_costly ? kernels::KeepPolicy(keep_costly) : nullptr);
+      checkpoint_activations(*nest,
+                             which == Recompute::all_but_costly ? kernels::CheckpointPolicy(op_sac_policy) : nullptr);
     }
   }
 }
@@ -158,7 +159,7 @@ TEST(FullyShardUnits, InsideUnitsMayBeReplicatedAccumulatedAndRecomputed) {
           const int gathers = stage < 3 ? kNests : micro_batches * (kNests + kNests - 1);
           EXPECT_EQ(sharded.gathers, kShardedSteps * levels * gathers);
           const std::int64_t padded = kNestBytes + sharded.padding_bytes / (kNests * levels);
-          EXPECT_EQ(sharded.gathered_bytes, stage < 3 ? 0 : (levels + 1) * padded);
+          EXPECT_EQ(sharded.unsharded_bytes, stage < 3 ? 0 : (levels + 1) * padded);
         });
       }
     }

@@ -147,7 +147,7 @@ GraphSplit::~GraphSplit() = default;
 GraphSplit::GraphSplit(GraphSplit&&) noexcept = default;
 GraphSplit& GraphSplit::operator=(GraphSplit&&) noexcept = default;
 
-at::Tensor GraphSplit::input_half(const at::Tensor& dy) {
+at::Tensor GraphSplit::backward_input(const at::Tensor& dy) {
   if (!impl_->input_is_wanted) {
     impl_->whole_gradient = dy;
     return {};
@@ -169,7 +169,7 @@ at::Tensor GraphSplit::input_half(const at::Tensor& dy) {
   return grads.at(0);
 }
 
-void GraphSplit::weight_half() {
+void GraphSplit::backward_weight() {
   const auto impl = std::exchange(impl_, nullptr);
   if (!impl) throw Error("GraphSplit: the second half comes once, after the first");
   if (impl->whole_gradient.defined()) return impl->whole_backward(impl->whole_gradient);

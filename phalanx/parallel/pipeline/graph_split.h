@@ -7,8 +7,8 @@
 // together.
 //
 //   GraphSplit split(y, x, parameters);
-//   at::Tensor dx = split.input_half(dy);
-//   split.weight_half();                        // adds to the parameters' gradients, without an event
+//   at::Tensor dx = split.backward_input(dy);
+//   split.backward_weight();                        // adds to the parameters' gradients, without an event
 //
 // Where a parameter's gradient would have to be put together from several places between the two halves (it is used
 // twice), the first half does it all; where the input needs no gradient, the second does. What checkpoint() made cannot
@@ -31,9 +31,9 @@ class GraphSplit {
   GraphSplit& operator=(GraphSplit&&) noexcept;
 
   /// The gradient of x; undefined where it needs none.
-  at::Tensor input_half(const at::Tensor& dy);
+  at::Tensor backward_input(const at::Tensor& dy);
   /// Once, after the first half. Lets go of the graph.
-  void weight_half();
+  void backward_weight();
 
  private:
   struct Impl;

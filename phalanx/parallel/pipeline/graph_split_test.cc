@@ -31,16 +31,16 @@ void expect_split(const Network& network, bool input_needs_grad, bool first_half
 
   const at::Tensor y = network(x, w);
   GraphSplit split(y, x, w);
-  const at::Tensor found = split.input_half(dy);
+  const at::Tensor found = split.backward_input(dy);
   ASSERT_EQ(found.defined(), input_needs_grad);
   if (input_needs_grad) {
     EXPECT_TRUE(at::equal(found, dx));
   }
   for (const auto& p : w) EXPECT_EQ(p.grad().defined(), first_half_does_all);
-  split.weight_half();
+  split.backward_weight();
   for (std::size_t i = 0; i < w.size(); ++i) EXPECT_TRUE(at::equal(w[i].grad(), expected[i])) << i;
   EXPECT_FALSE(x.grad().defined());
-  EXPECT_THROW(split.weight_half(), Error);
+  EXPECT_THROW(split.backward_weight(), Error);
 }
 
 TEST(GraphSplit, IsTheWholeBackwardPass) {
@@ -66,7 +66,7 @@ TEST(GraphSplit, AParameterUsedTwiceIsNotSplit) {
 }
 
 TEST(SplitSequential, PartsKeepTheirNames) {
-  const auto net = pipeline_testing::foreign_layers();
+  const auto net = pipeline_testing::torch_layers();
   const auto parts = split_sequential(net, {3, 13});
   EXPECT_EQ(parts[1]->named_parameters().keys().front(), "4.weight");
   const at::Tensor x = pipeline_testing::random_rows(2, "x");

@@ -1,4 +1,4 @@
-// What a pipeline posts over a backend without tags: the program that schedule::check_delivery() has looked at, and an
+// What a pipeline posts over a backend without tags: the program that schedule::check_deadlock() has looked at, and an
 // error where that would wait for ever.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
@@ -15,7 +15,7 @@
 #include "phalanx/parallel/pipeline/pipeline_runtime.h"
 #include "phalanx/parallel/pipeline/testing/pipeline_test_support.h"
 #include "phalanx/schedule/actions.h"
-#include "phalanx/schedule/delivery.h"
+#include "phalanx/schedule/deadlock_check.h"
 #include "phalanx/schedule/generators.h"
 #include "phalanx/schedule/posting.h"
 #include "phalanx/schedule/schedule_text.h"
@@ -95,7 +95,7 @@ void run_transfers(Communicator& comm, const Schedule& plan, const Program& prog
   std::vector<Work> posted;
   const auto value_of = [](const Action& send) { return 100.0F * send.stage + send.micro_batch; };
   for (const auto& step : program) {
-    std::vector<Communicator::PeerOp> operations;
+    std::vector<Communicator::P2POp> operations;
     for (const Action& transfer : step.transfers) {
       const bool is_send = schedule::is_send(transfer.kind);
       operations.push_back({.is_send = is_send,
@@ -103,7 +103,7 @@ void run_transfers(Communicator& comm, const Schedule& plan, const Program& prog
                             .peer = peer_of_transfer(plan, transfer)});
     }
     if (!step.transfers.empty()) {
-      posted.push_back(comm.batch_peer_to_peer(operations, {.async = true}));
+      posted.push_back(comm.batch_isend_irecv(operations, {.async = true}));
       for (std::size_t i = 0; i < operations.size(); ++i) {
         const Action& transfer = step.transfers[i];
         if (operations[i].is_send) continue;
@@ -112,8 +112,8 @@ void run_transfers(Communicator& comm, const Schedule& plan, const Program& prog
       continue;
     }
     const Action& pass = step.action;
-    const auto kind = pass.kind == ActionKind::forward ? ActionKind::receive_forward : ActionKind::receive_backward;
-    if (pass.kind == ActionKind::weight_backward) continue;
+    const auto kind = pass.kind == ActionKind::forward ? ActionKind::recv_forward : ActionKind::recv_backward;
+    if (pass.kind == ActionKind::backward_weight) continue;
     const auto found = received.find({kind, pass.stage, pass.micro_batch});
     if (found == received.end()) continue;
     found->second.first.wait();
@@ -136,7 +136,7 @@ TEST(PipelineOverNccl, ProgramsEndOnTheDoubleAndReceivesAheadHangThere) {
   }
   const Schedule plan = placed("1F1B", 2, 3);
   const auto ahead = schedule::post(plan, {.receives_ahead = 1});
-  ASSERT_FALSE(schedule::check_delivery(plan, ahead).empty());
+  ASSERT_FALSE(schedule::check_deadlock(plan, ahead).empty());
   const std::string failures =
       run_nccl_threads(2,
                        [&](const NcclRank& rank) {

@@ -15,9 +15,9 @@
 #include "phalanx/base/error.h"
 #include "phalanx/comm/backend.h"
 #include "phalanx/parallel/pipeline/stage_gradients.h"
-#include "phalanx/parallel/pipeline/stage_messages.h"
+#include "phalanx/parallel/pipeline/stage_p2p.h"
 #include "phalanx/schedule/actions.h"
-#include "phalanx/schedule/delivery.h"
+#include "phalanx/schedule/deadlock_check.h"
 #include "phalanx/schedule/posting.h"
 #include "phalanx/schedule/schedule_text.h"
 #include "phalanx/schedule/transfers.h"
@@ -40,7 +40,7 @@ std::vector<schedule::Program> checked_programs(const Schedule& schedule, const 
   schedule::PostingOptions posting = schedule::posting_for(has_tags);
   posting.receives_ahead = options.receives_ahead.value_or(posting.receives_ahead);
   auto programs = schedule::post(schedule, posting);
-  const auto faults = schedule::check_delivery(schedule, programs, {.in_order = !has_tags});
+  const auto faults = schedule::check_deadlock(schedule, programs, {.in_order = !has_tags});
   if (faults.empty()) return programs;
   const bool asked_for = options.receives_ahead.value_or(0) > 0;
   throw ConfigError(fmt::format(
@@ -148,12 +148,12 @@ struct PipelineRuntime::Impl {
   Schedule schedule;
   PipelineOptions options;
   at::Device device;
-  std::map<int, StageRun> runs;
+  std::map<int, StageExecutor> runs;
   std::vector<StageSharding*> shardings;  // of the runs' stages, where they are sharded
   StageGradients gradients;
   schedule::Program program, forward_program;  // this rank's
   std::map<int, Action> last_weights;          // of each stage: the last B or W
-  StageMessages messages, forward_messages;
+  StageP2P messages, forward_messages;
 
   double gradient_scale = 1.0;
   // Of the step under way.
@@ -188,7 +188,7 @@ PipelineRuntime::Impl::Impl(std::shared_ptr<Communicator> communicator, Schedule
   for (auto& stage : given_stages) {
     const int index = stage.index;
     if (stage.sharding) shardings.push_back(stage.sharding.get());
-    runs.emplace(index, StageRun(std::move(stage), options.weight_split));
+    runs.emplace(index, StageExecutor(std::move(stage), options.weight_split));
   }
 }
 
@@ -242,9 +242,9 @@ void PipelineRuntime::Impl::give_up(const char* why) noexcept {
   }
   gradients.end_step();
   for (StageSharding* sharding : shardings) sharding->abandon_step();
-  for (auto& [index, run] : runs) run.forget();
-  messages.forget();
-  forward_messages.forget();
+  for (auto& [index, run] : runs) run.clear_runtime_states();
+  messages.clear_runtime_states();
+  forward_messages.clear_runtime_states();
   inputs.clear();
   targets.clear();
   losses.clear();
@@ -254,7 +254,7 @@ void PipelineRuntime::Impl::give_up(const char* why) noexcept {
 
 void PipelineRuntime::Impl::run_all() {
   const bool trains = mode == Mode::train;
-  StageMessages& channel = trains ? messages : forward_messages;
+  StageP2P& channel = trains ? messages : forward_messages;
   channel.begin(/*forgets_shapes=*/!trains);
   if (trains) {
     for (StageSharding* sharding : shardings) sharding->begin_step();
@@ -263,18 +263,18 @@ void PipelineRuntime::Impl::run_all() {
   for (const auto& step : trains ? program : forward_program) run_step(step);
   if (trains) {
     for (StageSharding* sharding : shardings) sharding->show_gradients();
-    gradients.add_up_copies();
+    gradients.reduce_tied_gradients();
     gradients.end_step();
     for (StageSharding* sharding : shardings) sharding->end_step();
   }
-  channel.finish_sends();
+  channel.wait_sends();
 }
 
 void PipelineRuntime::Impl::run_step(const schedule::Step& step) {
   Action now = step.transfers.empty() ? step.action : step.transfers.front();
   try {
     if (step.transfers.empty()) return run_action(now);
-    StageMessages& channel = mode == Mode::train ? messages : forward_messages;
+    StageP2P& channel = mode == Mode::train ? messages : forward_messages;
     channel.post(step, [&](const Action& send) {
       now = send;
       return made_for(send);
@@ -292,9 +292,9 @@ void PipelineRuntime::Impl::run_action(const Action& action) {
     case ActionKind::forward:
       return forward_pass(action);
     case ActionKind::backward:
-    case ActionKind::input_backward:
+    case ActionKind::backward_input:
       return backward_pass(action);
-    case ActionKind::weight_backward:
+    case ActionKind::backward_weight:
       return weight_pass(action);
     default:
       return shard(action);
@@ -316,8 +316,8 @@ void PipelineRuntime::Impl::forward_pass(const Action& action) {
   } else if (is_here(stage - 1)) {
     input = outputs.extract({stage - 1, micro_batch}).mapped();
   } else {
-    StageMessages& channel = mode == Mode::train ? messages : forward_messages;
-    input = channel.take({stage, ActionKind::receive_forward, micro_batch, {}});
+    StageP2P& channel = mode == Mode::train ? messages : forward_messages;
+    input = channel.wait_recv({stage, ActionKind::recv_forward, micro_batch, {}});
   }
   const auto start = Clock::now();
   const bool is_last = stage == last_stage(), trains = mode == Mode::train;
@@ -341,24 +341,24 @@ void PipelineRuntime::Impl::backward_pass(const Action& action) {
   } else if (is_here(stage + 1)) {
     gradient = dinputs.extract({stage + 1, micro_batch}).mapped();
   } else {
-    gradient = messages.take({stage, ActionKind::receive_backward, micro_batch, {}});
+    gradient = messages.wait_recv({stage, ActionKind::recv_backward, micro_batch, {}});
   }
   const auto start = Clock::now();
-  StageRun& run = runs.at(stage);
+  StageExecutor& run = runs.at(stage);
   const bool is_last = is_last_of_stage(action);
   StageSharding* const sharding = run.stage().sharding.get();
   if (sharding) sharding->begin_backward();
   at::Tensor dx;
-  if (action.kind == ActionKind::input_backward) {
-    dx = run.input_half(micro_batch, gradient);
+  if (action.kind == ActionKind::backward_input) {
+    dx = run.backward_input(micro_batch, gradient);
   } else {
-    dx = run.backward(micro_batch, gradient, /*leaves_weights=*/is_last);
+    dx = run.backward(micro_batch, gradient, /*defers_weights=*/is_last);
   }
   if (sharding) sharding->end_backward();
   gradient = at::Tensor();
   if (is_last) {
     gradients.before_last(stage);
-    run.weight_half(micro_batch);
+    run.backward_weight(micro_batch);
   }
   if (stage > 0) dinputs[{stage, micro_batch}] = std::move(dx);
   ran(action, start);
@@ -370,7 +370,7 @@ void PipelineRuntime::Impl::weight_pass(const Action& action) {
   const auto start = Clock::now();
   const bool is_last = is_last_of_stage(action);
   if (is_last) gradients.before_last(action.stage);
-  runs.at(action.stage).weight_half(action.micro_batch);
+  runs.at(action.stage).backward_weight(action.micro_batch);
   ran(action, start);
   if (is_last) gradients.after_last(action.stage);
   if (const auto& sharding = runs.at(action.stage).stage().sharding) sharding->collect_gradients();
@@ -384,8 +384,8 @@ at::Tensor PipelineRuntime::Impl::made_for(const Action& send) {
 
 void PipelineRuntime::Impl::shard(const Action& action) {
   StageSharding* const sharding = runs.at(action.stage).stage().sharding.get();
-  if (sharding && action.kind == ActionKind::unshard) sharding->gather_ahead();
-  if (sharding && action.kind == ActionKind::reshard) sharding->let_go_of_all();
+  if (sharding && action.kind == ActionKind::unshard) sharding->unshard();
+  if (sharding && action.kind == ActionKind::reshard) sharding->reshard();
   const auto& hook = action.kind == ActionKind::unshard   ? options.unshard
                      : action.kind == ActionKind::reshard ? options.reshard
                                                           : options.reduce_gradients;
@@ -443,6 +443,6 @@ void PipelineRuntime::scale_gradients(double factor) { impl_->gradient_scale = f
 
 const schedule::Schedule& PipelineRuntime::schedule() const noexcept { return impl_->schedule; }
 const PipelineStatistics& PipelineRuntime::statistics() const noexcept { return impl_->statistics; }
-std::vector<std::string> PipelineRuntime::shared_names() const { return impl_->gradients.shared_names(); }
+std::vector<std::string> PipelineRuntime::tied_names() const { return impl_->gradients.tied_names(); }
 
 }  // namespace phalanx

@@ -27,7 +27,7 @@
 //   may use others. Another one is an Error on every rank: stage, micro-batch, expected, found.
 // - Sends and receives go on while passes run. What is posted, and when, is schedule::post() of the schedule: where
 //   messages have tags, receives where the schedule says and one more ahead; over nccl, groups in an order in which no
-//   rank waits for ever. Constructing it checks that (schedule::check_delivery()): a ConfigError names the cycle.
+//   rank waits for ever. Constructing it checks that (schedule::check_deadlock()): a ConfigError names the cycle.
 // - A stage sharded by FullyShardedDataParallel says so (PipelineStage::sharding): its gradients are then averaged once
 //   a step, unit by unit as they become complete. Units stay gathered for the step, or come and go with every pass, as
 //   FullyShardOptions say. UNSHARD gathers ahead, RESHARD lets go of units that come and go; REDUCE_GRAD has nothing
@@ -49,7 +49,7 @@
 
 #include "phalanx/comm/communicator.h"
 #include "phalanx/parallel/pipeline/stage.h"
-#include "phalanx/parallel/pipeline/stage_run.h"
+#include "phalanx/parallel/pipeline/stage_executor.h"
 #include "phalanx/schedule/schedule.h"
 #include "phalanx/schedule/timeline.h"
 
@@ -104,7 +104,7 @@ class PipelineRuntime {
   const schedule::Schedule& schedule() const noexcept;  // with its transfers
   const PipelineStatistics& statistics() const noexcept;
   /// Names of the parameters that have copies on several stages, of which this rank has one.
-  std::vector<std::string> shared_names() const;
+  std::vector<std::string> tied_names() const;
 
  private:
   struct Impl;

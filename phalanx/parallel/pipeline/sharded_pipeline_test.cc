@@ -139,13 +139,13 @@ TEST(ShardedPipeline, GathersOnceAStepOrInEveryPass) {
     const auto plan = make_schedule({.name = "1F1B", .ranks = 2, .micro_batches = 4});
     const auto gathers = [&](const FullyShardOptions& options) {
       const ShardedStages sharded(plan, mesh, Layers::own, options);
-      const std::int64_t for_two_units = sharded.models[0]->statistics().gathered_bytes;
+      const std::int64_t for_two_units = sharded.models[0]->statistics().unsharded_bytes;
       PipelineRuntime pipeline(mesh.communicator("pp"), plan, sharded.stages);
       pipeline.step(random_rows(8, "x"), random_rows(8, "y"));
       const FullyShardStatistics before = sharded.models[0]->statistics();
       pipeline.step(random_rows(8, "x"), random_rows(8, "y"));
       const FullyShardStatistics after = sharded.models[0]->statistics();
-      EXPECT_EQ(after.gathered_bytes, for_two_units);  // and no more
+      EXPECT_EQ(after.unsharded_bytes, for_two_units);  // and no more
       EXPECT_EQ(for_two_units > 0, options.stage == 3 && options.reshard_after_forward);
       return after.gathers - before.gathers;
     };

@@ -12,7 +12,7 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/nn/init.h"
-#include "phalanx/parallel/pipeline/stage_messages.h"
+#include "phalanx/parallel/pipeline/stage_p2p.h"
 
 namespace phalanx {
 
@@ -33,16 +33,16 @@ StageGradients::StageGradients(const std::vector<PipelineStage>& stages, std::sh
       made.subscription = on_grad_ready(tensor, [&made](const at::Tensor&) { made.is_fired = true; });
     }
   }
-  find_copies();
+  find_tied_parameters();
 }
 
-void StageGradients::find_copies() {
+void StageGradients::find_tied_parameters() {
   std::string mine;
   for (const auto& p : parameters_) {
     mine += fmt::format("{}\t{}\t{}\n", p->stages.front(), p->name, TensorShape::of(p->tensor).text());
   }
   struct Found {
-    Copies copies;
+    TiedParameter copies;
     std::string shape;
   };
   std::map<std::string, Found> by_name;
@@ -73,10 +73,10 @@ void StageGradients::find_copies() {
     bool is_here = false;
     for (const auto& copy : copies) {
       if (copy.rank != comm_->rank()) continue;
-      parameters_[static_cast<std::size_t>(copy.parameter)]->has_copies = true;
+      parameters_[static_cast<std::size_t>(copy.parameter)]->is_tied = true;
       is_here = true;
     }
-    if (is_here) copies_.push_back(std::move(found.copies));
+    if (is_here) tied_.push_back(std::move(found.copies));
   }
 }
 
@@ -91,7 +91,7 @@ void StageGradients::begin_step() {
 void StageGradients::before_last(int stage) {
   for (const auto& p : parameters_) {
     if (std::ranges::find(p->stages, stage) == p->stages.end()) continue;
-    if (--p->stages_left == 0 && !p->has_copies) p->hold.reset();
+    if (--p->stages_left == 0 && !p->is_tied) p->hold.reset();
   }
 }
 
@@ -111,17 +111,17 @@ void StageGradients::after_last(int stage) {
   // In the order in which backward passes come: the last layers first.
   for (auto it = parameters_.rbegin(); it != parameters_.rend(); ++it) {
     Parameter& p = **it;
-    if (std::ranges::find(p.stages, stage) != p.stages.end() && p.stages_left == 0 && !p.has_copies) fire(p);
+    if (std::ranges::find(p.stages, stage) != p.stages.end() && p.stages_left == 0 && !p.is_tied) fire(p);
   }
 }
 
-void StageGradients::add_up_copies() {
+void StageGradients::reduce_tied_gradients() {
   const at::NoGradGuard no_grad;
-  for (const auto& [name, all] : copies_) {
+  for (const auto& [name, all] : tied_) {
     // Every copy's gradient, by stage: our own ones, and those that come.
     std::vector<at::Tensor> gradients;
     std::vector<Parameter*> mine;
-    std::vector<Communicator::PeerOp> operations;
+    std::vector<Communicator::P2POp> operations;
     for (const auto& copy : all) {
       if (copy.rank == comm_->rank()) mine.push_back(parameters_[static_cast<std::size_t>(copy.parameter)].get());
     }
@@ -144,7 +144,7 @@ void StageGradients::add_up_copies() {
         operations.push_back({.is_send = true, .tensor = gradients.back(), .peer = other.rank});
       }
     }
-    comm_->batch_peer_to_peer(std::move(operations));
+    comm_->batch_isend_irecv(std::move(operations));
     at::Tensor sum = gradients.front().clone();
     for (std::size_t i = 1; i < gradients.size(); ++i) sum.add_(gradients[i]);
     for (Parameter* p : mine) {
@@ -160,9 +160,9 @@ void StageGradients::end_step() {
   for (const auto& p : parameters_) p->hold.reset();
 }
 
-std::vector<std::string> StageGradients::shared_names() const {
+std::vector<std::string> StageGradients::tied_names() const {
   std::vector<std::string> names;
-  for (const auto& copies : copies_) names.push_back(copies.name);
+  for (const auto& copies : tied_) names.push_back(copies.name);
   return names;
 }
 

@@ -31,12 +31,12 @@ class StageGradients {
   /// Fires what has not been fired. Throws where somebody waits for a gradient that did not come.
   void after_last(int stage);
   /// Collective among the ranks that have copies of a parameter.
-  void add_up_copies();
+  void reduce_tied_gradients();
   /// Also after an error.
   void end_step();
 
   /// Names of parameters that have copies on several stages.
-  std::vector<std::string> shared_names() const;
+  std::vector<std::string> tied_names() const;
 
  private:
   struct Parameter {
@@ -44,23 +44,23 @@ class StageGradients {
     at::Tensor tensor;
     std::vector<int> stages;  // of this rank
     std::size_t stages_left = 0;
-    bool has_copies = false, is_fired = false;
+    bool is_tied = false, is_fired = false;
     GradReadySubscription subscription;
     std::unique_ptr<GradReadyHold> hold;
   };
   struct Copy {
     int stage = 0, rank = 0, parameter = 0;  // its number on that rank
   };
-  struct Copies {
+  struct TiedParameter {
     std::string name;
     std::vector<Copy> all;  // by stage
   };
-  void find_copies();
+  void find_tied_parameters();
   void fire(Parameter& parameter);
 
   std::shared_ptr<Communicator> comm_;
   std::vector<std::unique_ptr<Parameter>> parameters_;
-  std::vector<Copies> copies_;  // of which this rank has one, by name
+  std::vector<TiedParameter> tied_;  // of which this rank has one, by name
 };
 
 }  // namespace phalanx

@@ -39,7 +39,7 @@ struct WaitingFunction : torch::autograd::Function<WaitingFunction> {
     wait_for(milliseconds);
     ctx->save_for_backward({weight});
     ctx->saved_data["milliseconds"] = milliseconds;
-    kernels::remember_queue(*ctx);
+    kernels::save_queue_for_backward(*ctx);
     return x.clone();
   }
   static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
@@ -51,8 +51,8 @@ struct WaitingFunction : torch::autograd::Function<WaitingFunction> {
       if (dweight.beta == 0.0) dweight.out.zero_();
     };
     wait_for(milliseconds);
-    if (const auto place = kernels::queue_for(*ctx, weight); place.queue) {
-      place.queue->leave(place.key, weight, write);
+    if (const auto ref = kernels::queue_for(*ctx, weight); ref.queue) {
+      ref.queue->put(ref.key, weight, write);
       return {grads[0], at::Tensor(), at::Tensor()};
     }
     const WeightGradient dweight = weight_gradient(weight);

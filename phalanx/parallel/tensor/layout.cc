@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "phalanx/base/error.h"
-#include "phalanx/parallel/tensor/collective_functions.h"
+#include "phalanx/parallel/tensor/functional_collectives.h"
 
 namespace phalanx {
 namespace {
@@ -50,19 +50,20 @@ void check_conversion(const std::string& what, const ActivationLayout& from, con
 }
 
 at::Tensor convert(const at::Tensor& x, const ActivationLayout& from, const ActivationLayout& to,
-                   const std::shared_ptr<Communicator>& group, const std::shared_ptr<WeightGradientQueue>& meanwhile) {
+                   const std::shared_ptr<Communicator>& group,
+                   const std::shared_ptr<WeightGradientQueue>& overlap_queue) {
   if (from == to) return x;
   check_conversion("convert", from, to);
   switch (from.kind) {
     case Kind::replicated:
-      return to.kind == Kind::shared ? copy_to_group(x, group, meanwhile) : part_along(x, to.dim, group);
+      return to.kind == Kind::shared ? copy_to_group(x, group, overlap_queue) : scatter_to_group(x, to.dim, group);
     case Kind::split:
-      return to.kind == Kind::shared ? all_gather_along(x, from.dim, group, meanwhile)
-                                     : gather_along(x, from.dim, group);
+      return to.kind == Kind::shared ? all_gather_along(x, from.dim, group, overlap_queue)
+                                     : gather_from_group(x, from.dim, group);
     default:  // partial
       if (to.kind == Kind::split) return reduce_scatter_along(x, to.dim, group);
-      return to.kind == Kind::shared ? copy_to_group(sum_over_group(x, group), group, meanwhile)
-                                     : sum_over_group(x, group);
+      return to.kind == Kind::shared ? copy_to_group(reduce_from_group(x, group), group, overlap_queue)
+                                     : reduce_from_group(x, group);
   }
 }
 

@@ -49,9 +49,9 @@ struct ActivationLayout {
 void check_conversion(const std::string& what, const ActivationLayout& from, const ActivationLayout& to);
 
 /// Collective unless both are the same or the group is one rank. Error where the ranks do not divide the dimension.
-/// `meanwhile` (to shared): as in collective_functions.h.
+/// `overlap_queue` (to shared): as in functional_collectives.h.
 at::Tensor convert(const at::Tensor& x, const ActivationLayout& from, const ActivationLayout& to,
                    const std::shared_ptr<Communicator>& group,
-                   const std::shared_ptr<WeightGradientQueue>& meanwhile = nullptr);
+                   const std::shared_ptr<WeightGradientQueue>& overlap_queue = nullptr);
 
 }  // namespace phalanx

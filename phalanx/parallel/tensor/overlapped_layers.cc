@@ -14,10 +14,10 @@
 
 #include "phalanx/base/error.h"
 #include "phalanx/kernels/deferred_weights.h"
-#include "phalanx/kernels/kept_outputs.h"
+#include "phalanx/kernels/saved_activations.h"
 #include "phalanx/kernels/swiglu_feed_forward.h"
-#include "phalanx/parallel/tensor/collective_functions.h"
-#include "phalanx/parallel/tensor/moving_rows.h"
+#include "phalanx/parallel/tensor/chunked_collectives.h"
+#include "phalanx/parallel/tensor/functional_collectives.h"
 #include "phalanx/tensor/weight_gradient.h"
 
 namespace phalanx {
@@ -35,12 +35,12 @@ struct Exchange : torch::CustomClassHolder {
 };
 using ExchangePtr = c10::intrusive_ptr<Exchange>;
 
-void remember(AutogradContext& ctx, const ExchangePtr& exchange) {
+void save_exchange(AutogradContext& ctx, const ExchangePtr& exchange) {
   ctx.saved_data["exchange"] = c10::IValue::make_capsule(exchange);
-  kernels::remember_queue(ctx);
+  kernels::save_queue_for_backward(ctx);
 }
 
-ExchangePtr remembered(const AutogradContext& ctx) {
+ExchangePtr saved_exchange(const AutogradContext& ctx) {
   if (at::GradMode::is_enabled()) {
     throw Error(
         "tensor parallel: create_graph through layers whose products overlap communication, which are differentiable "
@@ -51,12 +51,12 @@ ExchangePtr remembered(const AutogradContext& ctx) {
 }
 
 at::Tensor as_rows(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
-at::Tensor rows_of(const at::Tensor& rows, const RowPiece& piece) { return rows.narrow(0, piece.first, piece.count); }
+at::Tensor rows_of(const at::Tensor& rows, const RowChunk& chunk) { return rows.narrow(0, chunk.first, chunk.count); }
 
 template <class Body>
-void in_chunks(const RowPiece& piece, Body body) {
-  for (std::int64_t from = 0; from < piece.count; from += kHiddenRows) {
-    body(from, piece.first + from, std::min(kHiddenRows, piece.count - from));
+void in_blocks(const RowChunk& chunk, Body body) {
+  for (std::int64_t from = 0; from < chunk.count; from += kHiddenRows) {
+    body(from, chunk.first + from, std::min(kHiddenRows, chunk.count - from));
   }
 }
 
@@ -66,7 +66,7 @@ at::Tensor weight_product(const AutogradContext& ctx, std::size_t input, const a
                           const at::Tensor& x) {
   if (!ctx.needs_input_grad(input)) return {};
   if (const auto later = kernels::queue_for(ctx, weight); later.queue) {
-    later.queue->leave(later.key, weight, [dy, x = x.detach()](const WeightGradient& dweight) {
+    later.queue->put(later.key, weight, [dy, x = x.detach()](const WeightGradient& dweight) {
       dweight.out.addmm_(dy.t(), x, dweight.beta);
     });
     return {};
@@ -76,7 +76,7 @@ at::Tensor weight_product(const AutogradContext& ctx, std::size_t input, const a
   return dweight.returned;
 }
 
-struct GatheredProducts : torch::autograd::Function<GatheredProducts> {
+struct AllGatherMatmul : torch::autograd::Function<AllGatherMatmul> {
   static tensor_list forward(AutogradContext* ctx, const at::Tensor& x_part, const at::Tensor& w0,
                              const std::optional<at::Tensor>& w1, const std::optional<at::Tensor>& w2,
                              const ExchangePtr& exchange) {
@@ -84,34 +84,34 @@ struct GatheredProducts : torch::autograd::Function<GatheredProducts> {
     for (const auto& weight : {w1, w2}) {
       if (weight) weights.push_back(*weight);
     }
-    const GatheredRows x(x_part, exchange->dim, *exchange->group);
+    const ChunkedAllGather x(x_part, exchange->dim, *exchange->group);
     const auto outputs = products(x, weights);
     tensor_list saved = {x.rows()};
     saved.insert(saved.end(), weights.begin(), weights.end());
     ctx->save_for_backward(saved);
     ctx->saved_data["part"] = x_part.sizes().vec();
-    remember(*ctx, exchange);
+    save_exchange(*ctx, exchange);
     tensor_list results;
     for (const at::Tensor& y : outputs) results.push_back(y.view(x.layout().of_width(y.size(-1)).whole));
     return results;
   }
 
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
-    const ExchangePtr exchange = remembered(*ctx);
+    const ExchangePtr exchange = saved_exchange(*ctx);
     const auto saved = ctx->get_saved_variables();
     tensor_list dys, result(5);
     for (const at::Tensor& grad : grads) dys.push_back(as_rows(grad));
-    std::optional<ScatteredRows> dx;
+    std::optional<ChunkedReduceScatter> dx;
     if (ctx->needs_input_grad(0)) {
       const auto part = ctx->saved_data.at("part").toIntVector();
       dx.emplace(RowLayout::of_part(part, exchange->dim, *exchange->group), saved[0].options(), *exchange->group);
-      for (const RowPiece& piece : dx->pieces()) {
-        at::Tensor rows = dx->room(piece);
+      for (const RowChunk& chunk : dx->chunks()) {
+        at::Tensor rows = dx->buffer(chunk);
         for (std::size_t i = 0; i < dys.size(); ++i) {
-          const at::Tensor dy = rows_of(dys[i], piece);
+          const at::Tensor dy = rows_of(dys[i], chunk);
           i == 0 ? at::mm_out(rows, dy, saved[1]) : rows.addmm_(dy, saved[i + 1]);
         }
-        dx->send(piece);
+        dx->send(chunk);
       }
     }
     for (std::size_t i = 0; i < dys.size(); ++i) {
@@ -122,65 +122,66 @@ struct GatheredProducts : torch::autograd::Function<GatheredProducts> {
   }
 
  private:
-  static void multiply(const GatheredRows& x, const RowPiece& piece, const at::Tensor& weight, const at::Tensor& y) {
-    at::Tensor rows = rows_of(y, piece);
-    at::mm_out(rows, x.wait(piece), weight.t());
+  static void multiply(const ChunkedAllGather& x, const RowChunk& chunk, const at::Tensor& weight,
+                       const at::Tensor& y) {
+    at::Tensor rows = rows_of(y, chunk);
+    at::mm_out(rows, x.wait(chunk), weight.t());
   }
 
-  static tensor_list products(const GatheredRows& x, const tensor_list& weights) {
-    const auto room = [&](const at::Tensor& weight) {
+  static tensor_list products(const ChunkedAllGather& x, const tensor_list& weights) {
+    const auto buffer = [&](const at::Tensor& weight) {
       return at::empty({x.layout().rows(), weight.size(0)}, x.rows().options());
     };
     tensor_list ys;
-    if (kernels::KeptOutputs::current() != nullptr) {  // some are not computed again: one after the other
+    if (kernels::SavedActivations::current() != nullptr) {  // some are not computed again: one after the other
       for (const at::Tensor& weight : weights) {
-        ys.push_back(kernels::computed_once(kernels::KeptOp::linear, [&] {
-          const at::Tensor y = room(weight);
-          for (const RowPiece& piece : x.pieces()) multiply(x, piece, weight, y);
+        ys.push_back(kernels::computed_once(kernels::SavedOp::linear, [&] {
+          const at::Tensor y = buffer(weight);
+          for (const RowChunk& chunk : x.chunks()) multiply(x, chunk, weight, y);
           return tensor_list{y};
         })[0]);
       }
-      for (const RowPiece& piece : x.pieces()) x.wait(piece);
+      for (const RowChunk& chunk : x.chunks()) x.wait(chunk);
       return ys;
     }
-    for (const at::Tensor& weight : weights) ys.push_back(room(weight));
-    for (const RowPiece& piece : x.pieces()) {
-      for (std::size_t i = 0; i < weights.size(); ++i) multiply(x, piece, weights[i], ys[i]);
+    for (const at::Tensor& weight : weights) ys.push_back(buffer(weight));
+    for (const RowChunk& chunk : x.chunks()) {
+      for (std::size_t i = 0; i < weights.size(); ++i) multiply(x, chunk, weights[i], ys[i]);
     }
     return ys;
   }
 };
 
-struct ScatteredProduct : torch::autograd::Function<ScatteredProduct> {
+struct MatmulReduceScatter : torch::autograd::Function<MatmulReduceScatter> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_in, const at::Tensor& weight,
                             const ExchangePtr& exchange) {
     const at::Tensor x = as_rows(x_in);
     ctx->save_for_backward({x, weight});
     ctx->saved_data["whole"] = x_in.sizes().vec();
-    remember(*ctx, exchange);
-    return kernels::computed_once(kernels::KeptOp::linear, [&] {
+    save_exchange(*ctx, exchange);
+    return kernels::computed_once(kernels::SavedOp::linear, [&] {
       const auto layout = RowLayout::of_whole(x_in.sizes(), exchange->dim, *exchange->group).of_width(weight.size(0));
-      ScatteredRows y(layout, x.options().requires_grad(false), *exchange->group);
-      for (const RowPiece& piece : y.pieces()) {
-        at::Tensor rows = y.room(piece);
-        at::mm_out(rows, rows_of(x, piece), weight.t());
-        y.send(piece);
+      ChunkedReduceScatter y(layout, x.options().requires_grad(false), *exchange->group);
+      for (const RowChunk& chunk : y.chunks()) {
+        at::Tensor rows = y.buffer(chunk);
+        at::mm_out(rows, rows_of(x, chunk), weight.t());
+        y.send(chunk);
       }
       return tensor_list{y.finish()};
     })[0];
   }
 
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
-    const ExchangePtr exchange = remembered(*ctx);
+    const ExchangePtr exchange = saved_exchange(*ctx);
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1];
-    const GatheredRows dy(grads[0], exchange->dim, *exchange->group);
+    const ChunkedAllGather dy(grads[0], exchange->dim, *exchange->group);
     at::Tensor dx;
     if (ctx->needs_input_grad(0)) dx = at::empty_like(x);
-    for (const RowPiece& piece : dy.pieces()) {
-      const at::Tensor dy_rows = dy.wait(piece);
+    for (const RowChunk& chunk : dy.chunks()) {
+      const at::Tensor dy_rows = dy.wait(chunk);
       if (!dx.defined()) continue;
-      at::Tensor rows = rows_of(dx, piece);
+      at::Tensor rows = rows_of(dx, chunk);
       at::mm_out(rows, dy_rows, weight);
     }
     if (dx.defined()) dx = dx.view(ctx->saved_data.at("whole").toIntVector());
@@ -188,60 +189,60 @@ struct ScatteredProduct : torch::autograd::Function<ScatteredProduct> {
   }
 };
 
-struct ExchangedFeedForward : torch::autograd::Function<ExchangedFeedForward> {
+struct OverlappedFeedForward : torch::autograd::Function<OverlappedFeedForward> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_part, const at::Tensor& w1, const at::Tensor& w2,
                             const at::Tensor& w3, const ExchangePtr& exchange) {
-    const GatheredRows x(x_part, exchange->dim, *exchange->group);
+    const ChunkedAllGather x(x_part, exchange->dim, *exchange->group);
     const std::vector<std::int64_t> size = {x.layout().rows(), w1.size(0)};
     const at::Tensor gates = at::empty(size, x.rows().options()), ups = at::empty_like(gates);
     const at::Tensor products = at::empty_like(gates);
-    for (const RowPiece& piece : x.pieces()) {
-      const at::Tensor x_piece = x.wait(piece);
-      in_chunks(piece, [&](std::int64_t in_piece, std::int64_t first, std::int64_t n) {
-        const at::Tensor x_rows = x_piece.narrow(0, in_piece, n);
+    for (const RowChunk& chunk : x.chunks()) {
+      const at::Tensor x_chunk = x.wait(chunk);
+      in_blocks(chunk, [&](std::int64_t in_chunk, std::int64_t first, std::int64_t n) {
+        const at::Tensor x_rows = x_chunk.narrow(0, in_chunk, n);
         at::Tensor gate = gates.narrow(0, first, n), up = ups.narrow(0, first, n);
         at::mm_out(gate, x_rows, w1.t());
         at::mm_out(up, x_rows, w3.t());
         kernels::swiglu_into(gate, up, products.narrow(0, first, n));
       });
     }
-    ScatteredRows y(x.layout().of_width(w2.size(0)), gates.options(), *exchange->group);
-    for (const RowPiece& piece : y.pieces()) {
-      at::Tensor rows = y.room(piece);
-      at::mm_out(rows, rows_of(products, piece), w2.t());
-      y.send(piece);
+    ChunkedReduceScatter y(x.layout().of_width(w2.size(0)), gates.options(), *exchange->group);
+    for (const RowChunk& chunk : y.chunks()) {
+      at::Tensor rows = y.buffer(chunk);
+      at::mm_out(rows, rows_of(products, chunk), w2.t());
+      y.send(chunk);
     }
     ctx->save_for_backward({x.rows(), w1, w2, w3, gates, ups});
     ctx->saved_data["part"] = x_part.sizes().vec();
-    remember(*ctx, exchange);
+    save_exchange(*ctx, exchange);
     return y.finish();
   }
 
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
-    const ExchangePtr exchange = remembered(*ctx);
+    const ExchangePtr exchange = saved_exchange(*ctx);
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &x = saved[0], &w1 = saved[1], &w2 = saved[2], &w3 = saved[3], &gates = saved[4], &ups = saved[5];
-    const GatheredRows dy(grads[0], exchange->dim, *exchange->group);
+    const ChunkedAllGather dy(grads[0], exchange->dim, *exchange->group);
     const at::Tensor dgates = at::empty_like(gates), dups = at::empty_like(gates), products = at::empty_like(gates);
-    const at::Tensor room = at::empty({std::min(kHiddenRows, gates.size(0)), gates.size(1)}, gates.options());
-    for (const RowPiece& piece : dy.pieces()) {
-      const at::Tensor dy_piece = dy.wait(piece);
-      in_chunks(piece, [&](std::int64_t in_piece, std::int64_t first, std::int64_t n) {
-        at::Tensor dproduct = room.narrow(0, 0, n);
-        at::mm_out(dproduct, dy_piece.narrow(0, in_piece, n), w2);
+    const at::Tensor buffer = at::empty({std::min(kHiddenRows, gates.size(0)), gates.size(1)}, gates.options());
+    for (const RowChunk& chunk : dy.chunks()) {
+      const at::Tensor dy_chunk = dy.wait(chunk);
+      in_blocks(chunk, [&](std::int64_t in_chunk, std::int64_t first, std::int64_t n) {
+        at::Tensor dproduct = buffer.narrow(0, 0, n);
+        at::mm_out(dproduct, dy_chunk.narrow(0, in_chunk, n), w2);
         const auto rows = [&](const at::Tensor& t) { return t.narrow(0, first, n); };
         kernels::swiglu_backward_into(rows(gates), rows(ups), dproduct, rows(dgates), rows(dups), rows(products));
       });
     }
-    std::optional<ScatteredRows> dx;
+    std::optional<ChunkedReduceScatter> dx;
     if (ctx->needs_input_grad(0)) {
       const auto part = ctx->saved_data.at("part").toIntVector();
       dx.emplace(RowLayout::of_part(part, exchange->dim, *exchange->group), x.options(), *exchange->group);
-      for (const RowPiece& piece : dx->pieces()) {
-        at::Tensor rows = dx->room(piece);
-        at::mm_out(rows, rows_of(dgates, piece), w1);
-        rows.addmm_(rows_of(dups, piece), w3);
-        dx->send(piece);
+      for (const RowChunk& chunk : dx->chunks()) {
+        at::Tensor rows = dx->buffer(chunk);
+        at::mm_out(rows, rows_of(dgates, chunk), w1);
+        rows.addmm_(rows_of(dups, chunk), w3);
+        dx->send(chunk);
       }
     }
     const at::Tensor dw2 = weight_product(*ctx, 2, w2, dy.rows(), products);
@@ -250,32 +251,32 @@ struct ExchangedFeedForward : torch::autograd::Function<ExchangedFeedForward> {
   }
 };
 
-class OverlappedExchange final : public nn::RowExchange {
+class OverlappedCollectiveMatmul final : public nn::CollectiveMatmul {
  public:
-  OverlappedExchange(std::shared_ptr<Communicator> group, std::int64_t dim)
+  OverlappedCollectiveMatmul(std::shared_ptr<Communicator> group, std::int64_t dim)
       : exchange_(c10::make_intrusive<Exchange>(std::move(group), dim)) {}
 
-  tensor_list gathered_products(const at::Tensor& x, const tensor_list& weights) const override {
+  tensor_list all_gather_matmul(const at::Tensor& x, const tensor_list& weights) const override {
     tensor_list results;
     const at::Tensor input = cast(x);
     for (std::size_t i = 0; i < weights.size(); i += 3) {  // Function::apply() knows single tensors
       const auto weight = [&](std::size_t at) {
         return at < weights.size() ? std::optional(like(input, weights[at])) : std::nullopt;
       };
-      for (auto& y : GatheredProducts::apply(input, *weight(i), weight(i + 1), weight(i + 2), exchange_)) {
+      for (auto& y : AllGatherMatmul::apply(input, *weight(i), weight(i + 1), weight(i + 2), exchange_)) {
         results.push_back(std::move(y));
       }
     }
     return results;
   }
-  at::Tensor scattered_product(const at::Tensor& x, const at::Tensor& weight) const override {
+  at::Tensor matmul_reduce_scatter(const at::Tensor& x, const at::Tensor& weight) const override {
     const at::Tensor input = cast(x);
-    return ScatteredProduct::apply(input, like(input, weight), exchange_);
+    return MatmulReduceScatter::apply(input, like(input, weight), exchange_);
   }
   at::Tensor feed_forward(const at::Tensor& x, const at::Tensor& w1, const at::Tensor& w2,
                           const at::Tensor& w3) const override {
     const at::Tensor input = cast(x);
-    return ExchangedFeedForward::apply(input, like(input, w1), like(input, w2), like(input, w3), exchange_);
+    return OverlappedFeedForward::apply(input, like(input, w1), like(input, w2), like(input, w3), exchange_);
   }
   at::Tensor gather(const at::Tensor& x) const override {
     return all_gather_along(x, exchange_->dim, exchange_->group);
@@ -300,8 +301,9 @@ class OverlappedExchange final : public nn::RowExchange {
 
 }  // namespace
 
-std::shared_ptr<const nn::RowExchange> overlapped_exchange(std::shared_ptr<Communicator> group, std::int64_t dim) {
-  return std::make_shared<OverlappedExchange>(std::move(group), dim);
+std::shared_ptr<const nn::CollectiveMatmul> overlapped_collective_matmul(std::shared_ptr<Communicator> group,
+                                                                         std::int64_t dim) {
+  return std::make_shared<OverlappedCollectiveMatmul>(std::move(group), dim);
 }
 
 }  // namespace phalanx

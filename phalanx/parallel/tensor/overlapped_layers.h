@@ -1,14 +1,14 @@
-// Linear layers, and a whole feed-forward net, whose products overlap the exchange of rows around them: the RowExchange
-// (nn/row_exchange.h) of a tensor-parallel group.
+// Linear layers, and a whole feed-forward net, whose products overlap the exchange of rows around them: the CollectiveMatmul
+// (nn/collective_matmul.h) of a tensor-parallel group.
 //
 //                     forward                              backward
-//   gathered_products gather x, piece by piece multiplied  dx piece by piece, sent while the rest is computed, then
+//   all_gather_matmul gather x, piece by piece multiplied  dx piece by piece, sent while the rest is computed, then
 //                                                          while the weight gradients are
-//   scattered_product y piece by piece, sent while the     gather dy, piece by piece multiplied
+//   matmul_reduce_scatter y piece by piece, sent while the     gather dy, piece by piece multiplied
 //                     rest is computed
 //   feed_forward      both, around one hidden layer        both
 //
-// How activations are cut into pieces is said in moving_rows.h.
+// How activations are cut into pieces is said in chunked_collectives.h.
 //
 // Contract
 // - As all_gather_along(), linear() and reduce_scatter_along() one after the other: the same sums over the ranks in the
@@ -23,13 +23,14 @@
 #include <cstdint>
 #include <memory>
 
-#include "phalanx/nn/row_exchange.h"
+#include "phalanx/nn/collective_matmul.h"
 
 namespace phalanx {
 
 class Communicator;
 
 /// `dim`: along which activations are split between the layers; not the last one.
-std::shared_ptr<const nn::RowExchange> overlapped_exchange(std::shared_ptr<Communicator> group, std::int64_t dim);
+std::shared_ptr<const nn::CollectiveMatmul> overlapped_collective_matmul(std::shared_ptr<Communicator> group,
+                                                                         std::int64_t dim);
 
 }  // namespace phalanx

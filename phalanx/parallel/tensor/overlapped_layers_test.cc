@@ -23,8 +23,8 @@
 #include "phalanx/comm/backends/local_shm/local.h"
 #include "phalanx/kernels/linear.h"
 #include "phalanx/kernels/swiglu_feed_forward.h"
-#include "phalanx/parallel/tensor/collective_functions.h"
-#include "phalanx/parallel/tensor/moving_rows.h"
+#include "phalanx/parallel/tensor/chunked_collectives.h"
+#include "phalanx/parallel/tensor/functional_collectives.h"
 #include "phalanx/tensor/weight_gradient_queue.h"
 
 namespace phalanx {
@@ -47,7 +47,7 @@ struct OverlapCase {
   explicit OverlapCase(const OverlapComm& comm, std::int64_t dim, at::ScalarType dtype = at::kFloat) {
     const std::int64_t ranks = comm->size();
     whole = overlap_values({ranks * 2, ranks * 3, kOverlapDim}, 0.37).to(dtype);
-    x = part_along(whole, dim, comm).requires_grad_();
+    x = scatter_to_group(whole, dim, comm).requires_grad_();
     const auto weight = [&](std::int64_t out, std::int64_t in, double factor) {
       return overlap_values({out, in}, factor + comm->rank()).to(dtype).requires_grad_();
     };
@@ -89,11 +89,11 @@ void expect_all_equal_their_parts(int ranks, std::int64_t dim, at::ScalarType dt
   SCOPED_TRACE(::testing::Message() << ranks << " ranks, dimension " << dim << ", " << c10::toString(dtype));
   run_local_ranks(ranks, [&](const OverlapComm& comm) {
     OverlapCase c(comm, dim, dtype);
-    const auto exchange = overlapped_exchange(comm, dim);
+    const auto exchange = overlapped_collective_matmul(comm, dim);
     const auto gathered = [&](const at::Tensor& x) { return all_gather_along(x, dim, comm); };
     const auto scattered = [&](const at::Tensor& y) { return reduce_scatter_along(y, dim, comm); };
     expect_same_outcome(
-        overlap_outcome(c, [&](const at::Tensor& x) { return exchange->gathered_products(x, c.inner); }),
+        overlap_outcome(c, [&](const at::Tensor& x) { return exchange->all_gather_matmul(x, c.inner); }),
         overlap_outcome(c,
                         [&](const at::Tensor& x) {
                           const at::Tensor all = gathered(x);
@@ -104,8 +104,8 @@ void expect_all_equal_their_parts(int ranks, std::int64_t dim, at::ScalarType dt
         tolerance);
     expect_same_outcome(overlap_outcome(c,
                                         [&](const at::Tensor& x) {
-                                          const at::Tensor h = exchange->gathered_products(x, {c.up})[0];
-                                          return OverlapTensors{exchange->scattered_product(h * h, c.last)};
+                                          const at::Tensor h = exchange->all_gather_matmul(x, {c.up})[0];
+                                          return OverlapTensors{exchange->matmul_reduce_scatter(h * h, c.last)};
                                         }),
                         overlap_outcome(c,
                                         [&](const at::Tensor& x) {
@@ -140,18 +140,18 @@ TEST(OverlappedLayers, MoveTheSameBitsAsCollectives) {
     for (const std::int64_t dim : {0, 1}) {
       run_local_ranks(ranks, [&](const OverlapComm& comm) {
         const OverlapCase c(comm, dim);
-        GatheredRows x(c.x, dim, *comm);
-        for (const RowPiece& piece : x.pieces()) {
-          EXPECT_TRUE(at::equal(x.wait(piece), c.whole.view({-1, kOverlapDim}).narrow(0, piece.first, piece.count)));
+        ChunkedAllGather x(c.x, dim, *comm);
+        for (const RowChunk& chunk : x.chunks()) {
+          EXPECT_TRUE(at::equal(x.wait(chunk), c.whole.view({-1, kOverlapDim}).narrow(0, chunk.first, chunk.count)));
         }
         EXPECT_TRUE(at::equal(x.rows().view(c.whole.sizes()), c.whole));
         const at::Tensor addends = c.whole * (comm->rank() + 0.3);
-        ScatteredRows y(RowLayout::of_whole(addends.sizes(), dim, *comm), addends.options(), *comm);
+        ChunkedReduceScatter y(RowLayout::of_whole(addends.sizes(), dim, *comm), addends.options(), *comm);
         std::int64_t rows = 0;
-        for (const RowPiece& piece : y.pieces()) {
-          y.room(piece).copy_(addends.view({-1, kOverlapDim}).narrow(0, piece.first, piece.count));
-          y.send(piece);
-          rows += piece.count;
+        for (const RowChunk& chunk : y.chunks()) {
+          y.buffer(chunk).copy_(addends.view({-1, kOverlapDim}).narrow(0, chunk.first, chunk.count));
+          y.send(chunk);
+          rows += chunk.count;
         }
         EXPECT_EQ(rows, addends.numel() / kOverlapDim);
         EXPECT_TRUE(at::equal(y.finish(), reduce_scatter_along(addends, dim, comm)));
@@ -170,15 +170,15 @@ TEST(OverlappedLayers, ARankMultipliesItsOwnRowsAndSendsTheOthersWithoutWaiting)
                     const at::Tensor part = overlap_values({2, 3}, 0.3 + comm->rank());
                     const bool is_first = comm->rank() == 0;
                     if (!is_first) aside->recv(flag, 0);
-                    GatheredRows x(part, 0, *comm);
-                    EXPECT_TRUE(at::equal(x.wait(x.pieces()[0]), part));
+                    ChunkedAllGather x(part, 0, *comm);
+                    EXPECT_TRUE(at::equal(x.wait(x.chunks()[0]), part));
                     if (is_first) aside->send(flag, 1);
-                    for (const RowPiece& piece : x.pieces()) x.wait(piece);
+                    for (const RowChunk& chunk : x.chunks()) x.wait(chunk);
                     if (!is_first) aside->recv(flag, 0);
-                    ScatteredRows y(x.layout(), part.options(), *comm);
-                    for (const RowPiece& piece : y.pieces()) {
-                      y.room(piece).copy_(x.rows().narrow(0, piece.first, piece.count));
-                      y.send(piece);
+                    ChunkedReduceScatter y(x.layout(), part.options(), *comm);
+                    for (const RowChunk& chunk : y.chunks()) {
+                      y.buffer(chunk).copy_(x.rows().narrow(0, chunk.first, chunk.count));
+                      y.send(chunk);
                     }
                     if (is_first) aside->send(flag, 1);
                     EXPECT_TRUE(at::equal(y.finish(), part * 2));
@@ -193,11 +193,11 @@ TEST(OverlappedLayers, BlocksAreSentBeforeAnyHasArrived) {
                     const auto aside = comm->split(0, comm->rank(), "aside");
                     const at::Tensor flag = at::zeros({1});
                     if (comm->rank() == 1) aside->recv(flag, 0);
-                    ScatteredRows y(RowLayout::of_whole({3, 4, 2}, 1, *comm), at::kFloat, *comm);
-                    EXPECT_EQ(y.pieces().size(), 3);
-                    for (const RowPiece& piece : y.pieces()) {
-                      y.room(piece).fill_(comm->rank() + 1);
-                      y.send(piece);
+                    ChunkedReduceScatter y(RowLayout::of_whole({3, 4, 2}, 1, *comm), at::kFloat, *comm);
+                    EXPECT_EQ(y.chunks().size(), 3);
+                    for (const RowChunk& chunk : y.chunks()) {
+                      y.buffer(chunk).fill_(comm->rank() + 1);
+                      y.send(chunk);
                     }
                     if (comm->rank() == 0) aside->send(flag, 1);
                     EXPECT_TRUE(at::equal(y.finish(), at::zeros({3, 2, 2}).fill_(3)));
@@ -208,10 +208,10 @@ TEST(OverlappedLayers, BlocksAreSentBeforeAnyHasArrived) {
 TEST(OverlappedLayers, LeaveWeightGradientsInAQueueAroundThem) {
   run_local_ranks(2, [](const OverlapComm& comm) {
     OverlapCase c(comm, 0);
-    const auto exchange = overlapped_exchange(comm, 0);
+    const auto exchange = overlapped_collective_matmul(comm, 0);
     const auto net = [&] {
-      const at::Tensor h = exchange->gathered_products(c.x, {c.up})[0];
-      return exchange->scattered_product(h, c.last).sum() +
+      const at::Tensor h = exchange->all_gather_matmul(c.x, {c.up})[0];
+      return exchange->matmul_reduce_scatter(h, c.last).sum() +
              exchange->feed_forward(c.x, c.inner[0], c.last, c.up).square().sum();
     };
     net().backward();
@@ -240,10 +240,10 @@ TEST(OverlappedLayers, LeaveWeightGradientsInAQueueAroundThem) {
 TEST(OverlappedLayers, UnderAutocastActivationsTravelInItsType) {
   run_local_ranks(2, [](const OverlapComm& comm) {
     OverlapCase c(comm, 1);
-    const auto exchange = overlapped_exchange(comm, 1);
+    const auto exchange = overlapped_collective_matmul(comm, 1);
     at::autocast::set_autocast_enabled(at::kCPU, true);
     at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
-    const at::Tensor h = exchange->gathered_products(c.x, {c.up})[0], y = exchange->scattered_product(h, c.last);
+    const at::Tensor h = exchange->all_gather_matmul(c.x, {c.up})[0], y = exchange->matmul_reduce_scatter(h, c.last);
     at::autocast::set_autocast_enabled(at::kCPU, false);
     at::autocast::clear_cache();
     EXPECT_EQ(h.scalar_type(), at::kBFloat16);
@@ -252,7 +252,7 @@ TEST(OverlappedLayers, UnderAutocastActivationsTravelInItsType) {
     EXPECT_EQ(c.x.grad().scalar_type(), at::kFloat);
     const at::Tensor grad = c.up.grad().clone();
     c.up.mutable_grad().reset();
-    exchange->scattered_product(exchange->gathered_products(c.x, {c.up})[0], c.last).sum().backward();
+    exchange->matmul_reduce_scatter(exchange->all_gather_matmul(c.x, {c.up})[0], c.last).sum().backward();
     EXPECT_TRUE(at::allclose(grad, c.up.grad(), 5e-2, 5e-2));
   });
 }
@@ -270,13 +270,13 @@ std::string overlap_error(Run run) {
 TEST(OverlappedLayersErrors, SayWhatIsExpected) {
   run_local_ranks(2, [](const OverlapComm& comm) {
     OverlapCase c(comm, 0);
-    const auto exchange = overlapped_exchange(comm, 2);
-    EXPECT_THAT(overlap_error([&] { exchange->gathered_products(c.x, {c.up}); }),
+    const auto exchange = overlapped_collective_matmul(comm, 2);
+    EXPECT_THAT(overlap_error([&] { exchange->all_gather_matmul(c.x, {c.up}); }),
                 HasSubstr("along dimension 2: expected one before the last, 0 to 1"));
     const at::Tensor h = overlap_values({3, 4, kOverlapHidden}, 0.2);
-    EXPECT_THAT(overlap_error([&] { overlapped_exchange(comm, 0)->scattered_product(h, c.last); }),
+    EXPECT_THAT(overlap_error([&] { overlapped_collective_matmul(comm, 0)->matmul_reduce_scatter(h, c.last); }),
                 HasSubstr("dimension 0 of [3, 4, 5] cannot be split over the 2 ranks of"));
-    const at::Tensor y = overlapped_exchange(comm, 0)->gathered_products(c.x, {c.up})[0];
+    const at::Tensor y = overlapped_collective_matmul(comm, 0)->all_gather_matmul(c.x, {c.up})[0];
     EXPECT_THAT(overlap_error(
                     [&] { torch::autograd::grad({y.sum()}, {c.x}, {}, /*retain_graph=*/true, /*create_graph=*/true); }),
                 HasSubstr("differentiable once; expected .overlap = false in the plan"));

@@ -24,8 +24,8 @@
 #include "phalanx/nn/linear.h"
 #include "phalanx/nn/norm.h"
 #include "phalanx/optim/name_patterns.h"
-#include "phalanx/parallel/tensor/collective_functions.h"
-#include "phalanx/parallel/tensor/joined_sums.h"
+#include "phalanx/parallel/tensor/coalesced_all_reduce.h"
+#include "phalanx/parallel/tensor/functional_collectives.h"
 #include "phalanx/parallel/tensor/overlapped_layers.h"
 #include "phalanx/tensor/grad_ready.h"
 #include "phalanx/tensor/weight_gradient_queue.h"
@@ -66,7 +66,7 @@ class Parallelizer {
   }
 
   // Checks everything, changes nothing.
-  void read(const std::vector<StyleOf>& plan) {
+  void read(const std::vector<ParallelStyle>& plan) {
     std::vector<std::string> names;
     for (const auto& m : modules_) names.push_back(m.name);
     for (const auto& [pattern, style] : plan) {
@@ -115,11 +115,11 @@ class Parallelizer {
     for (const auto& attach : prepare_outputs_) attach(group);
     for (const auto& attach : styles_) attach(group);
     for (const auto& attach : prepare_inputs_) attach(group);
-    for (const auto& [place, parameters] : sums_) {
+    for (const auto& [place, parameters] : coalesced_) {
       const std::shared_ptr<Communicator>& ranks = place.copies == 0 ? group : groups_of_copies.at(place.copies);
       auto* const parent = dynamic_cast<nn::Module*>(find(place.parent));
       if (parent != nullptr && parameters.size() > 1) {
-        join_sums(*parent, parameters, ranks);
+        coalesce_all_reduces(*parent, parameters, ranks);
         continue;
       }
       for (const auto& [module, parameter] : parameters) {
@@ -132,16 +132,16 @@ class Parallelizer {
   using Attach = std::function<void(const std::shared_ptr<Communicator>& group)>;
 
   /// Where gradients are summed in one collective: those of one parent's modules, over the same ranks.
-  struct Meeting {
+  struct CoalescingKey {
     std::string parent;
     int copies = 0;  // 0: over the whole group
-    auto operator<=>(const Meeting&) const = default;
+    auto operator<=>(const CoalescingKey&) const = default;
   };
 
   void sum_gradient(const std::string& name, nn::Module& module, const std::string& parameter, int copies) {
     // Not over the whole model: what is used at its two ends may be gathered one after the other (FSDP units).
     const std::size_t dot = name.rfind('.');
-    sums_[{name.substr(0, dot), copies}].push_back({&module, parameter});
+    coalesced_[{name.substr(0, dot), copies}].push_back({&module, parameter});
   }
 
   torch::nn::Module* find(const std::string& name) const {
@@ -222,16 +222,16 @@ class Parallelizer {
     const std::string what = described(name, "Overlapped");
     once(what, module);
     const std::int64_t dim = overlapped_dim(what, style.activations);
-    const auto exchange_through = [&](auto& layer) {
+    const auto set_collective_matmul = [&](auto& layer) {
       styles_.push_back([&layer, dim](const std::shared_ptr<Communicator>& group) {
-        layer.exchange_through(overlapped_exchange(group, dim));
+        layer.set_collective_matmul(overlapped_collective_matmul(group, dim));
       });
     };
     if (auto* attention = dynamic_cast<nn::Attention*>(&module)) {
-      exchange_through(*attention);
+      set_collective_matmul(*attention);
       expect_projections(what, {attention->wq.get(), attention->wk.get(), attention->wv.get()}, attention->wo.get());
     } else if (auto* feed_forward = dynamic_cast<nn::FeedForward*>(&module)) {
-      exchange_through(*feed_forward);
+      set_collective_matmul(*feed_forward);
       expect_projections(what, {feed_forward->w1.get(), feed_forward->w3.get()}, feed_forward->w2.get());
     } else {
       refuse(what, module, "an Attention or a FeedForward");
@@ -257,7 +257,7 @@ class Parallelizer {
     });
   }
 
-  void take(const std::string& name, nn::Module& module, const Colwise& style) {
+  void take(const std::string& name, nn::Module& module, const ColwiseParallel& style) {
     const std::string what = described(name, "Colwise");
     once(what, module);
     columns_.emplace(&module, style);
@@ -271,7 +271,7 @@ class Parallelizer {
         return;
       }
       styles_.push_back([&layer, dim = overlapped_dim(what, style.input)](const auto& group) {
-        layer.gather_through(overlapped_exchange(group, dim));
+        layer.set_all_gather_matmul(overlapped_collective_matmul(group, dim));
       });
     };
     if (auto* linear = dynamic_cast<nn::Linear*>(&module)) {
@@ -300,7 +300,7 @@ class Parallelizer {
 
   // How many neighbours hold the same part of each parameter.
   std::map<std::string, int> copies_of_parameters(const std::string& what, const nn::Module& module,
-                                                  const Colwise& style) const {
+                                                  const ColwiseParallel& style) const {
     std::map<std::string, int> result;
     for (const auto& p : module.named_parameters(/*recurse=*/false)) result[p.key()] = style.copies;
     for (const auto& [name, copies] : style.part_copies) {
@@ -330,7 +330,7 @@ class Parallelizer {
     return result;
   }
 
-  void take(const std::string& name, nn::Module& module, const Rowwise& style) {
+  void take(const std::string& name, nn::Module& module, const RowwiseParallel& style) {
     const std::string what = described(name, "Rowwise");
     once(what, module);
     rows_.emplace(&module, style);
@@ -350,7 +350,7 @@ class Parallelizer {
     styles_.push_back(convert_input(module, style.input, ActivationLayout::split(-1)));
     if (style.overlap) {
       styles_.push_back([linear, dim = overlapped_dim(what, style.output)](const auto& group) {
-        linear->scatter_through(overlapped_exchange(group, dim));
+        linear->set_matmul_reduce_scatter(overlapped_collective_matmul(group, dim));
       });
     }
     const ActivationLayout made = style.overlap ? style.output : ActivationLayout::partial();
@@ -390,12 +390,12 @@ class Parallelizer {
     }
   }
 
-  void take(const std::string& name, nn::Module& module, const PrepareInput& style) {
+  void take(const std::string& name, nn::Module& module, const PrepareModuleInput& style) {
     check_conversion(described(name, "PrepareInput"), style.from, style.to);
     prepare_inputs_.push_back(convert_input(module, style.from, style.to));
   }
 
-  void take(const std::string& name, nn::Module& module, const PrepareOutput& style) {
+  void take(const std::string& name, nn::Module& module, const PrepareModuleOutput& style) {
     check_conversion(described(name, "PrepareOutput"), style.from, style.to);
     prepare_outputs_.push_back(convert_output(module, style.from, style.to));
   }
@@ -459,17 +459,17 @@ class Parallelizer {
   std::map<const void*, std::shared_ptr<const Shard>> shards_;
   std::map<const void*, at::Tensor> tensors_;
   std::set<const nn::Module*> styled_;
-  std::map<const nn::Module*, Colwise> columns_;
-  std::map<const nn::Module*, Rowwise> rows_;
+  std::map<const nn::Module*, ColwiseParallel> columns_;
+  std::map<const nn::Module*, RowwiseParallel> rows_;
   std::vector<std::function<void()>> checks_;
   std::set<int> copies_;
   std::vector<Attach> prepare_outputs_, styles_, prepare_inputs_;
-  std::map<Meeting, std::vector<SummedParameter>> sums_;
+  std::map<CoalescingKey, std::vector<CoalescedParameter>> coalesced_;
 };
 
 }  // namespace
 
-void parallelize_module(torch::nn::Module& model, const DeviceMesh& mesh, const std::vector<StyleOf>& plan) {
+void parallelize_module(torch::nn::Module& model, const DeviceMesh& mesh, const std::vector<ParallelStyle>& plan) {
   if (!mesh.has(kTensorAxis)) {
     throw ConfigError(fmt::format("parallelize_module: {} has no axis '{}': make one, of one rank if need be",
                                   mesh.text(), kTensorAxis));

@@ -1,26 +1,26 @@
 // Tensor parallelism from outside: parallelize_module() splits the parameters of a model over the ranks of a mesh's
 // axis "tp" and puts the collectives that this needs around its modules. The model's code stays what it is.
 //
-//   parallelize_module(*net, mesh, {{"in_proj", Colwise{}}, {"out_proj", Rowwise{}}});
+//   parallelize_module(*net, mesh, {{"in_proj", ColwiseParallel{}}, {"out_proj", RowwiseParallel{}}});
 //   nn::initialise(*net, seed);                       // or a checkpoint: each rank fills its own part
 //   net->forward(x);                                  // through nn::call(), x the same on all ranks of the group
 //
 // Styles; L(in, out) is a Linear, whose weight is [out, in], E(count, dim) an Embedding. Defaults are PyTorch's.
-//   Colwise          L: rows of the weight and the bias, so columns of y = x W^T + b. E: columns.
+//   ColwiseParallel          L: rows of the weight and the bias, so columns of y = x W^T + b. E: columns.
 //                    A FusedLinear, [q; k; v] or [gate; up]: rows of each part, so y has this rank's columns of each.
 //                    input: any -> shared. output: split(-1) -> any
-//   Rowwise          L: columns of the weight, and the whole bias, added once. E: rows, that is ids ("vocabulary").
+//   RowwiseParallel          L: columns of the weight, and the whole bias, added once. E: rows, that is ids ("vocabulary").
 //                    input (L): any -> split(-1); E: none, ids are replicated. output: partial -> any
 //   SequenceParallel the module works on parts of the activations: parameters of a norm, a Linear or an Embedding stay
 //                    whole, their gradients are summed over the group; a Dropout drops its part of what one rank would
 //                    drop
 //   Overlapped       an Attention or a FeedForward takes and gives parts of the activations, and multiplies piece by
 //                    piece while the rows are on their way (overlapped_layers.h). Its projections say
-//                    Colwise{.input = shared()}, the last one Rowwise{.output = partial()}
-//   PrepareInput     the first input of a module of any kind is converted; PrepareOutput: its output
+//                    ColwiseParallel{.input = shared()}, the last one RowwiseParallel{.output = partial()}
+//   PrepareModuleInput     the first input of a module of any kind is converted; PrepareModuleOutput: its output
 // "any -> shared" is what convert() of layout.h does, in the module's forward pass and, mirrored, in its backward pass.
-// A module that prepares the input for the Colwise layers inside gathers once for all of them, which then say
-// Colwise{.input = ActivationLayout::shared()}.
+// A module that prepares the input for the ColwiseParallel layers inside gathers once for all of them, which then say
+// ColwiseParallel{.input = ActivationLayout::shared()}.
 //
 // Contract
 // - Every rank of the mesh calls with the same model and plan. Everything is checked before anything changes, is
@@ -57,7 +57,7 @@ class Module;
 
 namespace phalanx {
 
-struct Colwise {
+struct ColwiseParallel {
   ActivationLayout input = ActivationLayout::replicated();
   ActivationLayout output = ActivationLayout::split(-1);
   /// So many neighbours hold the same part, and their gradients are summed: key and value heads that are fewer than the
@@ -69,7 +69,7 @@ struct Colwise {
   /// The same of single parts of a FusedLinear, whose other parts have `copies`: {{"k", 2}, {"v", 2}}.
   std::vector<std::pair<std::string, int>> part_copies = {};
 };
-struct Rowwise {
+struct RowwiseParallel {
   ActivationLayout input = ActivationLayout::split(-1);
   ActivationLayout output = ActivationLayout::replicated();
   bool overlap = false;  // of a Linear whose output is split so: likewise, mirrored
@@ -80,20 +80,21 @@ struct Overlapped {
 struct SequenceParallel {
   int dim = 1;  // along which activations are split, for a Dropout
 };
-struct PrepareInput {
+struct PrepareModuleInput {
   ActivationLayout from = ActivationLayout::split(1);
   ActivationLayout to = ActivationLayout::shared();
 };
-struct PrepareOutput {
+struct PrepareModuleOutput {
   ActivationLayout from = ActivationLayout::split(1);
   ActivationLayout to = ActivationLayout::replicated();
 };
 
-struct StyleOf {
+struct ParallelStyle {
   std::string pattern;
-  std::variant<Colwise, Rowwise, SequenceParallel, Overlapped, PrepareInput, PrepareOutput> style;
+  std::variant<ColwiseParallel, RowwiseParallel, SequenceParallel, Overlapped, PrepareModuleInput, PrepareModuleOutput>
+      style;
 };
 
-void parallelize_module(torch::nn::Module& model, const DeviceMesh& mesh, const std::vector<StyleOf>& plan);
+void parallelize_module(torch::nn::Module& model, const DeviceMesh& mesh, const std::vector<ParallelStyle>& plan);
 
 }  // namespace phalanx

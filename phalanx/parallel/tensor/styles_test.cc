@@ -31,7 +31,7 @@
 #include "phalanx/nn/init.h"
 #include "phalanx/nn/linear.h"
 #include "phalanx/nn/rms_norm.h"
-#include "phalanx/parallel/tensor/collective_functions.h"
+#include "phalanx/parallel/tensor/functional_collectives.h"
 #include "phalanx/tensor/grad_ready.h"
 
 namespace phalanx {
@@ -108,7 +108,7 @@ void expect_parts(const StyledNet& net, const Expected& one) {
 }
 
 // The output as `layout` says, and each rank's share of the loss.
-void expect_same_net(const Comm& comm, const Expected& one, const std::vector<StyleOf>& plan,
+void expect_same_net(const Comm& comm, const Expected& one, const std::vector<ParallelStyle>& plan,
                      const ActivationLayout& output, bool without_memory = false) {
   const DeviceMesh mesh(comm, {{"tp", comm->size()}});
   StyledNet net({.without_memory = without_memory});
@@ -127,9 +127,9 @@ void expect_same_net(const Comm& comm, const Expected& one, const std::vector<St
   const at::Tensor y = nn::call(net, styled_ids());
   const at::Tensor w = weights_of_outputs({kRows, kSeq, kDim});
   const bool is_split = output.kind == ActivationLayout::Kind::split;
-  const at::Tensor expected = is_split ? part_along(one.output.detach(), output.dim, comm) : one.output;
+  const at::Tensor expected = is_split ? scatter_to_group(one.output.detach(), output.dim, comm) : one.output;
   EXPECT_TRUE(at::allclose(y, expected, 1e-5, 1e-5));
-  (y * (is_split ? part_along(w, output.dim, comm) : w)).sum().backward();
+  (y * (is_split ? scatter_to_group(w, output.dim, comm) : w)).sum().backward();
   expect_parts(net, one);
   for (const auto& p : net.named_parameters()) {  // once, and finished
     EXPECT_EQ(ready[p.key()], 1) << p.key();
@@ -144,44 +144,45 @@ TEST_P(Styles, EachFormEqualsOneRank) {
   const ActivationLayout whole = ActivationLayout::replicated(), parts = ActivationLayout::split(1);
   run_local_ranks(GetParam(), [&](const Comm& comm) {
     expect_same_net(comm, one, {}, whole);
-    expect_same_net(comm, one, {{"in_proj", Colwise{}}, {"out_proj", Rowwise{}}}, whole);
-    expect_same_net(comm, one, {{"in_proj", Colwise{}}, {"out_proj", Rowwise{}}}, whole, /*without_memory=*/true);
-    expect_same_net(comm, one, {{"*_proj", Colwise{.output = whole}}}, whole);
-    expect_same_net(comm, one, {{"*_proj", Rowwise{.input = whole}}}, whole);
-    expect_same_net(comm, one, {{"embedding", Rowwise{}}}, whole);
-    expect_same_net(comm, one, {{"embedding", Colwise{.output = whole}}}, whole);
+    expect_same_net(comm, one, {{"in_proj", ColwiseParallel{}}, {"out_proj", RowwiseParallel{}}}, whole);
+    expect_same_net(comm, one, {{"in_proj", ColwiseParallel{}}, {"out_proj", RowwiseParallel{}}}, whole,
+                    /*without_memory=*/true);
+    expect_same_net(comm, one, {{"*_proj", ColwiseParallel{.output = whole}}}, whole);
+    expect_same_net(comm, one, {{"*_proj", RowwiseParallel{.input = whole}}}, whole);
+    expect_same_net(comm, one, {{"embedding", RowwiseParallel{}}}, whole);
+    expect_same_net(comm, one, {{"embedding", ColwiseParallel{.output = whole}}}, whole);
     // Sequence-parallel: parts of the sequence between the layers.
-    const std::vector<StyleOf> sequence = {{"embedding", Rowwise{.output = parts}},
-                                           {"norm", SequenceParallel{}},
-                                           {"in_proj", Colwise{.input = parts}},
-                                           {"out_proj", Rowwise{.output = parts}}};
+    const std::vector<ParallelStyle> sequence = {{"embedding", RowwiseParallel{.output = parts}},
+                                                 {"norm", SequenceParallel{}},
+                                                 {"in_proj", ColwiseParallel{.input = parts}},
+                                                 {"out_proj", RowwiseParallel{.output = parts}}};
     expect_same_net(comm, one, sequence, parts);
     expect_same_net(comm, one, sequence, parts, /*without_memory=*/true);
     // The same, prepared from outside, and gathered again at the end.
     expect_same_net(comm, one,
-                    {{"embedding", Colwise{.output = whole}},
-                     {"embedding", PrepareOutput{.from = whole, .to = parts}},
+                    {{"embedding", ColwiseParallel{.output = whole}},
+                     {"embedding", PrepareModuleOutput{.from = whole, .to = parts}},
                      {"norm", SequenceParallel{}},
-                     {"in_proj", PrepareInput{}},
-                     {"in_proj", Colwise{.input = ActivationLayout::shared()}},
-                     {"out_proj", Rowwise{.output = parts}},
-                     {"out_proj", PrepareOutput{}}},
+                     {"in_proj", PrepareModuleInput{}},
+                     {"in_proj", ColwiseParallel{.input = ActivationLayout::shared()}},
+                     {"out_proj", RowwiseParallel{.output = parts}},
+                     {"out_proj", PrepareModuleOutput{}}},
                     whole);
     // Parts of the batch do as well.
     const ActivationLayout rows = ActivationLayout::split(0);
     expect_same_net(comm, one,
-                    {{"embedding", Rowwise{.output = rows}},
+                    {{"embedding", RowwiseParallel{.output = rows}},
                      {"norm", SequenceParallel{}},
-                     {"in_proj", Colwise{.input = rows}},
-                     {"out_proj", Rowwise{.output = rows}}},
+                     {"in_proj", ColwiseParallel{.input = rows}},
+                     {"out_proj", RowwiseParallel{.output = rows}}},
                     rows);
     // Products that overlap the exchange, of both.
     for (const ActivationLayout& between : {rows, parts}) {
       expect_same_net(comm, one,
-                      {{"embedding", Rowwise{.output = between}},
+                      {{"embedding", RowwiseParallel{.output = between}},
                        {"norm", SequenceParallel{}},
-                       {"in_proj", Colwise{.input = between, .overlap = true}},
-                       {"out_proj", Rowwise{.output = between, .overlap = true}}},
+                       {"in_proj", ColwiseParallel{.input = between, .overlap = true}},
+                       {"out_proj", RowwiseParallel{.output = between, .overlap = true}}},
                       between);
     }
   });
@@ -203,11 +204,11 @@ TEST(StylesOverlap, WeightGradientsAreComputedWhileTheInputsIsUnderWay) {
             std::shared_ptr<nn::Linear> fc;
           } net, one;
           const ActivationLayout between = sequence ? ActivationLayout::split(0) : ActivationLayout::replicated();
-          parallelize_module(net, DeviceMesh(comm, {{"tp", 2}}), {{"fc", Colwise{.input = between}}});
+          parallelize_module(net, DeviceMesh(comm, {{"tp", 2}}), {{"fc", ColwiseParallel{.input = between}}});
           nn::initialise(net, 1);
           nn::initialise(one, 1);
           const at::Tensor all = at::sin(at::arange(32, at::kFloat)).view({8, 4});
-          const at::Tensor x = (sequence ? part_along(all, 0, comm) : all.clone()).requires_grad_();
+          const at::Tensor x = (sequence ? scatter_to_group(all, 0, comm) : all.clone()).requires_grad_();
           const at::Tensor flag = at::zeros({1});
           const auto subscription = on_grad_ready(net.fc->weight, [&](const at::Tensor&) {
             if (comm->rank() == 0) aside->send(flag, 1);
@@ -222,7 +223,8 @@ TEST(StylesOverlap, WeightGradientsAreComputedWhileTheInputsIsUnderWay) {
           waiting.square().sum().backward();
           const at::Tensor whole = all.clone().requires_grad_();
           nn::call(one.fc, whole).square().sum().backward();
-          EXPECT_TRUE(at::allclose(x.grad(), sequence ? part_along(whole.grad(), 0, comm) : whole.grad(), 1e-5, 1e-6));
+          EXPECT_TRUE(
+              at::allclose(x.grad(), sequence ? scatter_to_group(whole.grad(), 0, comm) : whole.grad(), 1e-5, 1e-6));
           EXPECT_TRUE(at::allclose(net.fc->weight.grad(), one.fc->weight.grad().narrow(0, comm->rank() * 3, 3)));
         },
         {.first_timeout = std::chrono::seconds(60)});
@@ -238,7 +240,7 @@ TEST(StylesWithCopies, NeighboursHoldTheSameRowsAndTheirGradientsAreSummed) {
       }
       std::shared_ptr<nn::Linear> k;
     } net, one;
-    parallelize_module(net, mesh, {{"k", Colwise{.copies = 2}}});
+    parallelize_module(net, mesh, {{"k", ColwiseParallel{.copies = 2}}});
     nn::initialise(net, 5);
     nn::initialise(one, 5);
     const auto parameters = nn::named_parameters(net);
@@ -279,7 +281,7 @@ struct FusedNet : nn::Module {
   std::shared_ptr<nn::Linear> down;
 };
 
-void expect_fused_parts(const Comm& comm, const std::vector<StyleOf>& plan, int split_dim, bool without_memory,
+void expect_fused_parts(const Comm& comm, const std::vector<ParallelStyle>& plan, int split_dim, bool without_memory,
                         bool bias = false) {
   const at::Tensor all = at::sin(at::arange(4 * 4 * 6, at::kFloat).mul(0.7)).view({4, 4, 6});
   FusedNet one({}, bias);
@@ -291,8 +293,8 @@ void expect_fused_parts(const Comm& comm, const std::vector<StyleOf>& plan, int 
   if (!without_memory) nn::initialise(net, 8);
   parallelize_module(net, DeviceMesh(comm, {{"tp", comm->size()}}), plan);
   if (without_memory) nn::initialise(net, 8);
-  EXPECT_TRUE(kernels::lie_in_a_row({net.inner->weight("q"), net.inner->weight("k"), net.inner->weight("v")}));
-  const auto part = [&](const at::Tensor& t) { return split_dim < 0 ? t : part_along(t, split_dim, comm); };
+  EXPECT_TRUE(kernels::are_adjacent({net.inner->weight("q"), net.inner->weight("k"), net.inner->weight("v")}));
+  const auto part = [&](const at::Tensor& t) { return split_dim < 0 ? t : scatter_to_group(t, split_dim, comm); };
   const at::Tensor y = nn::call(net, part(all));
   EXPECT_TRUE(at::allclose(y, part(expected), 1e-5, 1e-5));
   (y * part(w)).sum().backward();
@@ -325,15 +327,16 @@ TEST(StylesOfFusedWeights, EachPartIsSplitByRowsAndEqualsOneRank) {
     run_local_ranks(ranks, [](const Comm& comm) {
       for (const bool without_memory : {false, true}) {
         for (const bool bias : {false, true}) {
-          expect_fused_parts(comm, {{"inner", Colwise{}}, {"down", Rowwise{}}}, -1, without_memory, bias);
+          expect_fused_parts(comm, {{"inner", ColwiseParallel{}}, {"down", RowwiseParallel{}}}, -1, without_memory,
+                             bias);
         }
       }
       for (const int dim : {0, 1}) {
         for (const bool overlap : {false, true}) {
           const ActivationLayout between = ActivationLayout::split(dim);
           expect_fused_parts(comm,
-                             {{"inner", Colwise{.input = between, .overlap = overlap}},
-                              {"down", Rowwise{.output = between, .overlap = overlap}}},
+                             {{"inner", ColwiseParallel{.input = between, .overlap = overlap}},
+                              {"down", RowwiseParallel{.output = between, .overlap = overlap}}},
                              comm->size() == 1 ? -1 : dim, true, overlap);
         }
       }
@@ -344,9 +347,9 @@ TEST(StylesOfFusedWeights, EachPartIsSplitByRowsAndEqualsOneRank) {
 // Eight ranks: four rows of keys and of values, each held by two neighbours.
 TEST(StylesOfFusedWeights, PartsOfFewerRowsThanRanksAreHeldByNeighbours) {
   run_local_ranks(8, [](const Comm& comm) {
-    const Colwise inner{.part_copies = {{"k", 2}, {"v", 2}}};
+    const ColwiseParallel inner{.part_copies = {{"k", 2}, {"v", 2}}};
     for (const bool bias : {false, true}) {
-      expect_fused_parts(comm, {{"inner", inner}, {"down", Rowwise{}}}, -1, true, bias);
+      expect_fused_parts(comm, {{"inner", inner}, {"down", RowwiseParallel{}}}, -1, true, bias);
     }
   });
 }
@@ -354,7 +357,7 @@ TEST(StylesOfFusedWeights, PartsOfFewerRowsThanRanksAreHeldByNeighbours) {
 TEST(StylesOfFusedWeights, RefusalsNameThePartAndTheNumbers) {
   run_local_ranks(8, [](const Comm& comm) {
     FusedNet net({.without_memory = true});
-    const auto refusal = [&](const Colwise& style, const char* module = "inner") {
+    const auto refusal = [&](const ColwiseParallel& style, const char* module = "inner") {
       try {
         parallelize_module(net, DeviceMesh(comm, {{"tp", 8}}), {{module, style}});
       } catch (const ConfigError& error) {
@@ -380,7 +383,7 @@ TEST(StylesOnAMesh, SpecsAreOnTheWholeMesh) {
   run_local_ranks(4, [](const Comm& comm) {
     StyledNet net;
     parallelize_module(net, DeviceMesh(comm, {{"dp", 2}, {"tp", 2}}),
-                       {{"in_proj", Colwise{}}, {"out_proj", Rowwise{}}});
+                       {{"in_proj", ColwiseParallel{}}, {"out_proj", RowwiseParallel{}}});
     std::map<std::string, std::string> text;
     for (const auto& p : nn::named_parameters(net)) text[p.name] = p.shard->spec.text();
     EXPECT_EQ(text["in_proj.weight"], "'in_proj.weight' float32[16, 12] on (dp=2, tp=2): tp:S(0)");
@@ -394,7 +397,7 @@ TEST(StylesOfDropout, PartsDropTheirPartOfTheWholeMask) {
   run_local_ranks(2, [](const Comm& comm) {
     const at::Tensor x = at::sin(at::arange(4 * 6 * 8, at::kFloat)).view({4, 6, 8});
     nn::Dropout whole(0.4);
-    whole.place("layer", {.seed = 1, .step = 2, .first_row = 3});
+    whole.rng_state("layer", {.seed = 1, .step = 2, .first_row = 3});
     const at::Tensor expected = nn::call(whole, x);
     for (const int dim : {0, 1}) {
       struct Net : nn::Module {
@@ -402,14 +405,16 @@ TEST(StylesOfDropout, PartsDropTheirPartOfTheWholeMask) {
         std::shared_ptr<nn::Dropout> drop;
       } net;
       parallelize_module(net, DeviceMesh(comm, {{"tp", 2}}), {{"drop", SequenceParallel{.dim = dim}}});
-      net.drop->place("layer", {.seed = 1, .step = 2, .first_row = 3});
-      EXPECT_TRUE(at::equal(nn::call(net.drop, part_along(x, dim, comm)), part_along(expected, dim, comm))) << dim;
+      net.drop->rng_state("layer", {.seed = 1, .step = 2, .first_row = 3});
+      EXPECT_TRUE(at::equal(nn::call(net.drop, scatter_to_group(x, dim, comm)), scatter_to_group(expected, dim, comm)))
+          << dim;
     }
     for (const int dim : {0, 1, -1}) {
       nn::Dropout part(0.4);
-      part.place("layer", {.seed = 1, .step = 2, .first_row = 3});
+      part.rng_state("layer", {.seed = 1, .step = 2, .first_row = 3});
       part.set_split({.dim = dim, .part = comm->rank(), .parts = 2});
-      EXPECT_TRUE(at::equal(nn::call(part, part_along(x, dim, comm)), part_along(expected, dim, comm))) << dim;
+      EXPECT_TRUE(at::equal(nn::call(part, scatter_to_group(x, dim, comm)), scatter_to_group(expected, dim, comm)))
+          << dim;
     }
     // Replicated activations: the same mask everywhere, without a word.
     const at::Tensor other = expected.clone();
@@ -418,7 +423,7 @@ TEST(StylesOfDropout, PartsDropTheirPartOfTheWholeMask) {
   });
 }
 
-std::string styles_refusal(const std::vector<StyleOf>& plan, int ranks = 2, const std::string& axis = "tp") {
+std::string styles_refusal(const std::vector<ParallelStyle>& plan, int ranks = 2, const std::string& axis = "tp") {
   std::string message;
   run_local_ranks(ranks, [&](const Comm& comm) {
     StyledNet net({.without_memory = true});
@@ -434,33 +439,34 @@ std::string styles_refusal(const std::vector<StyleOf>& plan, int ranks = 2, cons
 }
 
 TEST(StylesErrors, SayWhatIsWrongAndWhatWouldDo) {
-  EXPECT_THAT(styles_refusal({{"in_prj", Colwise{}}}), HasSubstr("in_proj"));
+  EXPECT_THAT(styles_refusal({{"in_prj", ColwiseParallel{}}}), HasSubstr("in_proj"));
   EXPECT_THAT(styles_refusal({}, 2, "dp"), HasSubstr("no axis 'tp'"));
-  const std::string uneven = styles_refusal({{"in_proj", Colwise{}}}, 3);
+  const std::string uneven = styles_refusal({{"in_proj", ColwiseParallel{}}}, 3);
   EXPECT_THAT(uneven, HasSubstr("'in_proj.weight' [16, 12]"));
   EXPECT_THAT(uneven, HasSubstr("16 % 3 = 1, expected 0; the nearest sizes are 15 and 18"));
-  EXPECT_THAT(styles_refusal({{"norm", Colwise{}}}), HasSubstr("it is a RMSNorm; expected a Linear or an Embedding"));
+  EXPECT_THAT(styles_refusal({{"norm", ColwiseParallel{}}}),
+              HasSubstr("it is a RMSNorm; expected a Linear or an Embedding"));
   EXPECT_THAT(styles_refusal({{"", SequenceParallel{}}}),
               HasSubstr("expected a norm, a Linear, an Embedding or a Dropout"));
-  EXPECT_THAT(styles_refusal({{"*_proj", Colwise{}}, {"out_proj", Rowwise{}}}),
+  EXPECT_THAT(styles_refusal({{"*_proj", ColwiseParallel{}}, {"out_proj", RowwiseParallel{}}}),
               HasSubstr("'out_proj' (Rowwise): another entry of the plan has a style for its parameters"));
-  EXPECT_THAT(styles_refusal({{"in_proj", Colwise{.copies = 3}}}),
+  EXPECT_THAT(styles_refusal({{"in_proj", ColwiseParallel{.copies = 3}}}),
               HasSubstr("copies = 3: expected a divisor of the 2 ranks"));
-  EXPECT_THAT(styles_refusal({{"in_proj", Colwise{.output = ActivationLayout::replicated(), .copies = 2}}}),
+  EXPECT_THAT(styles_refusal({{"in_proj", ColwiseParallel{.output = ActivationLayout::replicated(), .copies = 2}}}),
               HasSubstr("the output stays split(-1), found replicated"));
-  EXPECT_THAT(styles_refusal(
-                  {{"in_proj", Colwise{.input = ActivationLayout::partial(), .output = ActivationLayout::partial()}}}),
+  EXPECT_THAT(styles_refusal({{"in_proj", ColwiseParallel{.input = ActivationLayout::partial(),
+                                                          .output = ActivationLayout::partial()}}}),
               HasSubstr("nothing turns split(-1) into partial"));
-  EXPECT_THAT(styles_refusal({{"out_proj", Rowwise{.output = ActivationLayout::partial()}}}),
+  EXPECT_THAT(styles_refusal({{"out_proj", RowwiseParallel{.output = ActivationLayout::partial()}}}),
               HasSubstr("the bias would be added"));
+  EXPECT_THAT(styles_refusal(
+                  {{"norm", PrepareModuleInput{.from = ActivationLayout::shared(), .to = ActivationLayout::split(1)}}}),
+              HasSubstr("'norm' (PrepareInput): nothing turns shared into split(1)"));
   EXPECT_THAT(
-      styles_refusal({{"norm", PrepareInput{.from = ActivationLayout::shared(), .to = ActivationLayout::split(1)}}}),
-      HasSubstr("'norm' (PrepareInput): nothing turns shared into split(1)"));
-  EXPECT_THAT(
-      styles_refusal({{"in_proj", Colwise{.overlap = true}}}),
+      styles_refusal({{"in_proj", ColwiseParallel{.overlap = true}}}),
       HasSubstr("'in_proj' (Colwise): products can overlap the exchange of rows only: expected activations split "
                 "along another than the last dimension, for example split(1), found replicated"));
-  EXPECT_THAT(styles_refusal({{"out_proj", Rowwise{.output = ActivationLayout::split(-1), .overlap = true}}}),
+  EXPECT_THAT(styles_refusal({{"out_proj", RowwiseParallel{.output = ActivationLayout::split(-1), .overlap = true}}}),
               HasSubstr("found split(-1)"));
   EXPECT_THAT(styles_refusal({{"norm", Overlapped{}}}), HasSubstr("expected an Attention or a FeedForward"));
 }
@@ -471,8 +477,8 @@ TEST(StylesErrors, AnOverlappedModuleExchangesForItsProjections) {
       Net() : nn::Module("Net") { ffn = register_module("ffn", std::make_shared<nn::FeedForward>(4, 8)); }
       std::shared_ptr<nn::FeedForward> ffn;
     } net;
-    const Colwise inner{.input = ActivationLayout::shared()};
-    const auto refusal = [&](const std::vector<StyleOf>& plan) {
+    const ColwiseParallel inner{.input = ActivationLayout::shared()};
+    const auto refusal = [&](const std::vector<ParallelStyle>& plan) {
       try {
         parallelize_module(net, DeviceMesh(comm, {{"tp", 2}}), plan);
       } catch (const ConfigError& error) {
@@ -482,11 +488,12 @@ TEST(StylesErrors, AnOverlappedModuleExchangesForItsProjections) {
     };
     const char* const expected = "'ffn' (Overlapped): it exchanges what its projections take and give; expected";
     EXPECT_THAT(refusal({{"ffn", Overlapped{}}}), HasSubstr(expected));
-    EXPECT_THAT(refusal({{"ffn", Overlapped{}}, {"ffn.w[13]", inner}, {"ffn.w2", Rowwise{}}}), HasSubstr(expected));
-    EXPECT_EQ(
-        refusal(
-            {{"ffn", Overlapped{}}, {"ffn.w[13]", inner}, {"ffn.w2", Rowwise{.output = ActivationLayout::partial()}}}),
-        "none");
+    EXPECT_THAT(refusal({{"ffn", Overlapped{}}, {"ffn.w[13]", inner}, {"ffn.w2", RowwiseParallel{}}}),
+                HasSubstr(expected));
+    EXPECT_EQ(refusal({{"ffn", Overlapped{}},
+                       {"ffn.w[13]", inner},
+                       {"ffn.w2", RowwiseParallel{.output = ActivationLayout::partial()}}}),
+              "none");
   });
 }
 
@@ -496,17 +503,17 @@ TEST(StylesErrors, PlainModulesHaveNoHooksAndAPlanIsSaidOnce) {
     struct Plain : torch::nn::Module {
       Plain() { register_module("fc", torch::nn::Linear(4, 4)); }
     } plain;
-    EXPECT_THROW(parallelize_module(plain, mesh, {{"fc", Colwise{}}}), ConfigError);
+    EXPECT_THROW(parallelize_module(plain, mesh, {{"fc", ColwiseParallel{}}}), ConfigError);
     StyledNet net;
-    parallelize_module(net, mesh, {{"in_proj", Colwise{}}, {"out_proj", Rowwise{}}});
-    EXPECT_THROW(parallelize_module(net, mesh, {{"embedding", Rowwise{}}}), ConfigError);
+    parallelize_module(net, mesh, {{"in_proj", ColwiseParallel{}}, {"out_proj", RowwiseParallel{}}});
+    EXPECT_THROW(parallelize_module(net, mesh, {{"embedding", RowwiseParallel{}}}), ConfigError);
   });
 }
 
 TEST(StylesErrors, AnIdOutsideOfTheVocabularyIsNamed) {
   run_local_ranks(2, [](const Comm& comm) {
     StyledNet net;
-    parallelize_module(net, DeviceMesh(comm, {{"tp", 2}}), {{"embedding", Rowwise{}}});
+    parallelize_module(net, DeviceMesh(comm, {{"tp", 2}}), {{"embedding", RowwiseParallel{}}});
     nn::initialise(net, 1);
     try {
       nn::call(net, at::zeros({1, 2}, at::kLong).fill_(kVocab));

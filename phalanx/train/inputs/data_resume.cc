@@ -23,10 +23,10 @@ std::string refusal_of_data(const std::string& differences) {
 }
 
 /// A checkpoint that does not say what it read, but by which seed: it is taken to have been this.
-DataResume resume_undescribed(const TrainConfig& config, const data::Batches& batches,
+DataResume resume_undescribed(const TrainConfig& config, const data::DataLoader& dataloader,
                               const std::map<std::string, std::int64_t>& integers) {
   const auto seed = integers.find(kDataSeed);
-  if (batches.options().shuffle && seed != integers.end() && seed->second != config.debug.seed) {
+  if (dataloader.options().shuffle && seed != integers.end() && seed->second != config.debug.seed) {
     const std::string difference = fmt::format(
         "[debug] seed: the checkpoint's run had {}, this one has {}, by which the "
         "data are shuffled",
@@ -39,28 +39,28 @@ DataResume resume_undescribed(const TrainConfig& config, const data::Batches& ba
   const auto tokens = integers.find(kDataTokens), sequences = integers.find(kDataSequences);
   std::int64_t read = -1;
   if (tokens != integers.end()) {
-    read = tokens->second / batches.seq_len();
+    read = tokens->second / dataloader.seq_len();
   } else if (sequences != integers.end()) {
     read = sequences->second;
   }
   if (read < 0) throw CheckpointError(kNoPosition);
-  const std::int64_t samples = batches.sample_count();
-  return {.position = {.epoch = read / samples, .token = read % samples * batches.seq_len()},
+  const std::int64_t samples = dataloader.sample_count();
+  return {.position = {.epoch = read / samples, .token = read % samples * dataloader.seq_len()},
           .lines = {},
-          .taken_as = fmt::format("it goes on after {} sequences of {} tokens of {}", read, batches.seq_len(),
-                                  batches.tokens().path())};
+          .taken_as = fmt::format("it goes on after {} sequences of {} tokens of {}", read, dataloader.seq_len(),
+                                  dataloader.tokens().path())};
 }
 
 }  // namespace
 
-DataResume resume_data(const TrainConfig& config, const data::Batches& batches, const nlohmann::json& saved,
+DataResume resume_data(const TrainConfig& config, const data::DataLoader& dataloader, const nlohmann::json& saved,
                        const std::map<std::string, std::int64_t>& integers) {
-  if (saved.is_null() || saved.empty()) return resume_undescribed(config, batches, integers);
+  if (saved.is_null() || saved.empty()) return resume_undescribed(config, dataloader, integers);
   const auto tokens = integers.find(kDataTokens);
   if (tokens == integers.end()) throw CheckpointError(kNoPosition);
   data::StreamResume resume;
   try {
-    resume = data::resume_stream(saved, tokens->second, batches);
+    resume = data::resume_stream(saved, tokens->second, dataloader);
   } catch (const DataError& error) {
     throw CheckpointError(error.what());
   }

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "phalanx/config/config.h"
-#include "phalanx/data/batches.h"
+#include "phalanx/data/data_loader.h"
 
 namespace phalanx::train {
 
@@ -31,7 +31,7 @@ struct DataResume {
 };
 
 /// `saved`: the "data" section of the checkpoint's identity; empty in a checkpoint that is older than it.
-DataResume resume_data(const TrainConfig& config, const data::Batches& batches, const nlohmann::json& saved,
+DataResume resume_data(const TrainConfig& config, const data::DataLoader& dataloader, const nlohmann::json& saved,
                        const std::map<std::string, std::int64_t>& integers);
 
 }  // namespace phalanx::train

@@ -21,8 +21,8 @@ using ::testing::IsEmpty;
 
 class DataResumeTest : public ::testing::Test {
  protected:
-  data::Batches batches(data::BatchOptions options) const { return {tokens_, options}; }
-  std::string refused(const data::Batches& now, const nlohmann::json& saved, std::int64_t tokens) const {
+  data::DataLoader dataloader(data::DataLoaderOptions options) const { return {tokens_, options}; }
+  std::string refused(const data::DataLoader& now, const nlohmann::json& saved, std::int64_t tokens) const {
     return error_text<CheckpointError>([&] { resume_data(config_, now, saved, {{kDataTokens, tokens}}); });
   }
   TrainConfig config_;
@@ -31,17 +31,17 @@ class DataResumeTest : public ::testing::Test {
 };
 
 TEST_F(DataResumeTest, GoesOnAtTheNextTokenOrIsRefusedUnlessAskedFor) {
-  const data::Batches before = batches({.seq_len = 10, .global_batch_size = 4, .seed = 3});
+  const data::DataLoader before = dataloader({.seq_len = 10, .global_batch_size = 4, .seed = 3});
   const auto saved = data::describe_stream(before);
   const DataResume same = resume_data(config_, before, saved, {{kDataTokens, 2 * 1000 + 130}});
   EXPECT_EQ(same.position, (data::StreamPosition{2, 130}));
   EXPECT_THAT(same.lines, IsEmpty());
 
-  const data::Batches longer = batches({.seq_len = 20, .global_batch_size = 4, .seed = 3});
+  const data::DataLoader longer = dataloader({.seq_len = 20, .global_batch_size = 4, .seed = 3});
   EXPECT_THAT(refused(longer, saved, 130),
               AllOf(HasSubstr("[training] seq_len"), HasSubstr("allow_data_mismatch = true")));
   EXPECT_EQ(refused(longer, saved, 1000), "");  // between two epochs
-  const data::Batches other = batches({.seq_len = 10, .global_batch_size = 4, .shuffle = false});
+  const data::DataLoader other = dataloader({.seq_len = 10, .global_batch_size = 4, .shuffle = false});
   EXPECT_THAT(refused(other, saved, 130), HasSubstr("[training] shuffle"));
 
   config_.checkpoint.allow_data_mismatch = true;
@@ -52,7 +52,7 @@ TEST_F(DataResumeTest, GoesOnAtTheNextTokenOrIsRefusedUnlessAskedFor) {
 }
 
 TEST_F(DataResumeTest, AnOlderCheckpointCountsSequencesAndIsNotCompared) {
-  const data::Batches now = batches({.seq_len = 10, .global_batch_size = 4, .seed = 3});
+  const data::DataLoader now = dataloader({.seq_len = 10, .global_batch_size = 4, .seed = 3});
   const DataResume old = resume_data(config_, now, nlohmann::json::object(), {{kDataSequences, 213}});
   EXPECT_EQ(old.position, (data::StreamPosition{2, 130}));
   EXPECT_THAT(old.lines, IsEmpty()) << "the line that names what could not be compared says it";
@@ -61,10 +61,10 @@ TEST_F(DataResumeTest, AnOlderCheckpointCountsSequencesAndIsNotCompared) {
 }
 
 TEST_F(DataResumeTest, AnOlderCheckpointKnowsTheSeedOfItsOrder) {
-  const auto old = [&](const data::Batches& now) {
+  const auto old = [&](const data::DataLoader& now) {
     return resume_data(config_, now, nlohmann::json::object(), {{kDataSequences, 13}, {kDataSeed, 3}});
   };
-  const auto message = [&](const data::Batches& now) {
+  const auto message = [&](const data::DataLoader& now) {
     try {
       old(now);
     } catch (const CheckpointError& error) {
@@ -72,13 +72,13 @@ TEST_F(DataResumeTest, AnOlderCheckpointKnowsTheSeedOfItsOrder) {
     }
     return std::string("accepted");
   };
-  const data::Batches shuffled = batches({.seq_len = 10, .global_batch_size = 4, .seed = 4});
+  const data::DataLoader shuffled = dataloader({.seq_len = 10, .global_batch_size = 4, .seed = 4});
   config_.debug.seed = 3;
   EXPECT_EQ(message(shuffled), "accepted");
   config_.debug.seed = 4;
   EXPECT_THAT(message(shuffled), AllOf(HasSubstr("[debug] seed: the checkpoint's run had 3, this one has 4"),
                                        HasSubstr("allow_data_mismatch = true")));
-  EXPECT_EQ(message(batches({.seq_len = 10, .global_batch_size = 4, .shuffle = false})), "accepted");
+  EXPECT_EQ(message(dataloader({.seq_len = 10, .global_batch_size = 4, .shuffle = false})), "accepted");
   config_.checkpoint.allow_data_mismatch = true;
   const DataResume anew = old(shuffled);
   EXPECT_EQ(anew.position, data::StreamPosition{});
@@ -86,12 +86,12 @@ TEST_F(DataResumeTest, AnOlderCheckpointKnowsTheSeedOfItsOrder) {
 }
 
 TEST_F(DataResumeTest, ADescriptionWithoutAPositionIsAnError) {
-  const data::Batches now = batches({.seq_len = 10, .global_batch_size = 4});
+  const data::DataLoader now = dataloader({.seq_len = 10, .global_batch_size = 4});
   EXPECT_THROW(resume_data(config_, now, data::describe_stream(now), {{kDataSequences, 3}}), CheckpointError);
 }
 
 TEST_F(DataResumeTest, AMalformedDescriptionIsAnErrorOfTheCheckpoint) {
-  const data::Batches now = batches({.seq_len = 10, .global_batch_size = 4});
+  const data::DataLoader now = dataloader({.seq_len = 10, .global_batch_size = 4});
   auto saved = data::describe_stream(now);
   saved["version"] = 9;
   EXPECT_THAT(refused(now, saved, 10), HasSubstr("version 9"));

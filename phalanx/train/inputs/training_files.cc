@@ -16,10 +16,10 @@ TrainingFiles open_training_files(const TrainConfig& config, const RunPlan& plan
   if (training.dataset_dtype != "auto") options.type = data::token_type_named(training.dataset_dtype);
   const data::TokenFile tokens(training.dataset_path, options);
   std::vector<const data::TokenFile*> files{&tokens};
-  data::BatchOptions train{.seq_len = training.seq_len,
-                           .global_batch_size = plan.global_batch_size,
-                           .shuffle = training.shuffle,
-                           .seed = static_cast<std::uint64_t>(config.debug.seed)};
+  data::DataLoaderOptions train{.seq_len = training.seq_len,
+                                .global_batch_size = plan.global_batch_size,
+                                .shuffle = training.shuffle,
+                                .seed = static_cast<std::uint64_t>(config.debug.seed)};
   data::TokenFile held_out = tokens;
   std::optional<TrainingFiles::HeldOut> part;
   if (validation.enable) {
@@ -35,14 +35,14 @@ TrainingFiles open_training_files(const TrainConfig& config, const RunPlan& plan
     }
     const std::int64_t local =
         validation.local_batch_size == -1 ? training.local_batch_size : validation.local_batch_size;
-    part = {.batches = data::Batches(held_out, {.seq_len = training.seq_len,
-                                                .global_batch_size = local * plan.parallel.data_ranks(),
-                                                .shuffle = false,
-                                                .range = range}),
+    part = {.dataloader = data::DataLoader(held_out, {.seq_len = training.seq_len,
+                                                      .global_batch_size = local * plan.parallel.data_parallel_size(),
+                                                      .shuffle = false,
+                                                      .range = range}),
             .range = range,
             .local_batch_size = local};
   }
-  return {.train = data::Batches(tokens, train),
+  return {.train = data::DataLoader(tokens, train),
           .validation = std::move(part),
           .tokenizer = training_tokenizer(config, options.vocab_size, files)};
 }

@@ -10,18 +10,18 @@
 #include <optional>
 
 #include "phalanx/config/run_plan.h"
-#include "phalanx/data/batches.h"
+#include "phalanx/data/data_loader.h"
 #include "phalanx/train/inputs/training_tokenizer.h"
 
 namespace phalanx::train {
 
 struct TrainingFiles {
   struct HeldOut {
-    data::Batches batches;  // in order
+    data::DataLoader dataloader;  // in order
     data::TokenRange range;
     std::int64_t local_batch_size = 0;
   };
-  data::Batches train;
+  data::DataLoader train;
   std::optional<HeldOut> validation;
   TrainingTokenizer tokenizer;
 };

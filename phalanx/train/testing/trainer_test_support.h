@@ -101,7 +101,7 @@ class TrainerTest : public ::testing::Test {
   /// with the same part have the same.
   Weights train(const TrainConfig& config, int ranks, std::function<bool(int rank)> stop = {}) {
     std::vector<Weights> weights(static_cast<std::size_t>(ranks));
-    bool runs_together = false;
+    bool is_model_sharded = false;
     run_local_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {
       const int rank = world->rank();
       Trainer trainer(
@@ -110,7 +110,7 @@ class TrainerTest : public ::testing::Test {
       const TrainResult result = trainer.run();
       if (rank == 0) {
         result_ = result;
-        runs_together = trainer.runs_together();
+        is_model_sharded = trainer.is_model_sharded();
       }
       for (const auto& [name, tensor, shard] : trainer.weights()) {
         if (shard && !shard->is_first_holder()) continue;
@@ -118,7 +118,7 @@ class TrainerTest : public ::testing::Test {
             std::string(static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes());
       }
     });
-    if (!runs_together) {
+    if (!is_model_sharded) {
       for (const Weights& other : weights) EXPECT_EQ(other, weights[0]);
       return weights[0];
     }

@@ -5,7 +5,7 @@
 //   an error on every rank. Data passes through buffers of the backend's own: an operation that is given up never
 //   touches memory that the caller has back.
 // - A rank that dies is named by the others within a second: the store tells of it (Store::set_when_lost). One that is
-//   stopped, or whose machine or network is down, within CommunicatorOptions::heartbeat (peer_pulse.h). A time-out
+//   stopped, or whose machine or network is down, within CommunicatorOptions::heartbeat (heartbeat_monitor.h). A time-out
 //   names the ranks that have not come as far; they are asked over the store.
 // - SIGPIPE is ignored from then on, unless the program handles it: gloo's sockets would end the process when a peer
 //   dies.

@@ -47,11 +47,11 @@ GlooBackend::GlooBackend(Setup setup)
 }
 
 void GlooBackend::join(const std::shared_ptr<Store>& store) {
-  peers_.begin(peers_.meet("rank", setup_.identity));
+  peers_.begin(peers_.rendezvous("rank", setup_.identity));
   gloo_ = connect(store);
   gloo_->setTimeout(kGlooTimeout);
   // Nobody goes on, and perhaps away again, while another is still connecting.
-  peers_.meet("connected", "");
+  peers_.rendezvous("connected", "");
   peers_.end_wait();
 }
 
@@ -83,12 +83,12 @@ c10::intrusive_ptr<c10d::Backend> GlooBackend::connect(const std::shared_ptr<Sto
   }).detach();
   std::unique_lock lock(connecting->mutex);
   while (!connecting->ended.wait_for(lock, kLookWhileMaking, [&] { return connecting->has_ended; }))
-    peers_.throw_trouble_in_making();
+    peers_.throw_if_peer_failed();
   if (connecting->group) return std::move(connecting->group);
   // gloo notices a broken connection before the store tells whose it was.
   const auto patience = std::chrono::steady_clock::now() + kBlameWhileMaking;
   while (std::chrono::steady_clock::now() < patience) {
-    peers_.throw_trouble_in_making();
+    peers_.throw_if_peer_failed();
     connecting->ended.wait_for(lock, kLookWhileMaking, [] { return false; });
   }
   throw CommError(fmt::format("gloo cannot connect rank {} at {} with the {} ranks of group '{}': {}", rank(),
@@ -154,7 +154,7 @@ void GlooBackend::abort(const std::string& reason) noexcept {
 
 void GlooBackend::check_ranks() {
   throw_if_aborted();
-  if (const std::string why = peers_.trouble(); !why.empty()) throw CommError(why);
+  if (const std::string why = peers_.failure_reason(); !why.empty()) throw CommError(why);
 }
 
 void GlooBackend::throw_if_aborted() const {
@@ -174,7 +174,7 @@ std::string GlooBackend::waits_text() const {
   return text;
 }
 
-std::string GlooBackend::why_stuck() const {
+std::string GlooBackend::stall_reason() const {
   if (size() == 1) return {};
   const std::vector<std::string> states = peers_.states();
   for (int r = 0; r < size(); ++r) {
@@ -225,17 +225,17 @@ std::shared_ptr<Communicator> make_gloo_communicator(std::shared_ptr<Store> stor
   auto prefixed = std::make_shared<PrefixStore>(std::move(store), fmt::format("gloo/{}", serial));
   GlooBackend::Setup setup;
   setup.peers.backend = "gloo";
-  setup.peers.watch = std::make_shared<GroupWatch>(prefixed, rank, world_size);
+  setup.peers.failure_notifier = std::make_shared<FailureNotifier>(prefixed, rank, world_size);
   setup.peers.store = prefixed;
-  setup.peers.pulse_options = {.heartbeat = heartbeat_limit(options.communicator.heartbeat),
-                               .store_rank = options.store_rank};
+  setup.peers.heartbeat_options = {.heartbeat = heartbeat_limit(options.communicator.heartbeat),
+                                   .store_rank = options.store_rank};
   setup.peers.id = "world";
   setup.peers.members.resize(static_cast<std::size_t>(world_size));
   std::iota(setup.peers.members.begin(), setup.peers.members.end(), 0);
   setup.peers.rank = rank;
   setup.peers.connect_timeout = options.communicator.first_timeout;
   setup.host = options.host;
-  setup.identity = options.identity.empty() ? PeerProcesses::identity() : options.identity;
+  setup.identity = options.identity.empty() ? ProcessProbe::identity() : options.identity;
   return std::make_shared<Communicator>(std::make_shared<GlooBackend>(std::move(setup)), options.communicator);
 }
 

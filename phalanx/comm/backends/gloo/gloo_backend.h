@@ -34,7 +34,7 @@ class GlooBackend final : public Backend {
  public:
   struct Setup {
     GroupPeers::Setup peers;
-    std::string identity;  // of this process (PeerProcesses)
+    std::string identity;  // of this process (ProcessProbe)
     std::string host;
   };
   explicit GlooBackend(Setup setup);
@@ -44,7 +44,7 @@ class GlooBackend final : public Backend {
   int size() const noexcept override { return peers_.size(); }
   // The work is done by gloo's threads: a waiter that spins takes the core from them.
   BackendTraits traits() const noexcept override {
-    return {.name = "gloo", .rank_order_reduction = true, .crowded = true};
+    return {.name = "gloo", .rank_order_reduction = true, .oversubscribed = true};
   }
   std::unique_ptr<Operation> start(const OperationDescription& description) override;
   std::shared_ptr<Backend> split(const SplitRequest& request) override;
@@ -56,18 +56,18 @@ class GlooBackend final : public Backend {
   const c10::intrusive_ptr<c10d::Backend>& group_pointer() const { return gloo_; }
   const std::shared_ptr<GlooBell>& bell() const { return bell_; }
   void throw_if_aborted() const;
-  std::string announced_trouble() const { return peers_.announced_trouble(); }
-  std::string trouble() const { return peers_.trouble(); }
+  std::string announced_failure() const { return peers_.announced_failure(); }
+  std::string failure_reason() const { return peers_.failure_reason(); }
   std::string who_left() const { return peers_.who_left(); }
-  std::string why_cut_off() const { return peers_.why_cut_off(); }
+  std::string disconnect_reason() const { return peers_.disconnect_reason(); }
   std::vector<int> behind(std::uint64_t collective) const { return peers_.behind(collective); }
   /// To be called about every 100 ms by whoever waits: tells the others for what, and throws if that is in vain.
-  void look_after_wait(std::chrono::milliseconds age) { peers_.look_after_wait(waits_text(), age); }
+  void check_wait(std::chrono::milliseconds age) { peers_.check_wait(waits_text(), age); }
   void end_wait() { peers_.end_wait(); }
   /// For a collective that waits: a rank that waits for a message to or from this one instead, or nothing. Both say how
   /// many messages have passed between them, and this one's number stands still, so it is certain, however old what the
   /// other said.
-  std::string why_stuck() const;
+  std::string stall_reason() const;
   std::uint64_t begin_collective() { return peers_.begin_collective(); }
   int next_message_tag(int destination);
 

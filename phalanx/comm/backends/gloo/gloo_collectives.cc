@@ -50,7 +50,7 @@ class GlooCollective final : public GlooOperation {
   void check_peers() override {
     GlooOperation::check_peers();
     if (failure_) return;
-    if (const std::string stuck = backend_.why_stuck(); !stuck.empty())
+    if (const std::string stuck = backend_.stall_reason(); !stuck.empty())
       throw CommError(fmt::format("the ranks do not call the same operation: {}", stuck));
   }
   std::vector<int> missing_ranks() override { return backend_.behind(index_); }

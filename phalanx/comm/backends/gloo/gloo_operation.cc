@@ -37,12 +37,13 @@ void GlooFailure::set(std::string text) {
 
 void GlooFailure::throw_when_known(const GlooBackend& backend) const {
   backend.throw_if_aborted();
-  if (const std::string trouble = backend.announced_trouble(); !trouble.empty()) throw CommError(trouble);
+  if (const std::string failure_reason = backend.announced_failure(); !failure_reason.empty())
+    throw CommError(failure_reason);
   if (std::chrono::steady_clock::now() - since_ < kBlamePatience) return;
-  std::string trouble = backend.trouble();
-  if (trouble.empty()) trouble = backend.who_left();
-  if (trouble.empty()) trouble = backend.why_cut_off();
-  throw CommError(trouble.empty() ? "gloo: " + text_ : fmt::format("{} (gloo: {})", trouble, text_));
+  std::string failure_reason = backend.failure_reason();
+  if (failure_reason.empty()) failure_reason = backend.who_left();
+  if (failure_reason.empty()) failure_reason = backend.disconnect_reason();
+  throw CommError(failure_reason.empty() ? "gloo: " + text_ : fmt::format("{} (gloo: {})", failure_reason, text_));
 }
 
 GlooOperation::~GlooOperation() {
@@ -67,7 +68,7 @@ std::optional<Doorbell> GlooOperation::doorbell() {
 void GlooOperation::check_peers() {
   if (failure_) return;
   has_waited_ = true;
-  backend_.look_after_wait(kDeathAge);
+  backend_.check_wait(kDeathAge);
 }
 
 }  // namespace phalanx

@@ -23,33 +23,34 @@ constexpr std::size_t kTile = 1U << 14;  // reduced, then copied to the peers wh
 // each says so when it needs our buffers no longer, as we do here.
 bool DirectOperation::retire() noexcept {
   if (!has_published()) return true;
-  if (!board_.aborted()) return false;  // another thread is writing down the reason
-  if (board_.round() == first_round_) {
+  if (!control_block_.aborted()) return false;  // another thread is writing down the reason
+  if (control_block_.round() == first_round_) {
     const auto first = static_cast<std::uint32_t>(first_round_);
     // Read-modify-write: in one order with the peers' publishing and their look at the abort.
-    for (int peer = 0; peer < board_.size(); ++peer)
-      is_alone_ |=
-          static_cast<std::int32_t>(board_.of(peer).published.fetch_add(0, std::memory_order_seq_cst) - first) < 0;
-    board_.of(board_.rank()).left_in.store(first, std::memory_order_release);
-    board_.publish(first_round_ + 1);
+    for (int peer = 0; peer < control_block_.size(); ++peer)
+      is_alone_ |= static_cast<std::int32_t>(control_block_.of(peer).published.fetch_add(0, std::memory_order_seq_cst) -
+                                             first) < 0;
+    control_block_.of(control_block_.rank()).left_in.store(first, std::memory_order_release);
+    control_block_.publish(first_round_ + 1);
   }
   if (is_alone_) return true;
-  for (int peer = 0; peer < board_.size(); ++peer)
-    if (peer != board_.rank() && !board_.reached(peer, first_round_ + 1) && !has_ended(peer)) return false;
+  for (int peer = 0; peer < control_block_.size(); ++peer)
+    if (peer != control_block_.rank() && !control_block_.reached(peer, first_round_ + 1) && !has_ended(peer))
+      return false;
   return true;
 }
 
 Progress DirectOperation::step() {
   if (!is_work_done_) {
-    board_.throw_if_aborted();
+    control_block_.throw_if_aborted();
     ignores_abort_ = true;
     is_work_done_ = work();
     if (!is_work_done_) return Progress::moved;
-    board_.publish(first_round_ + 1);
+    control_block_.publish(first_round_ + 1);
     leave_peers();
   }
   if (!await_all(first_round_ + 1)) {
-    if (board_.aborted() && is_out_of_patience()) board_.throw_if_aborted();
+    if (control_block_.aborted() && has_timed_out()) control_block_.throw_if_aborted();
     return Progress::blocked;
   }
   if (!error_.empty()) throw CommError(error_);
@@ -57,10 +58,10 @@ Progress DirectOperation::step() {
   return Progress::done;
 }
 
-bool DirectOperation::is_out_of_patience() {
+bool DirectOperation::has_timed_out() {
   const auto now = std::chrono::steady_clock::now();
-  if (!impatient_since_) impatient_since_ = now;
-  return now - *impatient_since_ > kPatience;
+  if (!retiring_since_) retiring_since_ = now;
+  return now - *retiring_since_ > kPatience;
 }
 
 bool DirectOperation::work() {
@@ -77,7 +78,7 @@ bool DirectOperation::work() {
 
 void DirectOperation::plan() {
   peers_ = peers();
-  const int rank = board_.rank();
+  const int rank = control_block_.rank();
   auto* const output = static_cast<std::byte*>(description_.output);
   if (!reduces(description_.verb)) return plan_copies();
   inputs_.resize(peers_.size());
@@ -87,20 +88,20 @@ void DirectOperation::plan() {
     for (const PeerBuffers& peer : peers_) sources_.push_back(peer.input);
     return;
   }
-  range_ = slice_of(static_cast<std::size_t>(description_.output_count), board_.size(), rank);
+  range_ = slice_of(static_cast<std::size_t>(description_.output_count), control_block_.size(), rank);
   const bool to_all = description_.verb == Verb::all_reduce;
   target_ = to_all ? output : peers_[static_cast<std::size_t>(description_.root)].output;
-  for (int k = 0; k < board_.size(); ++k) {
+  for (int k = 0; k < control_block_.size(); ++k) {
     sources_.push_back(peers_[static_cast<std::size_t>(k)].output);
     // Starts with the next rank, so that not all write to the same one at once.
-    if (to_all && k > 0) also_.push_back(peers_[static_cast<std::size_t>((rank + k) % board_.size())].output);
+    if (to_all && k > 0) also_.push_back(peers_[static_cast<std::size_t>((rank + k) % control_block_.size())].output);
   }
 }
 
 void DirectOperation::plan_copies() {
   const OperationDescription& d = description_;
-  const int size = board_.size();
-  const int rank = board_.rank();
+  const int size = control_block_.size();
+  const int rank = control_block_.rank();
   const auto own = static_cast<std::size_t>(rank);
   auto* const output = static_cast<std::byte*>(d.output);
   streamed_left_ = streamed_part(static_cast<std::size_t>(d.output_count) * width(),
@@ -184,7 +185,7 @@ void DirectOperation::reduce_piece() {
     const std::size_t count = std::min(tile, piece_end - range_.begin);
     const std::size_t at = range_.begin * width();
     for (std::size_t r = 0; r < sources_.size(); ++r) inputs_[r] = sources_[r] + at;
-    kernel(target_ + at, inputs_.data(), board_.size(), count);
+    kernel(target_ + at, inputs_.data(), control_block_.size(), count);
     for (std::byte* const also : also_) std::memcpy(also + at, target_ + at, count * width());
     range_.begin += count;
   }

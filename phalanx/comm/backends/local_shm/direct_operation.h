@@ -2,7 +2,7 @@
 // copied on the way. Rank threads always can (local_backend.cc); processes can where the buffers are shared memory
 // (shm_windows.h).
 //
-// Two rounds of board.h. In the first the ranks compare signatures and learn where the others' buffers are. Then each
+// Two rounds of control_block.h. In the first the ranks compare signatures and learn where the others' buffers are. Then each
 // rank does its part of the work: it copies what it needs out of its peers' buffers, or, where values are reduced, it
 // reduces its own slice and writes the result wherever it is wanted. The second round says that this is done, and that
 // the peers' buffers are needed no longer.
@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "phalanx/comm/backends/local_shm/board.h"
+#include "phalanx/comm/backends/local_shm/control_block.h"
 #include "phalanx/comm/slices.h"
 
 namespace phalanx {
@@ -44,7 +44,7 @@ class DirectOperation : public RoundOperation {
   /// may go on with its piece later.
   virtual bool has_ended(int) const noexcept { return false; }
   /// A second has gone by since this was first asked.
-  bool is_out_of_patience();
+  bool has_timed_out();
 
  private:
   struct Copy {
@@ -65,7 +65,7 @@ class DirectOperation : public RoundOperation {
   bool is_planned_ = false;
   bool is_work_done_ = false;
   bool is_alone_ = false;  // when it failed, some rank had not come
-  std::optional<std::chrono::steady_clock::time_point> impatient_since_;
+  std::optional<std::chrono::steady_clock::time_point> retiring_since_;
   std::string error_;  // thrown only when no peer reads our description any more
   std::vector<Copy> copies_;
   std::size_t streamed_left_ = 0;  // bytes

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "phalanx/base/error.h"
-#include "phalanx/base/error_note.h"
+#include "phalanx/base/error_serialization.h"
 #include "phalanx/base/log.h"
 #include "phalanx/base/start_thread.h"
 #include "phalanx/comm/backends/local_shm/local_backend.h"
@@ -22,7 +22,7 @@ namespace {
   try {
     std::rethrow_exception(error);
   } catch (const Error& ours) {
-    throw_noted(error_note(ours), fmt::format("rank {}: ", rank));
+    throw_serialized_error(serialize_error(ours), fmt::format("rank {}: ", rank));
   }
 }
 

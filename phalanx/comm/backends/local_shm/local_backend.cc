@@ -14,7 +14,7 @@ namespace {
 struct LocalWorld {
   explicit LocalWorld(int size) : gone(static_cast<std::size_t>(size)) {}
   std::vector<std::atomic<bool>> gone;  // ranks that have returned
-  bool is_crowded = false;
+  bool is_oversubscribed = false;
 };
 
 // The memory of one group of rank threads.
@@ -29,8 +29,8 @@ struct LocalGroup {
 
   std::shared_ptr<LocalWorld> world;
   std::vector<int> members;
-  BoardHead head{};
-  std::vector<RankBoard> ranks;
+  ControlBlockHeader head{};
+  std::vector<RankControlBlock> ranks;
   std::vector<Channel> channels;
 };
 
@@ -41,8 +41,8 @@ class LocalCollective final : public DirectOperation {
  private:
   std::vector<PeerBuffers> peers() override {
     std::vector<PeerBuffers> all;
-    for (int r = 0; r < board_.size(); ++r) {
-      const OperationDescription& d = *board_.header(r, first_round_).description;
+    for (int r = 0; r < control_block_.size(); ++r) {
+      const OperationDescription& d = *control_block_.header(r, first_round_).description;
       all.push_back({static_cast<const std::byte*>(d.input), static_cast<std::byte*>(d.output), &d.input_counts,
                      &d.output_counts});
     }
@@ -54,21 +54,25 @@ class LocalBackend final : public Backend {
  public:
   LocalBackend(std::shared_ptr<LocalGroup> group, int rank)
       : group_(std::move(group)),
-        board_({&group_->head, group_->ranks.data(), group_, false}, rank, static_cast<int>(group_->ranks.size()),
-               [this](int peer) {
-                 return group_->has_gone(peer) ? std::string("has returned and will not come") : std::string();
-               }),
-        mail_(board_, {group_->channels.data(), nullptr, 0}) {}
+        control_block_({&group_->head, group_->ranks.data(), group_, false}, rank,
+                       static_cast<int>(group_->ranks.size()),
+                       [this](int peer) {
+                         return group_->has_gone(peer) ? std::string("has returned and will not come") : std::string();
+                       }),
+        channels_(control_block_, {group_->channels.data(), nullptr, 0}) {}
 
-  int rank() const noexcept override { return board_.rank(); }
-  int size() const noexcept override { return board_.size(); }
+  int rank() const noexcept override { return control_block_.rank(); }
+  int size() const noexcept override { return control_block_.size(); }
   BackendTraits traits() const noexcept override {
-    return {.name = "local", .rank_order_reduction = true, .host_only = true, .crowded = group_->world->is_crowded};
+    return {.name = "local",
+            .rank_order_reduction = true,
+            .host_only = true,
+            .oversubscribed = group_->world->is_oversubscribed};
   }
   std::unique_ptr<Operation> start(const OperationDescription& description) override {
     if (description.verb == Verb::send || description.verb == Verb::recv || description.verb == Verb::batch_p2p)
-      return std::make_unique<PeerOperation>(mail_, description);
-    return std::make_unique<LocalCollective>(board_, description);
+      return std::make_unique<P2POperation>(channels_, description);
+    return std::make_unique<LocalCollective>(control_block_, description);
   }
   std::shared_ptr<Backend> split(const SplitRequest& request) override {
     // The first member makes the group and hands its address round; the second exchange says that all hold it.
@@ -91,16 +95,16 @@ class LocalBackend final : public Backend {
     if (request.members.empty()) return nullptr;
     return std::make_shared<LocalBackend>(std::move(group), request.rank);
   }
-  void abort(const std::string& reason) noexcept override { board_.abort(reason); }
-  void check_ranks() override { board_.check_ranks(); }
+  void abort(const std::string& reason) noexcept override { control_block_.abort(reason); }
+  void check_ranks() override { control_block_.check_ranks(); }
   void mark_gone() noexcept {
-    group_->world->gone[group_->world_rank(board_.rank())].store(true, std::memory_order_release);
+    group_->world->gone[group_->world_rank(control_block_.rank())].store(true, std::memory_order_release);
   }
 
  private:
   std::shared_ptr<LocalGroup> group_;
-  Board board_;
-  PeerMail mail_;
+  ControlBlock control_block_;
+  P2PChannels channels_;
 };
 
 }  // namespace
@@ -109,7 +113,7 @@ std::vector<std::shared_ptr<Backend>> make_local_backends(int size) {
   std::vector<int> members(static_cast<std::size_t>(size));
   std::iota(members.begin(), members.end(), 0);
   auto world = std::make_shared<LocalWorld>(size);
-  world->is_crowded = size > available_cores();
+  world->is_oversubscribed = size > available_cores();
   auto group = std::make_shared<LocalGroup>(std::move(world), std::move(members));
   std::vector<std::shared_ptr<Backend>> backends;
   for (int rank = 0; rank < size; ++rank) backends.push_back(std::make_shared<LocalBackend>(group, rank));

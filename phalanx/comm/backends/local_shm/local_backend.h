@@ -10,8 +10,8 @@
 #include <memory>
 #include <vector>
 
-#include "phalanx/comm/backends/local_shm/board.h"
-#include "phalanx/comm/backends/local_shm/peer_mail.h"
+#include "phalanx/comm/backends/local_shm/control_block.h"
+#include "phalanx/comm/backends/local_shm/p2p_channels.h"
 
 namespace phalanx {
 

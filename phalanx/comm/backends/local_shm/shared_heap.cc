@@ -45,7 +45,7 @@ std::size_t in_pages(std::size_t bytes) { return (bytes + kHeapPage - 1) / kHeap
 }  // namespace
 
 SharedHeap::SharedHeap(const SharedHeapOptions& options)
-    : bytes_(in_pages(std::max(options.reserved_bytes, 2 * kHeapPage))), kept_limit_(options.kept_bytes) {
+    : bytes_(in_pages(std::max(options.reserved_bytes, 2 * kHeapPage))), cache_limit_(options.cached_bytes) {
   if (options.reserved_bytes == 0)
     bytes_ = static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   // A longer file would be a signal (SIGXFSZ).
@@ -111,7 +111,7 @@ SharedHeap* SharedHeap::owner_of(const void* data) noexcept {
   return heap;
 }
 
-void* SharedHeap::take(std::size_t bytes, std::uint8_t tag) noexcept {
+void* SharedHeap::try_allocate(std::size_t bytes, std::uint8_t tag) noexcept {
   if (bytes < kLeastBytes || pauses > 0) return nullptr;
   SharedHeap* const heap = current();
   return heap != nullptr ? heap->allocate(bytes, tag) : nullptr;
@@ -126,7 +126,7 @@ void* SharedHeap::allocate(std::size_t bytes, std::uint8_t tag) noexcept try {
   const auto [bytes_there, offset] = *best;
   used_.emplace(offset, Used{wanted, tag, false});
   remove_free(free_.find(offset));
-  keep_no_more(offset, wanted);
+  uncache(offset, wanted);
   in_use_ += wanted;
   if (bytes_there > wanted) add_free(offset + wanted, bytes_there - wanted);
   return base_ + offset;
@@ -154,8 +154,8 @@ SharedHeap::Block SharedHeap::free(void* block) noexcept {
   used_.erase(found);
   in_use_ -= used.bytes;
   add_free(offset, used.bytes);
-  keep(offset, used.bytes);
-  if (kept_bytes_ > kept_limit_) give_back();
+  cache(offset, used.bytes);
+  if (cached_bytes_ > cache_limit_) trim();
   return {used.bytes, used.tag};
 }
 
@@ -183,51 +183,51 @@ void SharedHeap::remove_free(std::map<std::size_t, std::size_t>::iterator block)
   free_.erase(block);
 }
 
-void SharedHeap::keep(std::size_t offset, std::size_t bytes) {
-  kept_bytes_ += bytes;
-  const auto after = kept_.upper_bound(offset);
-  if (after != kept_.end() && after->first == offset + bytes) {
+void SharedHeap::cache(std::size_t offset, std::size_t bytes) {
+  cached_bytes_ += bytes;
+  const auto after = cached_.upper_bound(offset);
+  if (after != cached_.end() && after->first == offset + bytes) {
     bytes += after->second;
-    kept_.erase(after);
+    cached_.erase(after);
   }
-  if (const auto behind = kept_.lower_bound(offset); behind != kept_.begin()) {
+  if (const auto behind = cached_.lower_bound(offset); behind != cached_.begin()) {
     const auto before = std::prev(behind);
     if (before->first + before->second == offset) {
       before->second += bytes;
       return;
     }
   }
-  kept_.emplace(offset, bytes);
+  cached_.emplace(offset, bytes);
 }
 
-void SharedHeap::keep_no_more(std::size_t offset, std::size_t bytes) {
+void SharedHeap::uncache(std::size_t offset, std::size_t bytes) {
   const std::size_t end = offset + bytes;
-  auto part = kept_.upper_bound(offset);
-  if (part != kept_.begin()) --part;
-  while (part != kept_.end() && part->first < end) {
+  auto part = cached_.upper_bound(offset);
+  if (part != cached_.begin()) --part;
+  while (part != cached_.end() && part->first < end) {
     const std::size_t part_begin = part->first, part_end = part_begin + part->second;
     if (part_end <= offset) {
       ++part;
       continue;
     }
-    part = kept_.erase(part);
-    kept_bytes_ -= std::min(end, part_end) - std::max(offset, part_begin);
-    if (part_begin < offset) kept_.emplace(part_begin, offset - part_begin);
-    if (part_end > end) kept_.emplace(end, part_end - end);
+    part = cached_.erase(part);
+    cached_bytes_ -= std::min(end, part_end) - std::max(offset, part_begin);
+    if (part_begin < offset) cached_.emplace(part_begin, offset - part_begin);
+    if (part_end > end) cached_.emplace(end, part_end - end);
   }
 }
 
 // The largest first, until half of what may be kept is left: so that it does not happen again at once.
-void SharedHeap::give_back() {
+void SharedHeap::trim() {
   std::vector<std::pair<std::size_t, std::size_t>> parts;  // bytes, offset
-  for (const auto& [offset, bytes] : kept_) parts.emplace_back(bytes, offset);
+  for (const auto& [offset, bytes] : cached_) parts.emplace_back(bytes, offset);
   std::sort(parts.rbegin(), parts.rend());
   for (const auto& [bytes, offset] : parts) {
-    if (kept_bytes_ <= kept_limit_ / 2) return;
+    if (cached_bytes_ <= cache_limit_ / 2) return;
     // Should the kernel refuse, they stay, and nothing is lost.
     fallocate(descriptor_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
               static_cast<off_t>(bytes));
-    keep_no_more(offset, bytes);
+    uncache(offset, bytes);
   }
 }
 
@@ -247,10 +247,10 @@ void SharedHeap::abandon(const void* data) noexcept {
 
 SharedHeap::Use SharedHeap::use() {
   const std::lock_guard lock(mutex_);
-  return {in_use_, kept_bytes_};
+  return {in_use_, cached_bytes_};
 }
 
-std::shared_ptr<std::byte> SharedHeap::reach(const std::string& address) {
+std::shared_ptr<std::byte> SharedHeap::attach(const std::string& address) {
   if (SharedHeap* const own = current(); own != nullptr && own->address_ == address)
     return {std::shared_ptr<void>(), own->base_};  // it is never destroyed
   static std::mutex mutex;

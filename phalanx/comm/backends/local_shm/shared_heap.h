@@ -10,7 +10,7 @@
 // first touched, so it costs addresses only. Peers open it through /proc/<pid>/fd, as they do segments
 // (shared_pages.h); a random token in its first page proves that it is the right one. Blocks are whole pages, the
 // smallest free one that suffices is taken, neighbours are joined. Pages of free blocks stay, for the next one, up to
-// `kept_bytes`, then go back to the kernel.
+// `cached_bytes`, then go back to the kernel.
 //
 // A forked child has the tensors that were there, and may write to them: what it writes is its own. What it makes anew
 // is ordinary memory, unless it starts a heap itself. Torch-free; any thread.
@@ -30,8 +30,8 @@
 namespace phalanx {
 
 struct SharedHeapOptions {
-  std::size_t reserved_bytes = 0;                   // addresses; 0: as much as the machine has memory
-  std::size_t kept_bytes = std::size_t{256} << 20;  // pages of free blocks that are not given back
+  std::size_t reserved_bytes = 0;                     // addresses; 0: as much as the machine has memory
+  std::size_t cached_bytes = std::size_t{256} << 20;  // pages of free blocks that are not given back
 };
 
 class SharedHeap {
@@ -48,13 +48,13 @@ class SharedHeap {
 
   /// A block for a tensor: at the beginning of a page, not initialized. nullptr: too small for it, the heap is full, or
   /// this thread has a Pause. `tag` is the caller's, kept beside the block.
-  static void* take(std::size_t bytes, std::uint8_t tag = 0) noexcept;
+  static void* try_allocate(std::size_t bytes, std::uint8_t tag = 0) noexcept;
 
   struct Block {
     std::size_t bytes = 0;  // whole pages
     std::uint8_t tag = 0;
   };
-  /// Of a block of this heap, by the address that take() gave.
+  /// Of a block of this heap, by the address that try_allocate() gave.
   Block at(const void* block);
   void set_tag(const void* block, std::uint8_t tag);
   /// In a forked child nothing happens: the memory is the parent's.
@@ -67,16 +67,16 @@ class SharedHeap {
 
   std::byte* base() const noexcept { return base_; }
   std::size_t bytes() const noexcept { return bytes_; }
-  /// For reach(), in another process of this machine.
+  /// For attach(), in another process of this machine.
   const std::string& address() const noexcept { return address_; }
 
   /// The heap behind an address, mapped once in a process however many ask; of the own process itself. nullptr: it
   /// cannot be opened, or there is no room for it. No pages are taken.
-  static std::shared_ptr<std::byte> reach(const std::string& address);
+  static std::shared_ptr<std::byte> attach(const std::string& address);
 
   struct Use {
     std::size_t in_use = 0;  // bytes of blocks
-    std::size_t kept = 0;    // bytes of free blocks that may have pages
+    std::size_t cached = 0;  // bytes of free blocks that may have pages
   };
   Use use();
 
@@ -100,13 +100,13 @@ class SharedHeap {
   void* allocate(std::size_t bytes, std::uint8_t tag) noexcept;
   void add_free(std::size_t offset, std::size_t bytes);
   void remove_free(std::map<std::size_t, std::size_t>::iterator block);
-  void keep(std::size_t offset, std::size_t bytes);
-  void keep_no_more(std::size_t offset, std::size_t bytes);
-  void give_back();
+  void cache(std::size_t offset, std::size_t bytes);
+  void uncache(std::size_t offset, std::size_t bytes);
+  void trim();
   static void on_fork_in_child() noexcept;
 
   std::size_t bytes_ = 0;
-  std::size_t kept_limit_ = 0;
+  std::size_t cache_limit_ = 0;
   int descriptor_ = -1;
   std::byte* base_ = nullptr;
   std::string address_;
@@ -116,10 +116,10 @@ class SharedHeap {
   std::mutex mutex_;
   std::map<std::size_t, std::size_t> free_;                     // bytes, by offset
   std::set<std::pair<std::size_t, std::size_t>> free_by_size_;  // bytes, offset
-  std::map<std::size_t, std::size_t> kept_;                     // bytes, by offset: parts of free blocks with pages
+  std::map<std::size_t, std::size_t> cached_;                   // bytes, by offset: parts of free blocks with pages
   std::map<std::size_t, Used> used_;                            // by offset
   std::size_t in_use_ = 0;
-  std::size_t kept_bytes_ = 0;  // of all in kept_
+  std::size_t cached_bytes_ = 0;  // of all in cached_
 };
 
 }  // namespace phalanx

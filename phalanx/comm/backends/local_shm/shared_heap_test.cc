@@ -31,7 +31,7 @@
 #include "phalanx/comm/backends/gloo/gloo.h"
 #include "phalanx/comm/backends/local_shm/shared_tensors.h"
 #include "phalanx/comm/backends/local_shm/shm.h"
-#include "phalanx/comm/hierarchical/two_level.h"
+#include "phalanx/comm/hierarchical/hierarchical.h"
 #include "phalanx/comm/testing/backend_suite.h"
 #include "phalanx/comm/testing/fault_world.h"
 #include "phalanx/comm/testing/forked_ranks.h"
@@ -77,7 +77,7 @@ std::size_t bytes_with_pages(const SharedHeap& heap) {
 
 TEST(SharedHeap, BlocksAreApartAndKeepWhatIsInThem) {
   EXPECT_EQ(run_alone([] {
-              SharedHeap::start({.reserved_bytes = 64 * kMiB, .kept_bytes = 4 * kMiB});
+              SharedHeap::start({.reserved_bytes = 64 * kMiB, .cached_bytes = 4 * kMiB});
               SharedHeap& heap = *SharedHeap::current();
               struct Taken {
                 unsigned char* data;
@@ -104,7 +104,7 @@ TEST(SharedHeap, BlocksAreApartAndKeepWhatIsInThem) {
                 }
                 const std::size_t bytes = SharedHeap::kLeastBytes + random() % (step % 50 == 0 ? 4 * kMiB : kMiB / 4);
                 const auto value = static_cast<unsigned char>(random());
-                auto* data = static_cast<unsigned char*>(SharedHeap::take(bytes, value));
+                auto* data = static_cast<unsigned char*>(SharedHeap::try_allocate(bytes, value));
                 if (data == nullptr) {
                   ++refused;
                   continue;
@@ -126,18 +126,18 @@ TEST(SharedHeap, BlocksAreApartAndKeepWhatIsInThem) {
               must_be(heap.use().in_use == 0, "nothing is left");
               must_be(bytes_with_pages(heap) <= 5 * kMiB, "pages are kept");
               // Free blocks are joined: all is one again.
-              must_be(SharedHeap::take(63 * kMiB) != nullptr, "in one piece");
-              must_be(SharedHeap::take(63 * kMiB) == nullptr, "a second one");
+              must_be(SharedHeap::try_allocate(63 * kMiB) != nullptr, "in one piece");
+              must_be(SharedHeap::try_allocate(63 * kMiB) == nullptr, "a second one");
             }),
             "");
 }
 
 TEST(SharedHeap, PagesOfFreedBlocksStayForTheNextUpToALimit) {
   EXPECT_EQ(run_alone([] {
-              SharedHeap::start({.kept_bytes = 8 * kMiB});
+              SharedHeap::start({.cached_bytes = 8 * kMiB});
               SharedHeap& heap = *SharedHeap::current();
               const auto use = [&](std::size_t bytes) {
-                void* const block = SharedHeap::take(bytes);
+                void* const block = SharedHeap::try_allocate(bytes);
                 std::memset(block, 1, bytes);
                 heap.free(block);
                 return bytes_with_pages(heap) - 4096;
@@ -145,7 +145,7 @@ TEST(SharedHeap, PagesOfFreedBlocksStayForTheNextUpToALimit) {
               must_be(use(6 * kMiB) == 6 * kMiB, "kept");
               must_be(use(7 * kMiB) == 7 * kMiB, "the same pages again");
               must_be(use(20 * kMiB) <= 4 * kMiB, "given back");
-              must_be(heap.use().kept == bytes_with_pages(heap) - 4096, "what is kept");
+              must_be(heap.use().cached == bytes_with_pages(heap) - 4096, "what is kept");
             }),
             "");
 }
@@ -258,7 +258,7 @@ TEST(SharedHeap, IsReachedByItsAddressAndTokenAlone) {
   EXPECT_EQ(run_alone([] {
               SharedHeap::start({.reserved_bytes = kMiB});
               const std::string address = SharedHeap::current()->address();
-              must_be(SharedHeap::reach(address).get() == SharedHeap::current()->base(), "its own");
+              must_be(SharedHeap::attach(address).get() == SharedHeap::current()->base(), "its own");
               std::vector<std::string> words;
               std::istringstream text(address);
               for (std::string word; text >> word;) words.push_back(word);
@@ -266,10 +266,10 @@ TEST(SharedHeap, IsReachedByItsAddressAndTokenAlone) {
               for (std::size_t k = 0; k < words.size(); ++k) {
                 std::vector<std::string> other = words;
                 other[k] = std::to_string(std::stoull(words[k]) + 1);
-                must_be(SharedHeap::reach(fmt::format("{}", fmt::join(other, " "))) == nullptr,
+                must_be(SharedHeap::attach(fmt::format("{}", fmt::join(other, " "))) == nullptr,
                         fmt::format("word {} of {}", k, address));
               }
-              must_be(SharedHeap::reach("") == nullptr && SharedHeap::reach("1 2") == nullptr, "no address");
+              must_be(SharedHeap::attach("") == nullptr && SharedHeap::attach("1 2") == nullptr, "no address");
             }),
             "");
 }
@@ -373,9 +373,9 @@ TEST(SharedHeapCollectives, ServeTheMachinesOfTwoLevels) {
   EXPECT_EQ(run_forked_ranks(kRanks,
                              [&](int rank) {
                                share_large_tensors();
-                               const auto comm = make_two_level_communicator(
+                               const auto comm = make_hierarchical_communicator(
                                    make_gloo_communicator(std::make_shared<TcpStore>(server.address()), rank, kRanks),
-                                   {.machines = {0, 0, 1, 1}, .hint = std::nullopt, .by_estimate = false});
+                                   {.nodes = {0, 0, 1, 1}, .hint = std::nullopt, .by_estimate = false});
                                const auto sum = [&] {
                                  const at::Tensor x = at::full({4'000'000}, rank + 1.0F);
                                  comm->all_reduce(x);

@@ -24,7 +24,7 @@ void free_any(void* block) {
 class SharingAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
-    void* const block = SharedHeap::take(bytes);
+    void* const block = SharedHeap::try_allocate(bytes);
     if (block == nullptr) return others->allocate(bytes);
     return {block, block, &free_shared, c10::DeviceType::CPU};
   }

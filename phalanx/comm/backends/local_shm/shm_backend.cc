@@ -24,10 +24,10 @@ class ShmRanks {
  public:
   static std::string own() {
     const SharedHeap* const heap = SharedHeap::current();
-    return PeerProcesses::identity() + '\n' + (heap ? heap->address() : "");
+    return ProcessProbe::identity() + '\n' + (heap ? heap->address() : "");
   }
   ShmRanks(const std::vector<std::string>& all, std::chrono::milliseconds heartbeat)
-      : processes(std::make_shared<PeerProcesses>(lines(all, 0), heartbeat)), heaps_(lines(all, 1)) {}
+      : processes(std::make_shared<ProcessProbe>(lines(all, 0), heartbeat)), heaps_(lines(all, 1)) {}
 
   std::vector<std::string> heaps_of(const std::vector<int>& members) const {
     std::vector<std::string> some;
@@ -35,7 +35,7 @@ class ShmRanks {
     return some;
   }
 
-  const std::shared_ptr<PeerProcesses> processes;
+  const std::shared_ptr<ProcessProbe> processes;
 
  private:
   static std::vector<std::string> lines(const std::vector<std::string>& all, int which) {
@@ -55,26 +55,27 @@ class ShmRanks {
 class ShmBackend final : public Backend {
  public:
   ShmBackend(std::shared_ptr<ShmSegment> segment, std::shared_ptr<const ShmRanks> ranks, std::vector<int> members,
-             std::vector<int> names, int rank, bool is_crowded)
+             std::vector<int> names, int rank, bool is_oversubscribed)
       : segment_(std::move(segment)),
         ranks_(std::move(ranks)),
         members_(std::move(members)),
-        is_crowded_(is_crowded),
-        board_(ShmSegment::board(segment_), rank, segment_->layout().size,
-               [this](int peer) { return ranks_->processes->trouble(members_[static_cast<std::size_t>(peer)]); }),
-        mail_(board_, segment_->channels()) {
-    board_.set_names(std::move(names));
+        is_oversubscribed_(is_oversubscribed),
+        control_block_(
+            ShmSegment::control_block(segment_), rank, segment_->layout().size,
+            [this](int peer) { return ranks_->processes->failure_reason(members_[static_cast<std::size_t>(peer)]); }),
+        channels_(control_block_, segment_->channels()) {
+    control_block_.set_names(std::move(names));
     windows_.add_heaps(ranks_->heaps_of(members_), rank);
   }
 
-  int rank() const noexcept override { return board_.rank(); }
-  int size() const noexcept override { return board_.size(); }
+  int rank() const noexcept override { return control_block_.rank(); }
+  int size() const noexcept override { return control_block_.size(); }
   BackendTraits traits() const noexcept override {
-    return {.name = "shm", .rank_order_reduction = true, .host_only = true, .crowded = is_crowded_};
+    return {.name = "shm", .rank_order_reduction = true, .host_only = true, .oversubscribed = is_oversubscribed_};
   }
   std::unique_ptr<Operation> start(const OperationDescription& description) override {
-    if (!description.transfers.empty()) return std::make_unique<PeerOperation>(mail_, description);
-    return make_shm_collective(board_, *segment_, windows_, description);
+    if (!description.transfers.empty()) return std::make_unique<P2POperation>(channels_, description);
+    return make_shm_collective(control_block_, *segment_, windows_, description);
   }
   std::shared_ptr<Backend> split(const SplitRequest& request) override {
     const ShmLayout layout{static_cast<int>(request.members.size()), kSlotBytes, kChannelChunk};
@@ -83,7 +84,7 @@ class ShmBackend final : public Backend {
     std::vector<int> members;
     for (int member : request.members) members.push_back(members_[static_cast<std::size_t>(member)]);
     return std::make_shared<ShmBackend>(std::move(segment), ranks_, std::move(members), request.names, request.rank,
-                                        is_crowded_);
+                                        is_oversubscribed_);
   }
   std::shared_ptr<std::byte> make_symmetric(std::size_t bytes, SymmetricOptions options,
                                             const SymmetricExchange& exchange) override {
@@ -92,16 +93,16 @@ class ShmBackend final : public Backend {
     std::byte* const part = window->part(rank());
     return {std::move(window), part};
   }
-  void abort(const std::string& reason) noexcept override { board_.abort(reason); }
-  void check_ranks() override { board_.check_ranks(); }
+  void abort(const std::string& reason) noexcept override { control_block_.abort(reason); }
+  void check_ranks() override { control_block_.check_ranks(); }
 
  private:
   std::shared_ptr<ShmSegment> segment_;
   std::shared_ptr<const ShmRanks> ranks_;
   std::vector<int> members_;  // places in ranks_
-  bool is_crowded_;
-  Board board_;
-  PeerMail mail_;
+  bool is_oversubscribed_;
+  ControlBlock control_block_;
+  P2PChannels channels_;
   ShmWindows windows_;
 };
 
@@ -123,7 +124,7 @@ class StoreExchange {
   StoreExchange& operator=(const StoreExchange&) = delete;
 
   /// From now on ranks that are stopped are an error, too.
-  void watch(std::shared_ptr<PeerProcesses> processes) { processes_ = std::move(processes); }
+  void watch(std::shared_ptr<ProcessProbe> processes) { processes_ = std::move(processes); }
 
   std::vector<std::string> operator()(const std::string& value) {
     std::vector<std::string> keys;
@@ -146,7 +147,7 @@ class StoreExchange {
       std::string missing;
       for (int r = 0; r < size_; ++r) {
         if (processes_)
-          if (const std::string why = processes_->trouble(r); !why.empty()) throw_not_made(r, why);
+          if (const std::string why = processes_->failure_reason(r); !why.empty()) throw_not_made(r, why);
         if (!store_.try_get(keys[static_cast<std::size_t>(r)]))
           missing += fmt::format("{}{}", missing.empty() ? "" : ", ", r);
       }
@@ -169,7 +170,7 @@ class StoreExchange {
   const int rank_, size_;
   const std::chrono::milliseconds timeout_;
   int number_ = 0;
-  std::shared_ptr<PeerProcesses> processes_;
+  std::shared_ptr<ProcessProbe> processes_;
 };
 
 }  // namespace

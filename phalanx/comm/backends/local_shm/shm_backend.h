@@ -1,5 +1,5 @@
-// The shm backend, torch-free. See shm_collectives.h for how data move, board.h for why that is safe, shm_segment.h for
-// the memory and peer_mail.h for point-to-point messages.
+// The shm backend, torch-free. See shm_collectives.h for how data move, control_block.h for why that is safe, shm_segment.h for
+// the memory and p2p_channels.h for point-to-point messages.
 #pragma once
 
 #include <chrono>
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "phalanx/comm/backend.h"
-#include "phalanx/comm/liveness/peer_processes.h"
+#include "phalanx/comm/liveness/process_probe.h"
 #include "phalanx/store/store.h"
 
 namespace phalanx {

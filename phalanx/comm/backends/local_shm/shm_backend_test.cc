@@ -17,7 +17,7 @@
 #include "phalanx/comm/testing/backend_suite.h"
 #include "phalanx/comm/testing/fault_world.h"
 #include "phalanx/comm/testing/forked_ranks.h"
-#include "phalanx/store/local_store.h"
+#include "phalanx/store/hash_store.h"
 #include "phalanx/store/tcp_store.h"
 
 namespace phalanx {

@@ -51,22 +51,24 @@ Reach reach_of(const OperationDescription& d) {
 
 class ShmOperation : public DirectOperation {
  public:
-  ShmOperation(Board& board, const ShmSegment& segment, ShmWindows& windows, const OperationDescription& description)
-      : DirectOperation(board, description),
+  ShmOperation(ControlBlock& control_block, const ShmSegment& segment, ShmWindows& windows,
+               const OperationDescription& description)
+      : DirectOperation(control_block, description),
         segment_(segment),
         width_(element_size(description.dtype)),
         streams_(static_cast<std::size_t>(description.output_count) * width_ >= kStreamBytes) {
     const Reach reach = reach_of(description);
-    if (!reach.data || board.size() == 1) return;
+    if (!reach.data || control_block.size() == 1) return;
     window_ = windows.find(reach.data, reach.bytes);
     if (window_) offset_ = window_->offset_of(reach.data);
   }
 
   bool retire() noexcept final {
     // No peer has begun, nor will, if some rank's data are in no window.
-    if (!window_ || (has_published() && board_.first_behind(first_round_) < 0 && !are_all_in_one_window())) return true;
+    if (!window_ || (has_published() && control_block_.first_behind(first_round_) < 0 && !are_all_in_one_window()))
+      return true;
     if (DirectOperation::retire()) return true;
-    if (!is_out_of_patience()) return false;
+    if (!has_timed_out()) return false;
     // A peer that was stopped may be at it still. It has the memory mapped, whatever becomes of it here.
     window_->abandon(window_->part(rank()) + offset_);
     return true;
@@ -77,8 +79,8 @@ class ShmOperation : public DirectOperation {
   virtual Progress slot_step() = 0;
   virtual void write_first_slot() {}
 
-  int rank() const { return board_.rank(); }
-  int size() const { return board_.size(); }
+  int rank() const { return control_block_.rank(); }
+  int size() const { return control_block_.size(); }
   std::byte* output() const { return static_cast<std::byte*>(description_.output); }
   const std::byte* input() const { return static_cast<const std::byte*>(description_.input); }
   std::byte* slot(int of, std::size_t stage) const { return segment_.slot(of, first_round_ + stage); }
@@ -103,7 +105,7 @@ class ShmOperation : public DirectOperation {
  private:
   void write_first_round() final {
     if (!window_) return write_first_slot();
-    RoundHeader& header = board_.header(rank(), first_round_);
+    RoundHeader& header = control_block_.header(rank(), first_round_);
     header.window = window_->number();
     header.offset = offset_;
   }
@@ -114,7 +116,7 @@ class ShmOperation : public DirectOperation {
     if (!are_all) window_ = nullptr;
     return is_any && !are_all;
   }
-  std::uint64_t window_of(int r) const { return board_.header(r, first_round_).window; }
+  std::uint64_t window_of(int r) const { return control_block_.header(r, first_round_).window; }
   bool are_all_in_one_window() const {
     for (int r = 0; r < size(); ++r)
       if (window_of(r) == 0 || window_of(r) != window_of(rank())) return false;
@@ -124,13 +126,13 @@ class ShmOperation : public DirectOperation {
   std::vector<PeerBuffers> peers() final {
     std::vector<PeerBuffers> all;
     for (int r = 0; r < size(); ++r) {
-      std::byte* const data = window_->part(r) + board_.header(r, first_round_).offset;
+      std::byte* const data = window_->part(r) + control_block_.header(r, first_round_).offset;
       all.push_back({.input = data, .output = data});
     }
     return all;
   }
   void leave_peers() noexcept final { window_->leave_peers(); }
-  bool has_ended(int peer) const noexcept final { return !board_.why_dead(peer).empty(); }
+  bool has_ended(int peer) const noexcept final { return !control_block_.death_reason(peer).empty(); }
 
   std::shared_ptr<ShmWindow> window_;  // nothing: through the slots
   std::size_t offset_ = 0;
@@ -181,7 +183,7 @@ class ShmExchange : public ShmOperation {
                                         : await(only_source_, first_round_ + next_ - 1)))
         return Progress::blocked;
       if (writes_) write_piece(next_);
-      board_.publish(first_round_ + next_);
+      control_block_.publish(first_round_ + next_);
       if (reads_) read_piece(next_ - 1);
       ++next_;
       return Progress::moved;
@@ -206,8 +208,8 @@ class ShmExchange : public ShmOperation {
 // broadcast, all_gather, gather: what a rank writes is read by all the others, or by the root.
 class ShmGather final : public ShmExchange {
  public:
-  ShmGather(Board& board, const ShmSegment& segment, ShmWindows& windows, const OperationDescription& d)
-      : ShmExchange(board, segment, windows, d) {
+  ShmGather(ControlBlock& control_block, const ShmSegment& segment, ShmWindows& windows, const OperationDescription& d)
+      : ShmExchange(control_block, segment, windows, d) {
     // Smaller pieces are no faster on idle cores (docs/benchmarks.md), and cost more waits on busy ones.
     piece_bytes_ = segment.layout().slot_bytes;
     std::size_t longest = 0;
@@ -261,8 +263,8 @@ class ShmGather final : public ShmExchange {
 // reduce_scatter, scatter, all_to_all: a slot holds one part for each destination.
 class ShmScatter final : public ShmExchange {
  public:
-  ShmScatter(Board& board, const ShmSegment& segment, ShmWindows& windows, const OperationDescription& d)
-      : ShmExchange(board, segment, windows, d) {
+  ShmScatter(ControlBlock& control_block, const ShmSegment& segment, ShmWindows& windows, const OperationDescription& d)
+      : ShmExchange(control_block, segment, windows, d) {
     piece_bytes_ = segment.layout().slot_bytes / static_cast<std::size_t>(size()) / 64 * 64;
     auto longest = static_cast<std::size_t>(d.output_count);
     if (d.verb == Verb::scatter) {
@@ -382,8 +384,8 @@ class ShmScatter final : public ShmExchange {
 
 class ShmReduce final : public ShmOperation {
  public:
-  ShmReduce(Board& board, const ShmSegment& segment, ShmWindows& windows, const OperationDescription& d)
-      : ShmOperation(board, segment, windows, d),
+  ShmReduce(ControlBlock& control_block, const ShmSegment& segment, ShmWindows& windows, const OperationDescription& d)
+      : ShmOperation(control_block, segment, windows, d),
         kernel_(reduce_kernel(d.dtype, d.op)),
         count_(static_cast<std::size_t>(d.output_count)),
         gets_result_(d.verb == Verb::all_reduce || d.root == rank()),
@@ -422,7 +424,7 @@ class ShmReduce final : public ShmOperation {
     if (stage_ > chunks_) return Progress::done;
     reduce_slice(stage_ - 1);
     if (stage_ < chunks_) write_chunk(stage_);
-    board_.publish(first_round_ + stage_);
+    control_block_.publish(first_round_ + stage_);
     ++stage_;
     return Progress::moved;
   }
@@ -482,22 +484,22 @@ class ShmReduce final : public ShmOperation {
 
 }  // namespace
 
-std::unique_ptr<Operation> make_shm_collective(Board& board, const ShmSegment& segment, ShmWindows& windows,
-                                               const OperationDescription& description) {
+std::unique_ptr<Operation> make_shm_collective(ControlBlock& control_block, const ShmSegment& segment,
+                                               ShmWindows& windows, const OperationDescription& description) {
   switch (description.verb) {
     case Verb::all_reduce:
     case Verb::reduce:
-      return std::make_unique<ShmReduce>(board, segment, windows, description);
+      return std::make_unique<ShmReduce>(control_block, segment, windows, description);
     case Verb::broadcast:
     case Verb::all_gather:
     case Verb::gather:
-      return std::make_unique<ShmGather>(board, segment, windows, description);
+      return std::make_unique<ShmGather>(control_block, segment, windows, description);
     case Verb::reduce_scatter:
     case Verb::scatter:
     case Verb::all_to_all:
-      return std::make_unique<ShmScatter>(board, segment, windows, description);
+      return std::make_unique<ShmScatter>(control_block, segment, windows, description);
     default:
-      return std::make_unique<ShmBarrier>(board, segment, windows, description);
+      return std::make_unique<ShmBarrier>(control_block, segment, windows, description);
   }
 }
 

@@ -1,9 +1,9 @@
 // The collectives of the shm backend: chunked exchange through the ranks' slots, by the rounds and the reuse rule of
-// board.h. A message of any size goes through slots of a fixed size.
+// control_block.h. A message of any size goes through slots of a fixed size.
 //
 // Exchange (all verbs but all_reduce and reduce). In round F + t, F being the operation's first, a rank writes piece t
 // of what others need into its slot and publishes; then it copies (or reduces) piece t - 1 out of the others' slots.
-// The copy out of round F + t - 1 ends before F + t + 1 is published (rule 1 of board.h), and the write for F + t
+// The copy out of round F + t - 1 ends before F + t + 1 is published (rule 1 of control_block.h), and the write for F + t
 // begins after every rank has published F + t - 1 (rule 2).
 //
 // All-reduce and reduce. Up to kOneShotBytes: every rank writes its whole input and reduces everything itself; one
@@ -29,7 +29,7 @@
 namespace phalanx {
 
 /// Any collective verb.
-std::unique_ptr<Operation> make_shm_collective(Board& board, const ShmSegment& segment, ShmWindows& windows,
-                                               const OperationDescription& description);
+std::unique_ptr<Operation> make_shm_collective(ControlBlock& control_block, const ShmSegment& segment,
+                                               ShmWindows& windows, const OperationDescription& description);
 
 }  // namespace phalanx

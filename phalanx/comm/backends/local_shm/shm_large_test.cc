@@ -152,7 +152,7 @@ void large_exchanges(Communicator& comm) {
 
   if (me < 2 && world > 1) {
     received = large_empty(kLarge);
-    comm.batch_peer_to_peer({{true, mine, 1 - me, 3}, {false, received, 1 - me, 3}});
+    comm.batch_isend_irecv({{true, mine, 1 - me, 3}, {false, received, 1 - me, 3}});
     require_large("messages", received, 0, kLarge, [&](std::int64_t i) { return large_value(1 - me, i); });
   }
 }

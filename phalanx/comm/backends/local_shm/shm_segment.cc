@@ -13,8 +13,8 @@ std::size_t to_pages(std::size_t bytes) { return (bytes + kPage - 1) / kPage * k
 
 ShmSegment::ShmSegment(const ShmLayout& layout) : layout_(layout) {
   const auto n = static_cast<std::size_t>(layout.size);
-  ranks_at_ = to_pages(sizeof(BoardHead));
-  channels_at_ = ranks_at_ + to_pages(n * sizeof(RankBoard));
+  ranks_at_ = to_pages(sizeof(ControlBlockHeader));
+  channels_at_ = ranks_at_ + to_pages(n * sizeof(RankControlBlock));
   slots_at_ = channels_at_ + to_pages(n * n * sizeof(Channel));
   channel_slots_at_ = slots_at_ + to_pages(n * kBuffers * layout.slot_bytes);
   bytes_ = channel_slots_at_ + to_pages(n * n * kChannelEntries * layout.chunk_bytes);
@@ -37,9 +37,10 @@ std::shared_ptr<ShmSegment> ShmSegment::make(const ShmLayout& layout, const std:
   return segment;
 }
 
-BoardMemory ShmSegment::board(const std::shared_ptr<ShmSegment>& segment) {
+ControlBlockMemory ShmSegment::control_block(const std::shared_ptr<ShmSegment>& segment) {
   std::byte* data = segment->pages_->data();
-  return {reinterpret_cast<BoardHead*>(data), reinterpret_cast<RankBoard*>(data + segment->ranks_at_), segment, true};
+  return {reinterpret_cast<ControlBlockHeader*>(data), reinterpret_cast<RankControlBlock*>(data + segment->ranks_at_),
+          segment, true};
 }
 
 ChannelMemory ShmSegment::channels() const {

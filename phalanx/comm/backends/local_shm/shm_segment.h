@@ -7,8 +7,8 @@
 #include <memory>
 #include <vector>
 
-#include "phalanx/comm/backends/local_shm/board.h"
-#include "phalanx/comm/backends/local_shm/peer_mail.h"
+#include "phalanx/comm/backends/local_shm/control_block.h"
+#include "phalanx/comm/backends/local_shm/p2p_channels.h"
 #include "phalanx/comm/backends/local_shm/shared_pages.h"
 
 namespace phalanx {
@@ -28,7 +28,7 @@ class ShmSegment {
   static std::shared_ptr<ShmSegment> make(const ShmLayout& layout, const std::vector<int>& members, int rank,
                                           const Exchange& exchange);
 
-  static BoardMemory board(const std::shared_ptr<ShmSegment>& segment);
+  static ControlBlockMemory control_block(const std::shared_ptr<ShmSegment>& segment);
   ChannelMemory channels() const;
   const ShmLayout& layout() const { return layout_; }
   std::byte* slot(int rank, std::uint64_t round) const {

@@ -18,7 +18,7 @@ ShmWindow::ShmWindow(const std::shared_ptr<SharedPages>& pages, std::uint64_t nu
       keeps_peers_mapped_(form.options.keeps_peers_mapped),
       category_(observe::MemoryScope::current()) {
   for (int r = 0; r < form.size; ++r) parts_.emplace_back(pages, pages->data() + static_cast<std::size_t>(r) * stride);
-  observe::note_memory_taken(category_, stride_, /*shared=*/true);
+  observe::record_memory_allocated(category_, stride_, /*shared=*/true);
 }
 
 ShmWindow::ShmWindow(std::vector<std::shared_ptr<std::byte>> heaps, std::size_t own_bytes, int rank)
@@ -30,7 +30,7 @@ ShmWindow::ShmWindow(std::vector<std::shared_ptr<std::byte>> heaps, std::size_t 
       category_(observe::MemoryCategory::buffers) {}
 
 ShmWindow::~ShmWindow() {
-  if (number_ != kHeaps) observe::note_memory_freed(category_, stride_, /*shared=*/true);
+  if (number_ != kHeaps) observe::record_memory_freed(category_, stride_, /*shared=*/true);
 }
 
 bool ShmWindow::holds(const void* data, std::size_t bytes) const noexcept {
@@ -76,7 +76,7 @@ void ShmWindows::add_heaps(const std::vector<std::string>& addresses, int rank) 
   if (own == nullptr || addresses[static_cast<std::size_t>(rank)] != own->address()) return;
   std::vector<std::shared_ptr<std::byte>> heaps;
   for (const std::string& address : addresses) {
-    heaps.push_back(SharedHeap::reach(address));
+    heaps.push_back(SharedHeap::attach(address));
     if (!heaps.back()) return;
   }
   heaps_ = std::make_shared<ShmWindow>(std::move(heaps), own->bytes(), rank);

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "phalanx/comm/backends/local_shm/board.h"
+#include "phalanx/comm/backends/local_shm/control_block.h"
 #include "phalanx/comm/backends/local_shm/shared_pages.h"
 #include "phalanx/comm/types.h"
 #include "phalanx/observe/memory_counters.h"

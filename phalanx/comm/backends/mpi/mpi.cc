@@ -30,16 +30,16 @@ std::shared_ptr<Communicator> make_mpi_communicator(std::shared_ptr<Store> store
   auto prefixed = std::make_shared<PrefixStore>(std::move(store), fmt::format("mpi/{}", serial));
   MpiBackend::Setup setup;
   setup.peers.backend = "mpi";
-  setup.peers.watch = std::make_shared<GroupWatch>(prefixed, rank, world_size);
+  setup.peers.failure_notifier = std::make_shared<FailureNotifier>(prefixed, rank, world_size);
   setup.peers.store = prefixed;
-  setup.peers.pulse_options = {.heartbeat = heartbeat_limit(options.communicator.heartbeat),
-                               .store_rank = options.store_rank};
+  setup.peers.heartbeat_options = {.heartbeat = heartbeat_limit(options.communicator.heartbeat),
+                                   .store_rank = options.store_rank};
   setup.peers.id = fmt::format("world{}", serial);
   setup.peers.members.resize(static_cast<std::size_t>(world_size));
   std::iota(setup.peers.members.begin(), setup.peers.members.end(), 0);
   setup.peers.rank = rank;
   setup.peers.connect_timeout = options.communicator.first_timeout;
-  setup.identity = options.identity.empty() ? PeerProcesses::identity() : options.identity;
+  setup.identity = options.identity.empty() ? ProcessProbe::identity() : options.identity;
   setup.deterministic = options.deterministic;
   setup.largest_call = options.largest_call;
   return std::make_shared<Communicator>(std::make_shared<MpiBackend>(std::move(setup)), options.communicator);

@@ -10,7 +10,7 @@
 //   all-to-all and our own kernels in rank order: the bits of the local, shm and gloo backends.
 // - A rank that dies is named by the others within a second, on standard error, with the operation that it left; then
 //   they end the job (MPI_Abort), as mpirun is about to do. One that is stopped, or whose machine or network is down,
-//   is found within CommunicatorOptions::heartbeat (peer_pulse.h). If data are being moved then, or at a time-out, the
+//   is found within CommunicatorOptions::heartbeat (heartbeat_monitor.h). If data are being moved then, or at a time-out, the
 //   job is ended likewise: MPI cannot give the tensors back, and they are not freed under it. Everything else is a
 //   CommError as on the other backends.
 // - After a failure MPI is not finalised, for stuck ranks would never come to that; so mpirun ends the job when the

@@ -24,7 +24,7 @@ constexpr std::chrono::milliseconds kLookWhileMpiMakes{100};
 constexpr std::chrono::milliseconds kShortestJoining{30'000};
 
 // Of a process's identity the part before its process and namespace: ranks with equal ones compete for the same cores.
-std::string machine_of(const std::string& identity) { return identity.substr(0, identity.find(':')); }
+std::string node_of(const std::string& identity) { return identity.substr(0, identity.find(':')); }
 
 int creation_tag(const std::string& id, int largest) {
   std::uint32_t hash = 2166136261U;
@@ -41,11 +41,11 @@ MpiBackend::MpiBackend(Setup setup)
       sent_(setup_.peers.members.size(), 0),
       received_(setup_.peers.members.size(), 0) {
   try {
-    const std::vector<std::string> identities = peers_.meet("rank", setup_.identity);
-    const std::string machine = machine_of(setup_.identity);
-    is_crowded_ = std::ranges::count_if(identities, [&](const std::string& identity) {
-                    return machine_of(identity) == machine;
-                  }) > available_cores();
+    const std::vector<std::string> identities = peers_.rendezvous("rank", setup_.identity);
+    const std::string node = node_of(setup_.identity);
+    is_oversubscribed_ = std::ranges::count_if(identities, [&](const std::string& identity) {
+                           return node_of(identity) == node;
+                         }) > available_cores();
     peers_.begin(identities);
     make_comm();
   } catch (const CommError& error) {
@@ -96,7 +96,7 @@ void MpiBackend::make_comm() {
   const auto deadline = MpiClock::now() + patience;
   std::unique_lock lock(making->mutex);
   while (!making->ended.wait_for(lock, kLookWhileMpiMakes, [&] { return making->has_ended; })) {
-    peers_.throw_trouble_in_making();
+    peers_.throw_if_peer_failed();
     if (MpiClock::now() > deadline)
       throw CommError(fmt::format("mpi: of the {} ranks of group '{}' not all have joined it within {} s", size(),
                                   peers_.id(), static_cast<double>(patience.count()) / 1000));
@@ -173,7 +173,7 @@ void MpiBackend::drop_notices(int peer) {
 
 // A rank that has not brought its signature is still before this collective, and a message of its that nobody takes is
 // what holds it: it does one thing after the other.
-std::string MpiBackend::why_stuck() {
+std::string MpiBackend::stall_reason() {
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
     for (;;) {
@@ -196,17 +196,17 @@ std::string MpiBackend::why_stuck() {
 void MpiBackend::check_ranks() {
   throw_if_aborted();
   // A rank that failed and ended gave its reason first: that is the cause, its end only what follows.
-  if (const std::string reason = peers_.given_up(); !reason.empty()) throw CommError(reason);
-  if (const std::string why = peers_.trouble(); !why.empty()) throw CommError(why);
+  if (const std::string reason = peers_.announced_abort(); !reason.empty()) throw CommError(reason);
+  if (const std::string why = peers_.failure_reason(); !why.empty()) throw CommError(why);
 }
 
 void MpiOperation::check_peers() {
   GroupPeers& peers = backend_.peers();
-  peer_has_died_ = peers.given_up().empty() && !peers.announced_trouble().empty();
-  for (int r = 0; r < backend_.size() && !peer_is_out_; ++r) peer_is_out_ = peers.is_out(r);
+  peer_has_died_ = peers.announced_abort().empty() && !peers.announced_failure().empty();
+  for (int r = 0; r < backend_.size() && !peer_is_unresponsive_; ++r) peer_is_unresponsive_ = peers.is_unresponsive(r);
   backend_.check_ranks();
   has_waited_ = true;
-  peers.look_after_wait("waits");
+  peers.check_wait("waits");
 }
 
 bool MpiOperation::retire() noexcept {
@@ -215,9 +215,9 @@ bool MpiOperation::retire() noexcept {
   if (!retiring_since_) retiring_since_ = MpiClock::now();
   const auto waited = MpiClock::now() - *retiring_since_;
   try {
-    if (peer_has_died_ || (peer_is_out_ && is_callers_memory_in_use())) {
+    if (peer_has_died_ || (peer_is_unresponsive_ && is_callers_memory_in_use())) {
       int lowest = 0;
-      while (lowest != backend_.rank() && backend_.peers().is_out(lowest)) ++lowest;
+      while (lowest != backend_.rank() && backend_.peers().is_unresponsive(lowest)) ++lowest;
       if (backend_.rank() == lowest || waited > kLeaveToLowest) backend_.process().end_job(backend_.abort_reason());
       return false;
     }

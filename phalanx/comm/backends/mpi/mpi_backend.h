@@ -36,7 +36,7 @@ class MpiBackend final : public Backend {
  public:
   struct Setup {
     GroupPeers::Setup peers;
-    std::string identity;  // of this process (PeerProcesses)
+    std::string identity;  // of this process (ProcessProbe)
     bool deterministic = false;
     std::int64_t largest_call = 0;
   };
@@ -46,7 +46,7 @@ class MpiBackend final : public Backend {
   int rank() const noexcept override { return peers_.rank(); }
   int size() const noexcept override { return peers_.size(); }
   BackendTraits traits() const noexcept override {
-    return {.name = "mpi", .rank_order_reduction = setup_.deterministic, .crowded = is_crowded_};
+    return {.name = "mpi", .rank_order_reduction = setup_.deterministic, .oversubscribed = is_oversubscribed_};
   }
   std::unique_ptr<Operation> start(const OperationDescription& description) override;
   std::shared_ptr<Backend> split(const SplitRequest& request) override;
@@ -77,7 +77,7 @@ class MpiBackend final : public Backend {
   void drop_notices(int peer);
   /// Asked while a collective waits for signatures: how a peer waits for a message to or from this rank instead, or
   /// empty. Inside MpiProcess::enter().
-  std::string why_stuck();
+  std::string stall_reason();
 
  private:
   void make_comm();
@@ -86,7 +86,7 @@ class MpiBackend final : public Backend {
   GroupPeers peers_;
   MpiProcess& process_;
   MPI_Comm comm_ = mpi().comm_null;
-  bool is_crowded_ = false;
+  bool is_oversubscribed_ = false;
   std::vector<std::uint32_t> sent_, received_;
   std::shared_ptr<std::byte[]> scratch_;
   std::size_t scratch_bytes_ = 0;
@@ -115,7 +115,7 @@ class MpiOperation : public Operation {
  private:
   bool has_waited_ = false;
   bool peer_has_died_ = false;
-  bool peer_is_out_ = false;  // dead, stopped or silent: it does nothing more for this operation
+  bool peer_is_unresponsive_ = false;  // dead, stopped or silent: it does nothing more for this operation
   std::optional<std::chrono::steady_clock::time_point> retiring_since_;
 };
 

@@ -25,7 +25,7 @@
 #include "phalanx/comm/backends/mpi/testing/mpi_ranks.h"
 #include "phalanx/comm/testing/backend_suite.h"
 #include "phalanx/comm/testing/fault_calls.h"
-#include "phalanx/store/local_store.h"
+#include "phalanx/store/hash_store.h"
 #include "phalanx/store/tcp_store.h"
 
 namespace phalanx {
@@ -164,7 +164,7 @@ class MpiFolder {
 };
 
 std::string mpi_death_at(const FaultCall& call, bool beside_nccl) {
-  const int victim = beside_nccl ? mpi_ranks::kLevelsVictim : 1;
+  const int victim = beside_nccl ? mpi_ranks::kHierarchicalVictim : 1;
   const MpiFolder folder;
   setenv("PHALANX_TEST_CALL", call.name.c_str(), 1);
   const MpiJob job = run_under_mpirun(beside_nccl ? 4 : 3, beside_nccl ? "levels_death" : "death", seconds(60));
@@ -197,7 +197,7 @@ std::string mpi_death_at(const FaultCall& call, bool beside_nccl) {
 void expect_told_of_deaths(bool beside_nccl, const std::vector<std::string>& slice) {
   const bool all = std::getenv("PHALANX_ALL_DEATHS") != nullptr;
   std::size_t ran = 0;
-  for (const FaultCall& call : fault_calls(beside_nccl ? mpi_ranks::kLevelsVictim : 1)) {
+  for (const FaultCall& call : fault_calls(beside_nccl ? mpi_ranks::kHierarchicalVictim : 1)) {
     if (call.prepare) continue;  // symmetric memory is shm's
     if (!all && std::find(slice.begin(), slice.end(), call.name) == slice.end()) continue;
     ++ran;
@@ -260,7 +260,7 @@ TEST(MpiBackend, ARankThatSrunStartsWithoutPmixIsToldWhatToDo) {
   const std::map<std::string, std::string> variables{{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}};
   for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
   mpi_ranks::expect_in(
-      mpi_ranks::error_of<ConfigError>([] { make_mpi_communicator(std::make_shared<LocalStore>(), 0, 1); }),
+      mpi_ranks::error_of<ConfigError>([] { make_mpi_communicator(std::make_shared<HashStore>(), 0, 1); }),
       {"srun --mpi=pmix", "mpirun"});
   for (const auto& [name, value] : variables) unsetenv(name.c_str());
 }

@@ -91,7 +91,7 @@ class MpiCollective final : public MpiOperation {
     if (phase_ != Phase::compare) return;
     const auto inside = backend_.process().try_enter();
     if (!inside || requests_.are_done()) return;
-    if (const std::string why = backend_.why_stuck(); !why.empty() && !requests_.are_done())
+    if (const std::string why = backend_.stall_reason(); !why.empty() && !requests_.are_done())
       throw CommError(fmt::format("the ranks do not call the same operation: {}", why));
   }
   std::vector<int> missing_ranks() override { return backend_.behind(index_); }

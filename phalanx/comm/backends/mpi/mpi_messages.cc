@@ -1,4 +1,4 @@
-// send, recv and batch_peer_to_peer over MPI; the protocol is in mpi_backend.h.
+// send, recv and batch_isend_irecv over MPI; the protocol is in mpi_backend.h.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -21,12 +21,12 @@
 #include "phalanx/comm/backend.h"
 #include "phalanx/comm/backends/mpi/mpi.h"
 #include "phalanx/comm/backends/mpi/testing/mpi_ranks.h"
-#include "phalanx/comm/hierarchical/two_level.h"
-#include "phalanx/comm/liveness/peer_processes.h"
+#include "phalanx/comm/hierarchical/hierarchical.h"
+#include "phalanx/comm/liveness/process_probe.h"
 #include "phalanx/comm/testing/backend_suite.h"
 #include "phalanx/comm/testing/fault_calls.h"
-#include "phalanx/comm/testing/nccl_levels_rank.h"
-#include "phalanx/store/local_store.h"
+#include "phalanx/comm/testing/nccl_hierarchical_rank.h"
+#include "phalanx/store/hash_store.h"
 #include "phalanx/store/tcp_store.h"
 
 #ifdef PHALANX_HAVE_MPI
@@ -49,14 +49,14 @@ struct MpiRank {
   int rank = number_from("OMPI_COMM_WORLD_RANK");
   int world = number_from("OMPI_COMM_WORLD_SIZE");
   std::shared_ptr<TcpStore> store;
-  int meetings = 0;
+  int rendezvous_count = 0;
 
   std::shared_ptr<Communicator> make(MpiOptions options = {}) const {
     return make_mpi_communicator(store, rank, world, std::move(options));
   }
   // Nobody goes on before all have come: a rank that ends after a failure takes the job with it.
   void meet() {
-    const int number = meetings++;
+    const int number = rendezvous_count++;
     store->set(fmt::format("meeting/{}/{}", number, rank), "");
     std::vector<std::string> keys;
     for (int r = 0; r < world; ++r) keys.push_back(fmt::format("meeting/{}/{}", number, r));
@@ -143,12 +143,12 @@ void body_death(MpiRank& self) {
 }
 
 // The same with NCCL's double inside two machines of two ranks: one of the second dies.
-void body_levels_death(MpiRank& self) {
+void body_hierarchical_death(MpiRank& self) {
   const CommunicatorOptions options{.name = "the world"};
-  const auto rank = make_levels_rank(self.make({.communicator = options}), *self.store,
-                                     {.communicator = options, .machines = {0, 0, 1, 1}});
+  const auto rank = make_hierarchical_rank(self.make({.communicator = options}), *self.store,
+                                           {.communicator = options, .nodes = {0, 0, 1, 1}});
   mpi_ranks::expect(rank->comm->backend_name() == "nccl+mpi", rank->comm->backend_name());
-  die_in_a_call(*rank->comm, self.rank, mpi_ranks::kLevelsVictim);
+  die_in_a_call(*rank->comm, self.rank, mpi_ranks::kHierarchicalVictim);
 }
 
 // One rank stops when it has got a part of the data. The tensor is nobody's but the operation's.
@@ -258,7 +258,7 @@ void body_heartbeat(MpiRank& self) {
     self.meet();
   }
   // Rank 1 says that it is there and stops before it joins the others' group in MPI.
-  if (self.rank == 1) self.store->set("mpi/3/world3/rank/1", PeerProcesses::identity());
+  if (self.rank == 1) self.store->set("mpi/3/world3/rank/1", ProcessProbe::identity());
   const std::string text = while_rank_1_stands_still(self, "making", [&] { self.make({.communicator = options}); });
   if (self.rank != 1)
     mpi_ranks::expect_in(text, {"group 'world3' of mpi could not be made", "rank 1 is stopped (SIGSTOP)"});
@@ -322,15 +322,15 @@ void body_own_mpi_without_threads(MpiRank& self) {
 #endif
 
 // Shared memory between ranks 0 and 1, MPI between them and rank 2.
-void body_two_levels(MpiRank& self) {
+void body_hierarchical(MpiRank& self) {
   const auto make = [&](MpiOptions options) {
     const CommunicatorOptions communicator = options.communicator;
-    return make_two_level_communicator(self.make(std::move(options)), {.communicator = communicator,
-                                                                       .machines = {0, 0, 1},
-                                                                       .hint = std::nullopt,
-                                                                       .smallest_bytes = 1,
-                                                                       .by_estimate = false,
-                                                                       .piece_bytes = 100'000});
+    return make_hierarchical_communicator(self.make(std::move(options)), {.communicator = communicator,
+                                                                          .nodes = {0, 0, 1},
+                                                                          .hint = std::nullopt,
+                                                                          .smallest_bytes = 1,
+                                                                          .by_estimate = false,
+                                                                          .piece_bytes = 100'000});
   };
   for (const bool deterministic : {false, true}) {
     const auto comm = make({.deterministic = deterministic});
@@ -338,36 +338,37 @@ void body_two_levels(MpiRank& self) {
     mpi_ranks::expect(comm->backend()->traits().rank_order_reduction == deterministic, "what the traits say");
     // Of MPI it concerns what that does by itself; in rank order all the same, as they go from machine to machine.
     if (!deterministic) run_backend_suite(*comm);
-    const TransportBytes before = *transport_bytes(*comm->backend());
+    const CommVolume before = *comm_volume(*comm->backend());
     comm->broadcast(at::full({1000}, 1.0F));
-    const TransportBytes after = *transport_bytes(*comm->backend());
+    const CommVolume after = *comm_volume(*comm->backend());
     const std::uint64_t expected = self.rank == 0 ? 4000 : 0;
     mpi_ranks::expect(
-        after.between - before.between == expected && after.inside - before.inside == expected,
-        fmt::format("{} bytes inside, {} between", after.inside - before.inside, after.between - before.between));
+        after.inter_node - before.inter_node == expected && after.intra_node - before.intra_node == expected,
+        fmt::format("{} bytes inside, {} between", after.intra_node - before.intra_node,
+                    after.inter_node - before.inter_node));
   }
   run_failures(self, [&](const CommunicatorOptions& options) { return make({.communicator = options}); });
 }
 
 // NCCL, that is its double, on two machines of two ranks, MPI between them.
-void body_nccl_levels(MpiRank& self) {
+void body_nccl_hierarchical(MpiRank& self) {
   const auto make = [&](const CommunicatorOptions& options) {
-    return make_levels_rank(self.make({.communicator = options}), *self.store,
-                            {.communicator = options, .machines = {0, 0, 1, 1}});
+    return make_hierarchical_rank(self.make({.communicator = options}), *self.store,
+                                  {.communicator = options, .nodes = {0, 0, 1, 1}});
   };
   const auto rank = make({});
   mpi_ranks::expect(rank->comm->backend_name() == "nccl+mpi", rank->comm->backend_name());
   run_backend_suite(*rank->comm, [](const SuiteCase& test) { return !test.needs_rank_order; });
-  const TransportBytes before = *transport_bytes(*rank->comm->backend());
+  const CommVolume before = *comm_volume(*rank->comm->backend());
   rank->comm->all_gather(at::full({4000}, 0.0F), at::full({1000}, 1.0F));
-  const TransportBytes after = *transport_bytes(*rank->comm->backend());
-  mpi_ranks::expect(after.between - before.between == 4000,
-                    fmt::format("{} bytes between", after.between - before.between));
+  const CommVolume after = *comm_volume(*rank->comm->backend());
+  mpi_ranks::expect(after.inter_node - before.inter_node == 4000,
+                    fmt::format("{} bytes between", after.inter_node - before.inter_node));
   const auto row = rank->comm->split(self.rank % 2, self.rank);
   mpi_ranks::expect(row->backend_name() == "mpi", row->backend_name());
-  const auto machine = rank->comm->split(self.rank / 2, self.rank);
-  mpi_ranks::expect(machine->backend_name() == "nccl", machine->backend_name());
-  end_levels_rank(*rank);
+  const auto node = rank->comm->split(self.rank / 2, self.rank);
+  mpi_ranks::expect(node->backend_name() == "nccl", node->backend_name());
+  end_hierarchical_rank(*rank);
   self.meet();
   run_failures(self, [&](const CommunicatorOptions& options) {
     const auto made = make(options);
@@ -382,9 +383,9 @@ const std::map<std::string, void (*)(MpiRank&)> kBodies{
     {"others", body_others},
     {"heartbeat", body_heartbeat},
     {"stopped_amidst_data", body_stopped_amidst_data},
-    {"two_levels", body_two_levels},
-    {"nccl_levels", body_nccl_levels},
-    {"levels_death", body_levels_death},
+    {"two_levels", body_hierarchical},
+    {"nccl_levels", body_nccl_hierarchical},
+    {"levels_death", body_hierarchical_death},
 #ifdef PHALANX_HAVE_MPI
     {"own_mpi", body_own_mpi},
     {"own_mpi_without_threads", body_own_mpi_without_threads},

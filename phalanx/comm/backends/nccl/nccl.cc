@@ -37,25 +37,25 @@ std::shared_ptr<Communicator> make_over_nccl(std::shared_ptr<Backend> control, i
   {
     CommunicatorOptions quiet = options.communicator;
     quiet.name += " (meeting for NCCL)";
-    Communicator meeting(control, quiet);
+    Communicator bootstrap(control, quiet);
     // Either why not, or nothing.
     std::string mine = problem;
-    if (problem.empty() && meeting.rank() == 0) {
+    if (problem.empty() && bootstrap.rank() == 0) {
       const NcclResult result = pieces.table->get_unique_id(&id);
       if (result != NcclResult::success) mine = fmt::format("NCCL: no id: {}", pieces.table->get_error_string(result));
     }
-    const std::vector<std::string> problems = meeting.all_gather_bytes(mine);
+    const std::vector<std::string> problems = bootstrap.all_gather_bytes(mine);
     for (std::size_t rank = 0; rank < problems.size(); ++rank)
       if (!problems[rank].empty()) throw NcclUnavailable(fmt::format("rank {}: {}", rank, problems[rank]));
-    throw_if_shared(meeting.all_gather_bytes(pieces.streams->device_identity()));
-    const std::string text = meeting.broadcast_bytes(std::string(id.bytes, sizeof id.bytes));
+    throw_if_shared(bootstrap.all_gather_bytes(pieces.streams->device_identity()));
+    const std::string text = bootstrap.broadcast_bytes(std::string(id.bytes, sizeof id.bytes));
     std::memcpy(id.bytes, text.data(), sizeof id.bytes);
   }
   NcclBackend::Setup setup;
   setup.table = pieces.table;
   setup.streams = pieces.streams;
-  setup.group = NcclGroup::make({pieces.table, pieces.streams, options.communicator.first_timeout}, id, control->size(),
-                                control->rank(), [&control] { control->check_ranks(); });
+  setup.group = NcclCommunicator::make({pieces.table, pieces.streams, options.communicator.first_timeout}, id,
+                                       control->size(), control->rank(), [&control] { control->check_ranks(); });
   setup.control = std::move(control);
   setup.cuda_device = cuda_device;
   setup.strict = options.communicator.strict;

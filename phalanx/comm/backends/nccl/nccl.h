@@ -9,7 +9,7 @@
 //   the error of a later call on every rank. With CommunicatorOptions::strict the comparison comes first, and so does
 //   the host's wait for it: the call itself throws.
 // - Messages between two ranks match in the order of issue; tags must agree. Messages in both directions that are under
-//   way at the same time belong into one batch_peer_to_peer().
+//   way at the same time belong into one batch_isend_irecv().
 // - Sums are in NCCL's order, 16-bit floats in NCCL's accumulator; every rank gets the same bits. bool is or, and.
 // - CUDA graphs cannot capture an operation. Two ranks cannot share a device (NCCL refuses it).
 //

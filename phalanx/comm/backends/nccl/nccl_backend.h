@@ -25,7 +25,7 @@
 #include <vector>
 
 #include "phalanx/comm/backend.h"
-#include "phalanx/comm/backends/nccl/nccl_group.h"
+#include "phalanx/comm/backends/nccl/nccl_communicator.h"
 #include "phalanx/comm/backends/nccl/signature_window.h"
 #include "phalanx/comm/device/device_completion.h"
 #include "phalanx/comm/device/device_streams.h"
@@ -38,7 +38,7 @@ class NcclBackend final : public Backend {
     std::shared_ptr<const NcclTable> table;
     std::shared_ptr<DeviceStreams> streams;
     std::shared_ptr<Backend> control;  // host memory, same ranks; nobody else drives it
-    std::shared_ptr<NcclGroup> group;
+    std::shared_ptr<NcclCommunicator> group;
     int cuda_device = -1;
     bool strict = false;
     std::vector<int> names;  // for error texts; empty: 0, 1, ...
@@ -51,7 +51,7 @@ class NcclBackend final : public Backend {
   BackendTraits traits() const noexcept override {
     return {.name = "nccl",
             .host_only = setup_.cuda_device < 0,
-            .crowded = setup_.control->traits().crowded,
+            .oversubscribed = setup_.control->traits().oversubscribed,
             .has_tags = false,
             .stream_ordered = true,
             .cuda_device = setup_.cuda_device};
@@ -66,7 +66,7 @@ class NcclBackend final : public Backend {
   DeviceStreams& streams() { return *setup_.streams; }
   const std::shared_ptr<DeviceStreams>& shared_streams() const { return setup_.streams; }
   DeviceStream stream() const { return stream_; }
-  NcclGroup& group() { return *setup_.group; }
+  NcclCommunicator& group() { return *setup_.group; }
   Backend& control() { return *setup_.control; }
   SignatureWindow& window() { return window_; }
   bool strict() const { return setup_.strict; }
@@ -79,7 +79,7 @@ class NcclBackend final : public Backend {
     std::int64_t count = 0;
     const void* data = nullptr;
     std::shared_ptr<DeviceEvent> ready;
-    std::shared_ptr<DeviceCompletion> taken;
+    std::shared_ptr<DeviceCompletion> consumed;
   };
   std::mutex& self_mutex() { return self_mutex_; }
   std::deque<SelfMessage>& self_messages() { return self_messages_; }

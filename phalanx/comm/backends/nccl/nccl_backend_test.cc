@@ -19,7 +19,7 @@
 #include "phalanx/comm/backends/local_shm/local_backend.h"
 #include "phalanx/comm/backends/local_shm/shm_backend.h"
 #include "phalanx/comm/backends/nccl/nccl.h"
-#include "phalanx/comm/backends/nccl/nccl_group.h"
+#include "phalanx/comm/backends/nccl/nccl_communicator.h"
 #include "phalanx/comm/device/staged_backend.h"
 #include "phalanx/comm/testing/backend_suite.h"
 #include "phalanx/comm/testing/fake_nccl.h"
@@ -326,7 +326,7 @@ TEST(NcclBackend, VerbsThatNcclLacksAreGroups) {
                   comm.all_to_all(out, all);
                   comm.all_gather_uneven(at::full({5}, 0.0F),
                                          at::full({comm.rank() == 1 ? 0 : 2 + comm.rank() / 2}, 1.0F), {2, 0, 3});
-                  comm.batch_peer_to_peer(
+                  comm.batch_isend_irecv(
                       {{true, one, (comm.rank() + 1) % 3, 4}, {false, out.narrow(0, 0, 2), (comm.rank() + 2) % 3, 4}});
                   comm.barrier();
                   comm.all_gather_bytes("host memory");
@@ -413,12 +413,12 @@ TEST(NcclBackend, ASplitThatFailsIsEndedBeforeItsMemoryIs) {
   std::vector<std::unique_ptr<FakeNccl>> libraries;
   for (const auto& way : transport) libraries.push_back(std::make_unique<FakeNccl>(way));
   const auto streams = std::make_shared<FakeStreams>();
-  std::vector<std::shared_ptr<NcclGroup>> groups;
+  std::vector<std::shared_ptr<NcclCommunicator>> groups;
   for (int rank = 0; rank < 2; ++rank) {
     const auto table = libraries[static_cast<std::size_t>(rank)]->table();
     NcclUniqueId id{};
     table->get_unique_id(&id);
-    groups.push_back(NcclGroup::make({table, streams, 200ms}, id, 2, rank));
+    groups.push_back(NcclCommunicator::make({table, streams, 200ms}, id, 2, rank));
   }
   try {
     groups.front()->split(0, 0);
@@ -438,7 +438,7 @@ TEST(NcclBackend, ACallOfAnAbortedGroupNamesTheReason) {
   const auto table = library.table();
   NcclUniqueId id{};
   table->get_unique_id(&id);
-  const auto group = NcclGroup::make({table, std::make_shared<FakeStreams>(), 200ms}, id, 1, 0);
+  const auto group = NcclCommunicator::make({table, std::make_shared<FakeStreams>(), 200ms}, id, 1, 0);
   group->abort("rank 2 of group 'world': out of luck");
   group->abort("a later reason");
   const auto told = [](const std::function<void()>& call) {
@@ -451,7 +451,7 @@ TEST(NcclBackend, ACallOfAnAbortedGroupNamesTheReason) {
   };
   const auto reason = HasSubstr(": the group was aborted: rank 2 of group 'world': out of luck");
   EXPECT_THAT(told([&] { group->begin("recv", [](NcclComm*) { return NcclResult::success; }); }), reason);
-  EXPECT_THAT(told([&] { group->is_taken(); }), reason);
+  EXPECT_THAT(told([&] { group->is_enqueued(); }), reason);
   EXPECT_THAT(told([&] { group->split(0, 0); }), reason);
 }
 

@@ -18,7 +18,7 @@ class NcclCollective final : public NcclOperation {
   }
 
   void launch() override {
-    if (may_launch()) launch_for_a_moment([this] { return launch_next(); });
+    if (may_launch()) launch_briefly([this] { return launch_next(); });
   }
 
   Progress advance() override {
@@ -39,7 +39,7 @@ class NcclCollective final : public NcclOperation {
       stage_ = Stage::device;
       return Progress::moved;
     }
-    return watch();
+    return poll_completion();
   }
 
   std::optional<Doorbell> doorbell() override {

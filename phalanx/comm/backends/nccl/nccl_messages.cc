@@ -24,7 +24,7 @@ class NcclMessages final : public NcclOperation {
   }
 
   void launch() override {
-    if (!backend_.strict() || is_agreed_) launch_for_a_moment([this] { return launch_what_can_be(); });
+    if (!backend_.strict() || is_agreed_) launch_briefly([this] { return launch_what_can_be(); });
   }
 
   Progress advance() override {
@@ -39,7 +39,7 @@ class NcclMessages final : public NcclOperation {
       is_agreed_ = true;
       return Progress::moved;
     }
-    return watch();
+    return poll_completion();
   }
 
   std::optional<Doorbell> doorbell() override {
@@ -59,10 +59,10 @@ class NcclMessages final : public NcclOperation {
     // A message to oneself that nobody has asked for, or will, is given up.
     const std::lock_guard lock(backend_.self_mutex());
     std::erase_if(backend_.self_messages(), [this](const auto& message) {
-      return std::find(self_sends_.begin(), self_sends_.end(), message.taken) != self_sends_.end();
+      return std::find(self_sends_.begin(), self_sends_.end(), message.consumed) != self_sends_.end();
     });
-    for (const auto& taken : self_sends_)
-      if (taken->event() && !taken->is_done()) return false;
+    for (const auto& consumed : self_sends_)
+      if (consumed->event() && !consumed->is_done()) return false;
     return NcclOperation::retire();
   }
 
@@ -84,7 +84,7 @@ class NcclMessages final : public NcclOperation {
     if (!backend_.strict() || is_agreed_) launch_remote();
     std::erase_if(self_receives_, [this](const Transfer* one) { return receive_from_self(*one); });
     const bool all_taken = std::all_of(self_sends_.begin(), self_sends_.end(),
-                                       [](const auto& taken) { return taken->event() != nullptr; });
+                                       [](const auto& consumed) { return consumed->event() != nullptr; });
     if (!(remote_.empty() || is_launched()) || !self_receives_.empty() || !all_taken) return false;
     in_stream([] {});
     mark_end();
@@ -133,7 +133,7 @@ class NcclMessages final : public NcclOperation {
       backend_.streams().copy(backend_.stream(), one.data, found->data,
                               static_cast<std::size_t>(one.count) * element_size(one.dtype));
     });
-    found->taken->set(backend_.streams().record(backend_.stream()));
+    found->consumed->set(backend_.streams().record(backend_.stream()));
     messages.erase(found);
     return true;
   }

@@ -16,7 +16,7 @@ constexpr std::chrono::milliseconds kEndedPatience{500};
 
 }  // namespace
 
-Progress NcclOperation::watch() {
+Progress NcclOperation::poll_completion() {
   if (error_.empty()) {
     error_ = backend_.group().async_error();
     error_since_ = NcclOperationClock::now();
@@ -56,11 +56,11 @@ bool NcclOperation::retire() noexcept {
 void NcclOperation::check_device_peers() {
   try {
     backend_.check_ranks();
-    trouble_since_.reset();
+    failing_since_.reset();
   } catch (const CommError&) {
     const auto now = NcclOperationClock::now();
-    if (!trouble_since_) trouble_since_ = now;
-    if (now - *trouble_since_ > kEndedPatience) throw;
+    if (!failing_since_) failing_since_ = now;
+    if (now - *failing_since_ > kEndedPatience) throw;
   }
 }
 

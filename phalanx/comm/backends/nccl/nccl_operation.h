@@ -2,7 +2,7 @@
 // over the device.
 //
 // A launch has two steps: NCCL is called, and has taken the call. Between them may lie all the time that a peer needs
-// to come (nccl_group.h), in which nobody waits: advance() looks again. Calls are made in the order of issue, each when
+// to come (nccl_communicator.h), in which nobody waits: advance() looks again. Calls are made in the order of issue, each when
 // the one before has been taken.
 #pragma once
 
@@ -68,7 +68,7 @@ class NcclOperation : public Operation {
       in_stream(body);
     }
     if (launch_ == Launch::under_way) {
-      if (!backend_.group().is_taken()) return false;
+      if (!backend_.group().is_enqueued()) return false;
       launch_ = Launch::done;
       then();
       backend_.end_turn();
@@ -77,17 +77,17 @@ class NcclOperation : public Operation {
   }
   /// For the issuing thread: NCCL mostly takes a call in microseconds, and the next one can follow at once then.
   template <class Step>
-  void launch_for_a_moment(Step step) {
+  void launch_briefly(Step step) {
     const auto begin = std::chrono::steady_clock::now();
-    WaitLadder ladder(WaitLadder::kBackground);
+    SpinBackoff backoff(SpinBackoff::kBackground);
     while (!step() && launch_ == Launch::under_way && std::chrono::steady_clock::now() - begin < kLaunchPatience)
-      if (!ladder.step()) std::this_thread::sleep_for(std::chrono::microseconds(50));
+      if (!backoff.step()) std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
   bool is_launched() const noexcept { return launch_ == Launch::done; }
   void mark_end() { completion_->set(backend_.streams().record(backend_.stream())); }
 
   /// Once agreed upon: is the device through? Throws what NCCL, or the control plane, has found out.
-  Progress watch();
+  Progress poll_completion();
   void check_device_peers();
 
   NcclBackend& backend_;
@@ -107,7 +107,7 @@ class NcclOperation : public Operation {
   std::optional<std::chrono::steady_clock::time_point> unlaunched_since_;
   std::string error_;
   std::chrono::steady_clock::time_point error_since_{};
-  std::optional<std::chrono::steady_clock::time_point> trouble_since_;
+  std::optional<std::chrono::steady_clock::time_point> failing_since_;
 };
 
 }  // namespace phalanx

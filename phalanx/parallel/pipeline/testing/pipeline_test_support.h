@@ -44,7 +44,7 @@ inline at::Tensor random_rows(std::int64_t rows, const std::string& name) {
 inline at::Tensor squared_error(const at::Tensor& y, const at::Tensor& target) { return at::mse_loss(y, target); }
 
 /// tanh(W x + b), eight times: torch's layers.
-inline torch::nn::Sequential foreign_layers() {
+inline torch::nn::Sequential torch_layers() {
   torch::nn::Sequential net;
   for (int i = 0; i < kLayers; ++i) {
     net->push_back(torch::nn::Linear(kWidth, kWidth));
@@ -126,7 +126,7 @@ inline std::vector<PipelineStage> stages_of(const schedule::Schedule& schedule, 
       stages.push_back(is_last ? make_stage(s, part, squared_error) : make_stage(s, part));
     } else {
       const std::vector<int> counts(static_cast<std::size_t>(schedule.stages()), 2 * each);
-      const auto part = split_sequential(foreign_layers(), counts)[static_cast<std::size_t>(s)];
+      const auto part = split_sequential(torch_layers(), counts)[static_cast<std::size_t>(s)];
       stages.push_back(is_last ? make_stage(s, part, squared_error) : make_stage(s, part));
     }
   }
@@ -175,7 +175,7 @@ inline OneRank one_rank(Layers whose, int micro_batches) {
     return {make_stage(0, std::make_shared<OwnLayers>(0, kLayers), squared_error), micro_batches};
   if (whose == Layers::nested)
     return {make_stage(0, std::make_shared<NestedLayers>(0, kLayers), squared_error), micro_batches};
-  return {make_stage(0, split_sequential(foreign_layers(), {2 * kLayers})[0], squared_error), micro_batches};
+  return {make_stage(0, split_sequential(torch_layers(), {2 * kLayers})[0], squared_error), micro_batches};
 }
 
 /// Whether every stage's weight gradients are added up in the order of the micro-batches, as on one rank.
@@ -184,7 +184,7 @@ inline bool adds_in_order(const schedule::Schedule& schedule) {
   bool in_order = true;
   for (const auto& row : schedule.actions) {
     for (const auto& action : row) {
-      schedule::for_each_part(action, [&](const schedule::Action& part) {
+      schedule::for_each_sub_action(action, [&](const schedule::Action& part) {
         if (schedule::ends_micro_batch(part.kind)) in_order = part.micro_batch == next[part.stage]++ && in_order;
       });
     }

@@ -13,7 +13,7 @@
 namespace phalanx::mpi_ranks {
 
 constexpr std::int64_t kDeathCount = 1'000'000;  // elements of a call in which a rank dies
-constexpr int kLevelsVictim = 2;                 // who dies beside NCCL
+constexpr int kHierarchicalVictim = 2;           // who dies beside NCCL
 constexpr std::chrono::milliseconds kShortHeartbeat{2'000};
 
 inline void expect(bool condition, const std::string& what) {

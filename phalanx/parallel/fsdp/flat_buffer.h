@@ -1,0 +1,55 @@
+// Tensors whose memory comes and goes, and the memory that they take turns in.
+//
+// A FlatBuffer is flat; views of it (a module's parameters, the buffers of their gradients) are made once and stay what
+// they are: same TensorImpl, same place in the graph, while the bytes behind them are there only when attached.
+// Touching a view without memory is an error of the caller.
+//
+//   MemoryPool pool(2, bytes, allocate);
+//   FlatBuffer flat(elements, at::TensorOptions(at::kFloat));
+//   const at::Tensor weight = flat.view({64, 64}, /*offset=*/0);
+//   flat.attach(*pool.acquire());      // contents undefined
+//   ...
+//   pool.release(flat.detach());
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/TensorOptions.h>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
+namespace phalanx::fsdp {
+
+class FlatBuffer {
+ public:
+  FlatBuffer() = default;
+  FlatBuffer(std::int64_t elements, at::TensorOptions options);
+
+  const at::Tensor& tensor() const noexcept { return flat_; }
+  at::Tensor view(at::IntArrayRef sizes, std::int64_t offset) const;  // contiguous; no view in autograd's eyes
+  /// `memory`: bytes, at least as many as needed; kept alive until detached.
+  void attach(const at::Tensor& memory);
+  at::Tensor detach();
+  bool is_attached() const noexcept { return memory_.defined(); }
+
+ private:
+  at::Tensor flat_, memory_;
+};
+
+/// A fixed number of equal pieces of memory.
+class MemoryPool {
+ public:
+  MemoryPool() = default;
+  MemoryPool(int count, std::int64_t bytes, const std::function<at::Tensor(std::int64_t bytes)>& allocate);
+  std::optional<at::Tensor> acquire();
+  void release(at::Tensor memory) { free_.push_back(std::move(memory)); }
+  std::int64_t bytes() const noexcept { return bytes_; }  // of all pieces
+
+ private:
+  std::vector<at::Tensor> free_;
+  std::int64_t bytes_ = 0;
+};
+
+}  // namespace phalanx::fsdp

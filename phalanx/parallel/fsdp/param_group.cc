@@ -1,0 +1,360 @@
+#include "phalanx/parallel/fsdp/param_group.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/ScalarType.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "phalanx/base/error.h"
+#include "phalanx/comm/data_type.h"
+#include "phalanx/observe/memory_counters.h"
+
+namespace phalanx::fsdp {
+namespace {
+
+// Each part of it is read for a moment, and lies there unread until the next step.
+constexpr SymmetricOptions kSharded{.keeps_peers_mapped = false};
+
+std::vector<std::int64_t> with_rows(const at::Tensor& tensor, std::int64_t rows) {
+  std::vector<std::int64_t> sizes = tensor.sizes().vec();
+  sizes[0] = rows;
+  return sizes;
+}
+
+// The rows of what this rank has of a parameter: all of it, or a part already (tensor parallelism), which is cut again.
+Shard shard_of(const NamedTensor& p, Split rows, const ParamGroupOptions& options) {
+  if (!p.shard) {
+    const ShardSpec spec(p.name, p.tensor.sizes().vec(), data_type_of(p.tensor.scalar_type()), options.mesh,
+                         {.splits = {std::move(rows)}, .partial = {}});
+    return {spec, options.mesh_rank};
+  }
+  Placement placement = p.shard->spec.placement();
+  placement.splits.push_back(std::move(rows));
+  return {p.shard->spec.with(std::move(placement)), p.shard->rank};
+}
+
+}  // namespace
+
+ParamGroup::ParamGroup(std::string name, std::vector<NamedTensor> parameters, std::shared_ptr<Communicator> comm,
+                       const ParamGroupOptions& options)
+    : name_(std::move(name)),
+      comm_(std::move(comm)),
+      post_forward_group_(options.post_forward_group),
+      resident_(options.resident),
+      own_grads_(options.own_grads),
+      offload_(options.offload) {
+  const at::NoGradGuard no_grad;
+  check(parameters, options);
+  const at::TensorOptions given = parameters.front().tensor.options().requires_grad(false);
+  options_ = given.dtype(options.param_dtype.value_or(parameters.front().tensor.scalar_type()));
+  grad_options_ = options_.dtype(options.reduce_dtype.value_or(c10::typeMetaToScalarType(options_.dtype())));
+  shard_options_ = offload_ ? on_host(given) : given;
+  direct_ = !offload_ && given.dtype() == options_.dtype();
+  std::vector<FlatParameter> shapes;
+  for (const auto& p : parameters) {
+    const std::int64_t rows = p.tensor.size(0);
+    shapes.push_back({rows, rows > 0 ? p.tensor.numel() / rows : 1});
+  }
+  layout_ = lay_out_flat(shapes, comm_->size());
+  full_ = FlatBuffer(layout_.flat_elements(), options_);
+  grads_ = FlatBuffer(layout_.flat_elements(), grad_options_);
+  for (auto& p : parameters) {
+    const bool is_trained = p.tensor.requires_grad();
+    parameters_.push_back({.full = std::move(p), .is_trained = is_trained});
+  }
+  make_shard(options);
+  const observe::MemoryScope scope(observe::MemoryCategory::buffers);
+  if (post_forward_group_)
+    sharded_post_forward_ = post_forward_group_->symmetric_empty(
+        {layout_.flat_elements() / post_forward_group_->size()}, options_, kSharded);
+}
+
+void ParamGroup::check(const std::vector<NamedTensor>& parameters, const ParamGroupOptions& options) const {
+  const auto has_axis = [&](const Shard& shard) {
+    const MeshShape& mesh = shard.spec.mesh();
+    return mesh.has(options.shard_axis) && mesh.axes()[mesh.index_of(options.shard_axis)].size == comm_->size();
+  };
+
+  for (const auto& [name, tensor, shard] : parameters) {
+    const at::Tensor& first = parameters.front().tensor;
+    if (shard && !has_axis(*shard)) {
+      throw ConfigError(
+          fmt::format("fully_shard: '{}' is split already, {}: expected a mesh with the axis '{}' of {} ranks, so make "
+                      "that split on the whole mesh",
+                      name, shard->spec.text(), options.shard_axis, comm_->size()));
+    }
+    if (tensor.dim() == 0) {
+      throw Error(
+          fmt::format("fully_shard: parameter '{}' has no dimensions and cannot be cut; make it one of shape "
+                      "[1]",
+                      name));
+    }
+    if (tensor.scalar_type() != first.scalar_type() || tensor.device() != first.device()) {
+      throw Error(
+          fmt::format("fully_shard: unit '{}' holds '{}' ({} on {}) and '{}' ({} on {}); expected one dtype and "
+                      "one device in a unit: put them into different units",
+                      name_, parameters.front().name, c10::toString(first.scalar_type()), first.device().str(), name,
+                      c10::toString(tensor.scalar_type()), tensor.device().str()));
+    }
+    if (!tensor.is_floating_point()) {
+      throw Error(fmt::format("fully_shard: parameter '{}' has dtype {}; expected a floating-point dtype", name,
+                              c10::toString(tensor.scalar_type())));
+    }
+  }
+}
+
+at::Tensor ParamGroup::slice_of(const at::Tensor& flat) const {
+  return flat.narrow(0, comm_->rank() * layout_.shard_elements, layout_.shard_elements);
+}
+
+// What the device can copy from and to by itself.
+at::TensorOptions ParamGroup::on_host(at::TensorOptions options) const {
+  const bool on_device = !options.device().is_cpu();
+  return options.device(at::kCPU).pinned_memory(on_device);
+}
+
+// The shard with this rank's rows, and the module's parameters as views of a buffer that may have no memory.
+void ParamGroup::make_shard(const ParamGroupOptions& options) {
+  const observe::MemoryScope scope(observe::MemoryCategory::parameters);
+  if (resident_) full_.attach(comm_->symmetric_empty({layout_.flat_elements()}, options_, kSharded).zero_());
+  if (resident_ && direct_) {
+    shard_ = slice_of(full_.tensor());
+  } else if (direct_) {
+    shard_ = comm_->symmetric_empty({layout_.shard_elements}, shard_options_, kSharded).zero_();
+  } else {
+    shard_ = at::zeros({layout_.shard_elements}, shard_options_);
+  }
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    auto& p = parameters_[i];
+    std::vector<std::int64_t> rows_of_ranks;
+    for (int rank = 0; rank < comm_->size(); ++rank) {
+      const RowRange rows = layout_.rows_of(i, rank);
+      rows_of_ranks.push_back(rows.end - rows.begin);
+    }
+    const at::Tensor& full = p.full.tensor;
+    const RowRange mine = layout_.rows_of(i, comm_->rank());
+    const std::int64_t row = layout_.parameters[i].row_elements;
+    const std::int64_t begin =
+        mine.begin < mine.end ? layout_.offsets[i] + mine.begin * row - comm_->rank() * layout_.shard_elements : 0;
+    const auto sizes = with_rows(full, mine.end - mine.begin);
+    const at::Tensor rows = shard_.narrow(0, begin, (mine.end - mine.begin) * row).view(sizes).variable_data();
+    if (phalanx::has_memory(full)) rows.copy_(full.narrow(0, mine.begin, mine.end - mine.begin));
+    Split split{.axis = options.shard_axis, .dim = 0, .sizes = std::move(rows_of_ranks)};
+    p.shard = {p.full.name, rows, std::make_shared<const Shard>(shard_of(p.full, std::move(split), options))};
+    p.grad_view = grads_.view(full.sizes(), layout_.offsets[i]);
+  }
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor& parameter = parameters_[i].full.tensor;
+    parameter.set_data(full_.view(parameter.sizes(), layout_.offsets[i]));
+  }
+  unsharded_ = comm_->size() == 1 && direct_;
+}
+
+std::int64_t ParamGroup::bytes() const noexcept {
+  return layout_.flat_elements() * static_cast<std::int64_t>(options_.dtype().itemsize());
+}
+
+std::int64_t ParamGroup::grad_bytes() const noexcept {
+  return layout_.flat_elements() * static_cast<std::int64_t>(grad_options_.dtype().itemsize());
+}
+
+std::int64_t ParamGroup::shard_bytes() const noexcept {
+  return layout_.shard_elements * static_cast<std::int64_t>(shard_options_.dtype().itemsize());
+}
+
+std::int64_t ParamGroup::resident_bytes() const noexcept {
+  const std::int64_t beside_full = resident_ && direct_ ? 0 : shard_bytes();
+  return beside_full + (resident_ ? bytes() : 0) + (post_forward_group_ ? bytes() / post_forward_group_->size() : 0);
+}
+
+std::int64_t ParamGroup::reduced_bytes() const noexcept {
+  const bool in_grads = own_grads_ && !offload_;
+  return in_grads || !has_trained() ? 0 : grad_bytes() / layout_.ranks;
+}
+
+void ParamGroup::unshard() {
+  unsharded_ = true;
+  if (is_sharded_post_forward_) {
+    all_gather_ = post_forward_group_->all_gather(full_.tensor(), sharded_post_forward_, {.async = true});
+    return;
+  }
+  const at::Tensor mine = direct_ ? shard_ : slice_of(full_.tensor());
+  if (!direct_) mine.copy_(shard_, /*non_blocking=*/true);
+  if (comm_->size() > 1) all_gather_ = comm_->all_gather(full_.tensor(), mine, {.async = true});
+}
+
+void ParamGroup::wait_for_unshard() {
+  all_gather_.wait();
+  all_gather_ = Work();
+}
+
+void ParamGroup::to_sharded_post_forward() {
+  if (!post_forward_group_ || !unsharded_) return;
+  wait_for_unshard();
+  sharded_post_forward_.copy_(full_.tensor().narrow(0, post_forward_group_->rank() * sharded_post_forward_.numel(),
+                                                    sharded_post_forward_.numel()));
+  is_sharded_post_forward_ = true;
+}
+
+void ParamGroup::invalidate_unsharded() {
+  wait_for_unshard();
+  unsharded_ = comm_->size() == 1 && direct_;
+  is_sharded_post_forward_ = false;
+}
+
+at::Tensor ParamGroup::detach() {
+  wait_for_unshard();
+  unsharded_ = false;
+  return full_.detach();
+}
+
+at::Tensor ParamGroup::detach_grads() {
+  if (keeps_grads_) return {};
+  for (std::size_t i = 0; i < size(); ++i) {
+    if (is_trained(i)) reclaim_grad_buffer(parameter(i).tensor);
+  }
+  return grads_.detach();
+}
+
+void ParamGroup::keep_grads(const at::Tensor& memory) {
+  grads_.attach(memory);
+  keeps_grads_ = true;
+}
+
+void ParamGroup::offer_grad_buffers() {
+  if (grad_options_.dtype() != options_.dtype()) return;
+  for (std::size_t i = 0; i < size(); ++i) {
+    const at::Tensor &tensor = parameter(i).tensor, &buffer = parameters_[i].grad_view;
+    if (is_trained(i) && !buffer.is_same(grad_buffer(tensor))) set_grad_buffer(tensor, buffer);
+  }
+}
+
+void ParamGroup::withdraw_grad_buffers() {
+  for (std::size_t i = 0; i < size(); ++i) {
+    if (is_trained(i)) set_grad_buffer(parameter(i).tensor, at::Tensor());
+  }
+}
+
+void ParamGroup::place_grad(std::size_t i) {
+  auto& p = parameters_[i];
+  at::Tensor& grad = p.full.tensor.mutable_grad();
+  if (grad.is_same(p.grad_view)) return;
+  if (grad.is_sparse()) {
+    throw Error(
+        fmt::format("fully_shard: the gradient of '{}' is sparse; expected a dense one (an embedding must be "
+                    "made with sparse(false))",
+                    p.full.name));
+  }
+  if (grad_options_.dtype() != options_.dtype()) {
+    p.is_placed ? p.grad_view.add_(grad) : p.grad_view.copy_(grad);
+    p.is_placed = true;
+    grad.reset();
+    return;
+  }
+  reclaim_grad_buffer(p.full.tensor);
+  p.grad_view.copy_(grad);
+  grad = p.grad_view;
+}
+
+void ParamGroup::to_accumulated_grads() {
+  if (grad_options_.dtype() == options_.dtype()) return;
+  for (std::size_t i = 0; i < size(); ++i) {
+    if (is_trained(i) && parameters_[i].full.tensor.grad().defined()) place_grad(i);
+  }
+}
+
+void ParamGroup::show_grads() {
+  for (auto& p : parameters_) {
+    if (std::exchange(p.is_placed, false)) p.full.tensor.mutable_grad() = p.grad_view;
+  }
+}
+
+bool ParamGroup::has_trained() const { return std::ranges::any_of(parameters_, &Parameter::is_trained); }
+
+bool ParamGroup::has_shard_grads() const {
+  return std::ranges::any_of(parameters_, [](const Parameter& p) { return p.shard.tensor.grad().defined(); });
+}
+
+void ParamGroup::carry_reduced() {
+  const bool is_overwritten = own_grads_ && !offload_;
+  for (auto& p : parameters_) {
+    const at::Tensor& grad = p.shard.tensor.grad();
+    if (!grad.defined()) {
+      p.carried.reset();
+    } else if (!p.carried.defined()) {
+      p.carried = is_overwritten ? grad.clone() : grad;
+    }
+  }
+}
+
+void ParamGroup::start_reduce_scatter() {
+  const observe::MemoryScope scope(observe::MemoryCategory::gradients);
+  const bool in_grads = own_grads_ || offload_;
+  reduced_ = in_grads ? slice_of(grads_.tensor()) : at::empty({layout_.shard_elements}, grad_options_);
+  if (comm_->size() > 1) {
+    reduce_scatter_ = comm_->reduce_scatter(reduced_, grads_.tensor(), {.op = ReduceOp::avg, .async = true});
+  }
+}
+
+void ParamGroup::finish_reduce_scatter() {
+  reduce_scatter_.wait();
+  reduce_scatter_ = Work();
+  drop_full_grads();
+}
+
+void ParamGroup::add_to_partial_reduce_output() {
+  const observe::MemoryScope scope(observe::MemoryCategory::gradients);
+  const at::Tensor reduced = std::exchange(reduced_, at::Tensor());
+  if (partial_reduce_output_.defined()) {
+    partial_reduce_output_.add_(reduced);
+  } else {
+    partial_reduce_output_ = reduced.to(c10::promoteTypes(reduced.scalar_type(), at::kFloat));
+  }
+}
+
+void ParamGroup::take_partial_reduce_output() {
+  if (!partial_reduce_output_.defined()) return;
+  const observe::MemoryScope scope(observe::MemoryCategory::gradients);
+  const at::Tensor sum =
+      std::exchange(partial_reduce_output_, at::Tensor()).to(options_.device(), /*non_blocking=*/true);
+  reduced_ = sum.add_(reduced_);
+}
+
+Work ParamGroup::average_over(Communicator& replicas) {
+  reduced_ = reduced_.to(c10::typeMetaToScalarType(grad_options_.dtype()));
+  return replicas.all_reduce(reduced_, {.op = ReduceOp::avg, .async = true});
+}
+
+void ParamGroup::copy_to_host() {
+  if (!offload_) return;
+  const observe::MemoryScope scope(observe::MemoryCategory::gradients);
+  const at::Tensor on_device = reduced_;
+  reduced_ = at::empty({layout_.shard_elements}, on_host(on_device.options()));
+  reduced_.copy_(on_device, /*non_blocking=*/true);
+}
+
+void ParamGroup::publish_grads() {
+  const at::Tensor reduced = std::exchange(reduced_, at::Tensor());
+  for (std::size_t i = 0; i < size(); ++i) {
+    if (!is_trained(i)) continue;
+    Parameter& p = parameters_[i];
+    const at::Tensor& rows = p.shard.tensor;
+    const std::int64_t begin = rows.numel() > 0 ? rows.storage_offset() - shard_.storage_offset() : 0;
+    const at::Tensor grad = reduced.narrow(0, begin, rows.numel()).view(rows.sizes()).variable_data();
+    if (p.carried.defined()) grad.add_(std::exchange(p.carried, at::Tensor()));
+    rows.mutable_grad() = grad;
+  }
+}
+
+void ParamGroup::drop_full_grads() {
+  for (auto& p : parameters_) {
+    p.full.tensor.mutable_grad().reset();
+    p.is_placed = false;
+  }
+}
+
+}  // namespace phalanx::fsdp

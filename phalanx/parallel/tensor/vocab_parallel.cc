@@ -1,0 +1,208 @@
+#include "phalanx/parallel/tensor/vocab_parallel.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/mm.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <utility>
+
+#include "phalanx/base/error.h"
+#include "phalanx/comm/communicator.h"
+#include "phalanx/kernels/fusible.h"
+#include "phalanx/kernels/row_kernels.h"
+#include "phalanx/tensor/weight_gradient.h"
+
+namespace phalanx {
+namespace {
+
+constexpr std::int64_t kTokens = 512;  // of a block; a fixed number, so that sums over blocks have fixed bits
+
+void check_vocabulary(const at::Tensor& labels, std::int64_t count) {
+  if (!labels.device().is_cpu()) return;
+  const std::int64_t* label = labels.const_data_ptr<std::int64_t>();
+  for (std::int64_t i = 0; i < labels.numel(); ++i) {
+    if (label[i] < 0 || label[i] >= count) {
+      throw DataError(fmt::format("label {} (the {}th of the batch) is outside the vocabulary: expected 0 to {}",
+                                  label[i], i, count - 1));
+    }
+  }
+}
+
+struct HeadParts : torch::CustomClassHolder {
+  at::Tensor dh;  // undefined if nobody wants it
+  std::optional<EarlyWeightGradient> dweight;
+};
+
+// One block of tokens on its way through: logits, then their exponentials, then their gradients.
+struct Block {
+  std::int64_t from = 0, count = 0;
+  at::Tensor logits;     // fp32 [count, rows]
+  at::Tensor owned;      // [count], whether the label is one of this rank's ids
+  at::Tensor column;     // [count], which; 0 where it is not
+  at::Tensor mine, all;  // [3, count] and [ranks, 3, count]: largest, sum of exponentials, label's logit
+  Work gather;
+};
+
+class Head {
+ public:
+  Head(const at::Tensor& h, const at::Tensor& weight, const at::Tensor& labels, const VocabShard& part,
+       Communicator& comm, HeadParts& gradients, double scale)
+      : h_(h),
+        weight_(weight),
+        labels_(labels),
+        part_(part),
+        comm_(comm),
+        gradients_(gradients),
+        scale_(scale),
+        fused_(kernels::fusible(h, weight)),
+        losses_(at::empty({h.size(0)}, h.options().dtype(at::kFloat))) {
+    const std::int64_t tokens = std::min(h.size(0), kTokens);
+    const int blocks = h.size(0) > tokens ? 2 : 1;
+    for (int i = 0; fused_ && i < blocks; ++i) room_[i] = at::empty({tokens, weight.size(0)}, h.options());
+  }
+
+  at::Tensor run() {
+    std::optional<Block> before;
+    int number = 0;
+    for (std::int64_t from = 0; from < h_.size(0); from += kTokens, ++number) {
+      Block block = begin(from, std::min(kTokens, h_.size(0) - from), room_[number % 2]);
+      if (before) finish(*before);
+      before = std::move(block);
+    }
+    if (before) finish(*before);
+    return losses_.to(at::kDouble).mean().to(at::kFloat);
+  }
+
+ private:
+  Block begin(std::int64_t from, std::int64_t count, const at::Tensor& room) {
+    Block block{.from = from, .count = count};
+    const at::Tensor rows = h_.narrow(0, from, count), label = labels_.narrow(0, from, count) - part_.first;
+    block.owned = label.ge(0).logical_and_(label.lt(weight_.size(0)));
+    block.column = label.masked_fill(block.owned.logical_not(), 0);
+    if (fused_) {
+      block.logits = room.narrow(0, 0, count);
+      at::mm_out(block.logits, rows, weight_.t());
+    } else {
+      block.logits = at::mm(rows, weight_.t()).to(at::kFloat);
+    }
+    block.mine = at::empty({3, count}, block.logits.options());
+    block.mine[2].copy_(block.logits.gather(1, block.column.unsqueeze(1)).squeeze(1));
+    block.mine[2].masked_fill_(block.owned.logical_not(), 0.0);
+    exponentials(block);
+    block.all = at::empty({comm_.size(), 3, count}, block.mine.options());
+    block.gather = comm_.all_gather(block.all, block.mine, {.async = true});
+    return block;
+  }
+
+  void exponentials(Block& block) const {
+    if (!fused_) {
+      const at::Tensor largest = block.logits.amax(1);
+      block.logits.sub_(largest.unsqueeze(1)).exp_();
+      block.mine[0].copy_(largest);
+      block.mine[1].copy_(block.logits.sum(1));
+      return;
+    }
+    float *values = block.logits.mutable_data_ptr<float>(), *mine = block.mine.mutable_data_ptr<float>();
+    const std::int64_t width = weight_.size(0), count = block.count;
+    at::parallel_for(0, count, 16, [&](std::int64_t first, std::int64_t last) {
+      kernels::row_kernels().exponentials(last - first, width, values + first * width, mine + first,
+                                          mine + count + first);
+    });
+  }
+
+  // With what the other ranks know: the losses, and what the exponentials are as gradients of the logits.
+  void finish(Block& block) {
+    block.gather.wait();
+    const at::Tensor largest = block.all.select(1, 0).amax(0);             // [count]
+    const at::Tensor shares = block.all.select(1, 0).sub(largest).exp_();  // [ranks, count]
+    const at::Tensor sum = shares.mul(block.all.select(1, 1)).sum(0);      // [count]
+    losses_.narrow(0, block.from, block.count).copy_(largest.sub(block.all.select(1, 2).sum(0)).add_(sum.log()));
+    if (!gradients_.dh.defined() && !gradients_.dweight) return;
+    const at::Tensor factor = shares[comm_.rank()].div(sum).mul_(scale_).contiguous();
+    to_gradients(block, factor);
+    const at::Tensor dlogits = fused_ ? block.logits : block.logits.to(weight_.scalar_type());
+    if (gradients_.dh.defined()) {
+      at::Tensor rows = gradients_.dh.narrow(0, block.from, block.count);
+      at::mm_out(rows, dlogits, weight_);
+    }
+    if (gradients_.dweight) {
+      gradients_.dweight->out().addmm_(dlogits.t(), h_.narrow(0, block.from, block.count), block.from == 0 ? 0.0 : 1.0);
+    }
+  }
+
+  void to_gradients(Block& block, const at::Tensor& factor) const {
+    if (!fused_) {
+      block.logits.mul_(factor.unsqueeze(1));
+    } else {
+      float* values = block.logits.mutable_data_ptr<float>();
+      const float* factors = factor.const_data_ptr<float>();
+      const std::int64_t width = weight_.size(0);
+      at::parallel_for(0, block.count, 16, [&](std::int64_t first, std::int64_t last) {
+        kernels::row_kernels().scale_rows(last - first, width, factors + first, values + first * width);
+      });
+    }
+    block.logits.scatter_add_(1, block.column.unsqueeze(1), block.owned.to(at::kFloat).mul_(-scale_).unsqueeze(1));
+  }
+
+  const at::Tensor &h_, &weight_, &labels_;
+  const VocabShard& part_;
+  Communicator& comm_;
+  HeadParts& gradients_;
+  double scale_;
+  bool fused_;
+  at::Tensor losses_;
+  std::array<at::Tensor, 2> room_;
+};
+
+struct VocabParallelCrossEntropy : torch::autograd::Function<VocabParallelCrossEntropy> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& h_in, const at::Tensor& weight,
+                            const at::Tensor& labels, const VocabShard& part, const std::shared_ptr<Communicator>& comm,
+                            bool record) {
+    const at::Tensor h = h_in.reshape({-1, h_in.size(-1)}).contiguous();
+    auto gradients = c10::make_intrusive<HeadParts>();
+    if (record && h_in.requires_grad()) gradients->dh = at::empty_like(h);
+    if (record && weight.requires_grad()) gradients->dweight.emplace(weight);
+    const at::Tensor flat_labels = labels.reshape({-1}).contiguous();
+    at::Tensor loss = Head(h, weight, flat_labels, part, *comm, *gradients, 1.0 / static_cast<double>(h.size(0))).run();
+    if (gradients->dh.defined()) gradients->dh = gradients->dh.view(h_in.sizes());
+    if (record) ctx->saved_data["gradients"] = c10::IValue::make_capsule(std::move(gradients));
+    return loss;
+  }
+
+  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
+                                               const torch::autograd::tensor_list& grads) {
+    const auto found = ctx->saved_data.find("gradients");
+    if (found == ctx->saved_data.end()) {
+      throw Error(
+          "vocabulary_parallel_cross_entropy: a second backward through the same loss; compute the loss again instead");
+    }
+    const auto capsule = std::move(found->second).toCapsule();
+    ctx->saved_data.erase(found);
+    auto& gradients = static_cast<HeadParts&>(*capsule);
+    const float factor = grads[0].item<float>();
+    at::Tensor dh = std::move(gradients.dh), dweight;
+    if (dh.defined() && factor != 1.0F) dh.mul_(factor);
+    if (gradients.dweight) dweight = gradients.dweight->deliver(factor);
+    return {std::move(dh), std::move(dweight), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+at::Tensor vocab_parallel_cross_entropy(const at::Tensor& h, const at::Tensor& weight, const at::Tensor& labels,
+                                        const VocabShard& part, const std::shared_ptr<Communicator>& group) {
+  check_vocabulary(labels.contiguous(), part.count);
+  if (h.numel() == 0) throw Error("vocabulary_parallel_cross_entropy: no tokens");
+  const bool record = at::GradMode::is_enabled() && (h.requires_grad() || weight.requires_grad());
+  return VocabParallelCrossEntropy::apply(h, weight, labels, part, group, record);
+}
+
+}  // namespace phalanx

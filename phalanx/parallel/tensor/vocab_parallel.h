@@ -1,0 +1,36 @@
+// A language model's head whose vocabulary is split over the ranks of a tensor-parallel group: each holds some rows of
+// the output matrix, and the logits of these ids alone.
+//
+//   const VocabShard part{.first = rank * rows, .count = vocab};
+//   at::Tensor loss = vocab_parallel_cross_entropy(h, weight, labels, part, group);
+//
+// Contract
+// - h [..., dim] and labels int64 [...] are the same on all ranks; so is the loss, an fp32 scalar: the mean over all
+//   tokens. The gradient of h is an addend of each rank: h is `shared` in the words of layout.h (convert() it first).
+// - Collective in the forward pass: of each token three floats per rank are gathered (the largest of its logits, the
+//   sum of their exponentials, the label's logit). Nothing is sent in the backward pass.
+// - As kernels::linear_cross_entropy: logits exist for 512 tokens at a time (twice: one block is computed while the
+//   other is summed up), become their gradient in place, and the gradients of h and weight are computed in the forward
+//   pass, so backward may run once. Every label counts and must lie in 0 .. count - 1 (DataError on all ranks, on the
+//   CPU).
+// - Any floating dtype and device; the exponentials are taken in fp32.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+
+namespace phalanx {
+
+class Communicator;
+
+struct VocabShard {
+  std::int64_t first = 0;  // the id of this rank's first row
+  std::int64_t count = 0;  // ids of all ranks
+};
+
+at::Tensor vocab_parallel_cross_entropy(const at::Tensor& h, const at::Tensor& weight, const at::Tensor& labels,
+                                        const VocabShard& part, const std::shared_ptr<Communicator>& group);
+
+}  // namespace phalanx

@@ -1,0 +1,107 @@
+// The head in parts against the head on one rank, in every dtype, over one block of tokens and several.
+#include "phalanx/parallel/tensor/vocab_parallel.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/sin.h>
+#include <ATen/ops/zeros.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <memory>
+
+#include "phalanx/base/error.h"
+#include "phalanx/comm/backends/local_shm/local.h"
+#include "phalanx/kernels/linear_cross_entropy.h"
+#include "phalanx/parallel/tensor/functional_collectives.h"
+
+namespace phalanx {
+namespace {
+
+using Ranks = std::shared_ptr<Communicator>;
+constexpr std::int64_t kIds = 24, kHeadWidth = 6;
+
+struct HeadCase {
+  at::Tensor h, weight, labels;
+};
+
+HeadCase head_case(std::int64_t tokens, at::ScalarType dtype) {
+  return {at::sin(at::arange(tokens * kHeadWidth, at::kFloat)).mul(3).view({tokens / 2, 2, kHeadWidth}).to(dtype),
+          at::sin(at::arange(kIds * kHeadWidth, at::kFloat).mul(0.3)).view({kIds, kHeadWidth}).to(dtype),
+          at::arange(tokens, at::kLong).mul(5).remainder(kIds).view({tokens / 2, 2})};
+}
+
+double relative_distance(const at::Tensor& a, const at::Tensor& b) {
+  return a.sub(b).to(at::kDouble).norm().item<double>() / b.to(at::kDouble).norm().item<double>();
+}
+
+class VocabParallel : public ::testing::TestWithParam<int> {};
+
+TEST_P(VocabParallel, LossAndGradientsAreThoseOfOneRank) {
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+    for (const std::int64_t tokens : {10, 1300}) {
+      SCOPED_TRACE(::testing::Message() << tokens << " tokens of " << c10::toString(dtype));
+      const double tolerance = dtype == at::kBFloat16 ? 2e-2 : 2e-6;
+      const HeadCase one = head_case(tokens, dtype);
+      one.h.set_requires_grad(true);
+      one.weight.set_requires_grad(true);
+      const at::Tensor expected = kernels::linear_cross_entropy(one.h, one.weight, one.labels);
+      expected.mul(3).backward();
+      run_local_ranks(GetParam(), [&](const Ranks& comm) {
+        const std::int64_t rows = kIds / comm->size(), first = comm->rank() * rows;
+        const HeadCase all = head_case(tokens, dtype);
+        const at::Tensor h = all.h.requires_grad_(),
+                         weight = all.weight.narrow(0, first, rows).clone().requires_grad_();
+        const at::Tensor loss = vocab_parallel_cross_entropy(copy_to_group(h, comm), weight, all.labels,
+                                                             {.first = first, .count = kIds}, comm);
+        EXPECT_EQ(loss.scalar_type(), at::kFloat);
+        EXPECT_NEAR(loss.item<double>(), expected.item<double>(), tolerance * expected.item<double>());
+        const at::Tensor of_first = loss.detach().clone();
+        comm->broadcast(of_first);
+        EXPECT_TRUE(at::equal(of_first, loss));  // the same bits on every rank
+        loss.mul(3).backward();
+        EXPECT_LT(relative_distance(h.grad(), one.h.grad()), tolerance);
+        EXPECT_LT(relative_distance(weight.grad(), one.weight.grad().narrow(0, first, rows)), tolerance);
+        EXPECT_THROW(loss.backward(), Error);
+        const at::NoGradGuard no_grad;
+        EXPECT_TRUE(at::equal(
+            vocab_parallel_cross_entropy(h, weight, all.labels, {.first = first, .count = kIds}, comm), of_first));
+      });
+    }
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Worlds, VocabParallel, ::testing::Values(1, 2, 4));
+
+TEST(VocabParallelExtremes, LargeLogitsOnOneRankAlone) {
+  run_local_ranks(2, [](const Ranks& comm) {
+    const at::Tensor h = at::ones({3, 1}), weight = at::zeros({2, 1}).fill_(comm->rank() == 0 ? 900.0 : -900.0);
+    const auto loss_of = [&](std::int64_t label) {
+      return vocab_parallel_cross_entropy(h, weight, at::zeros({3}, at::kLong).fill_(label),
+                                          {.first = 2 * comm->rank(), .count = 4}, comm)
+          .item<double>();
+    };
+    EXPECT_NEAR(loss_of(1), std::log(2.0), 1e-6);
+    EXPECT_NEAR(loss_of(3), 1800 + std::log(2.0), 1e-3);
+  });
+}
+
+TEST(VocabParallelErrors, ALabelOutsideOfTheVocabularyIsNamedOnEveryRank) {
+  run_local_ranks(2, [](const Ranks& comm) {
+    HeadCase c = head_case(10, at::kFloat);
+    c.labels.view({-1}).narrow(0, 7, 1).fill_(kIds);
+    try {
+      vocab_parallel_cross_entropy(c.h, c.weight.narrow(0, 0, 12), c.labels, {.first = 0, .count = kIds}, comm);
+      ADD_FAILURE() << "no error";
+    } catch (const DataError& error) {
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("label 24 (the 7th of the batch) is outside the vocabulary: "
+                                                     "expected 0 to 23"));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace phalanx

@@ -1,0 +1,81 @@
+#include "phalanx/plan/comm_volume.h"
+
+#include <algorithm>
+
+#include "phalanx/plan/model_partition.h"
+
+namespace phalanx::plan {
+namespace {
+
+struct Group {
+  std::int64_t size = 1;
+  std::int64_t stride = 1;  // from one of its ranks to the next
+};
+
+class Sum {
+ public:
+  explicit Sum(std::int64_t per_node) : per_node_(per_node) {}
+
+  /// A gather or a scatter of a buffer of so many bytes, `times` over.
+  void add(const Group& group, std::int64_t bytes, std::int64_t times) {
+    std::int64_t local_ranks = std::clamp<std::int64_t>(per_node_ / group.stride, 1, group.size);
+    while (group.size % local_ranks != 0) --local_ranks;
+    const std::int64_t nodes = group.size / local_ranks;
+    sum_.intra_node += times * bytes * (local_ranks - 1) / local_ranks;
+    sum_.inter_node += times * bytes / local_ranks * (nodes - 1) / nodes;
+  }
+  /// Messages between neighbours of the group.
+  void send(const Group& group, std::int64_t bytes) {
+    (group.stride * group.size > per_node_ ? sum_.inter_node : sum_.intra_node) += bytes;
+  }
+  const StepCommVolume& result() const { return sum_; }
+
+ private:
+  std::int64_t per_node_;
+  StepCommVolume sum_;
+};
+
+std::int64_t largest_part(const TrainingShape& shape) {
+  const ModelPartition model(shape);
+  const bool tied = shape.model.tie_embeddings;
+  if (!shape.pipeline) return model.parameters(models::full_llama(shape.model), tied);
+  std::int64_t largest = 0;
+  for (int rank = 0; rank < shape.pipeline->schedule.ranks(); ++rank) {
+    std::int64_t sum = 0;
+    for (const int stage : shape.pipeline->schedule.stages_of(rank)) {
+      sum += model.parameters(shape.pipeline->parts[static_cast<std::size_t>(stage)], tied);
+    }
+    largest = std::max(largest, sum);
+  }
+  return largest;
+}
+
+}  // namespace
+
+StepCommVolume predict_comm_volume(const TrainingShape& shape, const Layout& layout, std::int64_t per_node) {
+  const ParallelPlan& parallel = layout.parallel;
+  const Group tensor{parallel.tp, 1}, shards{parallel.dp_shard, parallel.tp},
+      copies{parallel.dp_replicate, parallel.tp * parallel.dp_shard},
+      pipeline{parallel.pp, parallel.tp * parallel.data_parallel_size()};
+  Sum sum(per_node);
+  const std::int64_t weights = largest_part(shape);
+  if (parallel.dp_shard > 1) {
+    sum.add(shards, weights * shape.reduce_bytes, shape.accumulates_sharded_gradients() ? layout.passes : 1);
+    const bool reshards = parallel.zero_stage == 3 && shape.reshard_after_forward;
+    sum.add(shards, weights * shape.gather_bytes, reshards ? 2 * layout.passes : 1);
+  }
+  sum.add(copies, weights * shape.reduce_bytes / parallel.dp_shard, 2);
+
+  const std::int64_t element = shape.gather_bytes;  // autocast leaves what is sent in float32
+  const std::int64_t hidden = shape.batch * shape.seq * shape.model.dim * element;
+  const std::int64_t blocks = shape.model.n_layers / parallel.pp;
+  sum.add(tensor, hidden, layout.passes * (blocks * (shape.recompute_every > 0 ? 12 : 8) + 4));
+  if (shape.pipeline) {
+    const std::int64_t part = shape.sequence_parallel ? hidden / parallel.tp : hidden;
+    const std::int64_t stages = shape.pipeline->schedule.stages() / shape.pipeline->schedule.ranks();
+    sum.send(pipeline, 2 * stages * layout.passes * part);
+  }
+  return sum.result();
+}
+
+}  // namespace phalanx::plan

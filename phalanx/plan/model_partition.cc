@@ -1,0 +1,36 @@
+#include "phalanx/plan/model_partition.h"
+
+#include <algorithm>
+
+#include "phalanx/models/config/vocabulary_split.h"
+
+namespace phalanx::plan {
+
+ModelPartition::ModelPartition(const TrainingShape& shape)
+    : dim(shape.model.dim),
+      heads(shape.model.n_heads / shape.tensor_parallel_size),
+      queries(heads * shape.model.head_dim()),
+      keys(std::max<std::int64_t>(shape.model.n_kv_heads / shape.tensor_parallel_size, 1) * shape.model.head_dim()),
+      feed_forward_hidden(shape.model.ffn_hidden / shape.tensor_parallel_size),
+      vocab(models::splits_vocabulary(shape.model, shape.tensor_parallel_size)
+                ? shape.model.vocab_size / shape.tensor_parallel_size
+                : shape.model.vocab_size),
+      norm(shape.model.is_gpt2() ? 2 * dim : dim),
+      biases_and_norms((shape.model.has_qkv_bias() ? queries + 2 * keys : 0) + (shape.model.is_gpt2() ? dim : 0) +
+                       (shape.model.has_qk_norm() ? 2 * shape.model.head_dim() : 0)),
+      nets(shape.model.has_experts() ? shape.model.experts : 1),
+      matrices_of_net(shape.model.ffn_matrices()),
+      biases_of_net(shape.model.is_gpt2() ? feed_forward_hidden + dim : 0),
+      gates(shape.model.experts * dim),
+      routed(shape.model.has_experts() ? shape.model.experts_per_token : 1),
+      positions(shape.model.is_gpt2() ? shape.model.max_seq_len * dim : 0) {}
+
+std::int64_t ModelPartition::parameters(const models::LlamaPart& part, bool tied) const {
+  std::int64_t sum = 0;
+  for (std::int64_t half = part.begin; half < part.end; ++half) sum += half % 2 == 0 ? attention() : feed_forward();
+  if (part.head) sum += norm;
+  const bool shares = tied && part.embedding;
+  return sum + (part.embedding ? table() + positions : 0) + (part.head && !shares ? table() : 0);
+}
+
+}  // namespace phalanx::plan

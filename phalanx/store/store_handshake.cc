@@ -1,0 +1,166 @@
+#include "phalanx/store/store_handshake.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "phalanx/base/error.h"
+#include "phalanx/store/store_proof.h"
+#include "phalanx/store/store_table.h"
+#include "phalanx/store/tcp_store_socket.h"
+#include "phalanx/store/tcp_store_wire.h"
+
+namespace phalanx {
+namespace {
+
+namespace wire = store_wire;
+using wire::Verdict;
+
+std::string hello_message(std::uint8_t first, std::uint8_t second) {
+  std::string message(wire::kMagic);
+  message.append(reinterpret_cast<const char*>(&wire::kVersion), 2);
+  message.push_back(static_cast<char>(first));
+  message.push_back(static_cast<char>(second));
+  return message;
+}
+
+struct Hello {
+  std::uint16_t version = 0;
+  std::uint8_t first = 0, second = 0;
+};
+
+Hello parse_hello(std::string_view message) {
+  Hello hello;
+  std::memcpy(&hello.version, message.data() + 8, 2);
+  hello.first = static_cast<std::uint8_t>(message[10]);
+  hello.second = static_cast<std::uint8_t>(message[11]);
+  return hello;
+}
+
+}  // namespace
+
+std::size_t StoreHandshake::wanted() const {
+  const std::size_t message = server_nonce_.empty() ? wire::kHelloBytes : kNonceBytes + kProofBytes;
+  return message - input_.size();
+}
+
+std::string StoreHandshake::take(std::string_view bytes) {
+  input_ += bytes;
+  const std::size_t compared = std::min(input_.size(), wire::kMagic.size());
+  if (server_nonce_.empty() && std::memcmp(input_.data(), wire::kMagic.data(), compared) != 0)
+    return refuse("it does not speak the store's protocol", "");
+  if (wanted() > 0) return "";
+  return server_nonce_.empty() ? answer_hello() : answer_proof();
+}
+
+std::string StoreHandshake::refuse(std::string why, std::string answer) {
+  state_ = State::refused;
+  refusal_ = std::move(why);
+  return answer;
+}
+
+std::string StoreHandshake::answer_hello() {
+  const Hello hello = parse_hello(input_);
+  input_.clear();
+  const std::uint8_t authentication = secret_.empty() ? 0 : 1;
+  const auto answer = [&](Verdict verdict) {
+    return hello_message(static_cast<std::uint8_t>(verdict), authentication);
+  };
+  if (hello.version != wire::kVersion || hello.second != 0)
+    return refuse(
+        fmt::format("it speaks version {} of the store's protocol, this store {}", hello.version, wire::kVersion),
+        answer(Verdict::other_version));
+  if (hello.first > 1) return refuse("it does not speak the store's protocol", "");
+  if (secret_.empty() && hello.first == 1)
+    return refuse("it has a job secret, and this store was started without", answer(Verdict::no_secret_here));
+  if (!secret_.empty() && hello.first == 0) return refuse("it has no job secret", answer(Verdict::secret_needed));
+  if (secret_.empty()) {
+    state_ = State::welcome;
+    return answer(Verdict::welcome);
+  }
+  server_nonce_ = random_bytes(kNonceBytes);
+  return answer(Verdict::welcome) + server_nonce_;
+}
+
+std::string StoreHandshake::answer_proof() {
+  const std::string_view client_nonce = std::string_view(input_).substr(0, kNonceBytes);
+  const std::string_view proof = std::string_view(input_).substr(kNonceBytes);
+  std::string answer;
+  // Whoever has proved nothing is given no proof either: it could be used to guess the secret at leisure.
+  if (!equal_secrets(proof, store_proof(secret_, ProofOf::client, client_nonce, server_nonce_))) {
+    answer.push_back(static_cast<char>(Verdict::wrong_secret));
+    answer.append(kProofBytes, '\0');
+    return refuse("its job secret is another one", std::move(answer));
+  }
+  answer.push_back(static_cast<char>(Verdict::welcome));
+  answer += store_proof(secret_, ProofOf::server, client_nonce, server_nonce_);
+  state_ = State::welcome;
+  return answer;
+}
+
+namespace {
+
+bool exchange_messages(int fd, std::string_view message, char* answer, std::size_t size,
+                       std::chrono::steady_clock::time_point deadline, const std::string& store,
+                       const SocketInterrupt* interrupt) {
+  IoResult result = send_all(fd, message, deadline, interrupt);
+  if (result == IoResult::done) result = receive_all(fd, answer, size, deadline, interrupt);
+  if (result == IoResult::interrupted) throw CommError(store_detail::interrupted_message(store, "the greeting"));
+  if (result == IoResult::late)
+    throw CommError(fmt::format("{}: the connection was silent during the greeting: is it a Phalanx store?", store));
+  return result == IoResult::done;
+}
+
+}  // namespace
+
+bool handshake_with_store(int fd, std::string_view secret, std::chrono::steady_clock::time_point deadline,
+                          const std::string& store, const SocketInterrupt* interrupt) {
+  char text[wire::kHelloBytes];
+  const std::uint8_t has_secret = secret.empty() ? 0 : 1;
+  if (!exchange_messages(fd, hello_message(has_secret, 0), text, sizeof text, deadline, store, interrupt)) return false;
+  if (std::memcmp(text, wire::kMagic.data(), wire::kMagic.size()) != 0)
+    throw CommError(fmt::format("{}: what listens there is not a Phalanx store", store));
+  const Hello hello = parse_hello({text, sizeof text});
+  const auto verdict = static_cast<Verdict>(hello.first);
+  if (verdict == Verdict::other_version || hello.version != wire::kVersion)
+    throw CommError(
+        fmt::format("{}: it speaks protocol version {}, this program {}: run the same Phalanx on every node", store,
+                    hello.version, wire::kVersion));
+  if (verdict == Verdict::secret_needed)
+    throw ConfigError(
+        fmt::format("{}: it asks for the job's secret, and this process has none: set PHALANX_JOB_SECRET, or "
+                    "PHALANX_JOB_SECRET_FILE, to the same on every node",
+                    store));
+  // A store that does not ask could be anybody's: it is not given what this job's ranks would say.
+  if (verdict == Verdict::no_secret_here || (has_secret == 1 && hello.second == 0))
+    throw ConfigError(
+        fmt::format("{}: this process has a job secret and the store was started without: set PHALANX_JOB_SECRET, "
+                    "or PHALANX_JOB_SECRET_FILE, to the same for whoever hosts the store, or nowhere",
+                    store));
+  if (verdict != Verdict::welcome || hello.second != has_secret)
+    throw CommError(fmt::format("{}: it answers the greeting with {} {}, which this program does not know", store,
+                                hello.first, hello.second));
+  if (secret.empty()) return true;
+
+  std::string server_nonce(kNonceBytes, '\0');
+  if (!exchange_messages(fd, "", server_nonce.data(), server_nonce.size(), deadline, store, interrupt)) return false;
+  const std::string client_nonce = random_bytes(kNonceBytes);
+  const std::string proof = store_proof(secret, ProofOf::client, client_nonce, server_nonce);
+  std::string answer(1 + kProofBytes, '\0');
+  if (!exchange_messages(fd, client_nonce + proof, answer.data(), answer.size(), deadline, store, interrupt))
+    return false;
+  const std::string_view server_proof = std::string_view(answer).substr(1);
+  if (static_cast<Verdict>(answer[0]) == Verdict::wrong_secret)
+    throw ConfigError(
+        fmt::format("{}: the job secret of this process is not the store's: another job's store listens there, or "
+                    "PHALANX_JOB_SECRET differs between the nodes",
+                    store));
+  if (static_cast<Verdict>(answer[0]) != Verdict::welcome ||
+      !equal_secrets(server_proof, store_proof(secret, ProofOf::server, client_nonce, server_nonce)))
+    throw ConfigError(
+        fmt::format("{}: what listens there does not know this job's secret: it is not this job's store", store));
+  return true;
+}
+
+}  // namespace phalanx

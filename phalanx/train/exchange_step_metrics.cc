@@ -1,0 +1,45 @@
+#include "phalanx/train/exchange_step_metrics.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+
+namespace phalanx::train {
+
+GlobalStepMetrics exchange_step_metrics(const RankStepMetrics& mine, Communicator& world) {
+  const double fields[] = {mine.loss,
+                           mine.should_stop ? 1.0 : 0.0,
+                           mine.data_seconds,
+                           mine.memory_gib,
+                           mine.cpu_seconds,
+                           mine.comm_seconds,
+                           mine.exposed_seconds,
+                           mine.wall_seconds,
+                           mine.save_ended ? 1.0 : 0.0};
+  constexpr std::int64_t kFields = std::ssize(fields);
+  const int size = world.size();
+  // On the host, also where the device is a GPU: so whatever went wrong between the ranks in this step is thrown here,
+  // before anybody looks at what the device has computed since.
+  const at::Tensor host = at::empty({size, kFields}, at::TensorOptions(at::kDouble));
+  world.all_gather(host, at::tensor(at::ArrayRef<double>(fields, kFields), at::TensorOptions(at::kDouble)));
+  GlobalStepMetrics totals{.max_loss = -std::numeric_limits<double>::infinity()};
+  const auto* values = host.const_data_ptr<double>();
+  for (int r = 0; r < size; ++r, values += kFields) {
+    totals.loss += values[0] / size;
+    totals.max_loss = std::max(totals.max_loss, values[0]);
+    totals.stop = totals.stop || values[1] != 0;
+    totals.data_seconds = std::max(totals.data_seconds, values[2]);
+    totals.memory_gib.push_back(values[3]);
+    totals.cpu_seconds.push_back(values[4]);
+    totals.comm_seconds.push_back(values[5]);
+    totals.exposed_seconds.push_back(values[6]);
+    totals.wall_seconds.push_back(values[7]);
+    totals.save_ended = totals.save_ended && values[8] != 0;
+  }
+  return totals;
+}
+
+}  // namespace phalanx::train
