@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "phalanx/base/assert.h"
 #include "phalanx/base/error.h"
 #include "phalanx/base/start_thread.h"
 #include "phalanx/comm/futex.h"
@@ -162,6 +163,8 @@ void WorkState::release() noexcept {
 }
 
 void WorkState::finish() noexcept {
+  PHALANX_ASSERT(!operation_ && done_.load(std::memory_order_relaxed) == 0,
+                 "an operation is released, then finished once");
   done_.store(1, std::memory_order_seq_cst);
   if (sleepers_.load(std::memory_order_seq_cst) != 0) futex_wake_all(&done_, false);
 }
@@ -259,7 +262,8 @@ bool ProgressEngine::advance_queue(OperationQueue& queue) {
     work->release();
     // From now on the issuing thread may drive an operation of this communicator itself.
     queue.finishing_.fetch_add(1, std::memory_order_relaxed);
-    queue.pending_.fetch_sub(1, std::memory_order_acq_rel);
+    [[maybe_unused]] const auto pending = queue.pending_.fetch_sub(1, std::memory_order_acq_rel);
+    PHALANX_ASSERT(pending > 0, "every operation in a queue is counted as pending");
     work->finish();
     queue.finishing_.fetch_sub(1, std::memory_order_release);
   }

@@ -3,9 +3,7 @@
 #include <ATen/ops/full.h>
 
 #include <chrono>
-#include <memory>
 
-#include "phalanx/train/autocast_guard.h"
 #include "phalanx/train/token_batch.h"
 
 namespace phalanx::train {
@@ -33,25 +31,12 @@ ForwardBackwardResult forward_backward_step(ParallelModel& model, const Optimize
       pass.data_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     }
 
-    if (model.has_stages()) {
-      const TraceSpan span(tracing, "pipeline", "compute");
-      pass.loss_sum = model.train_pipeline(batch.inputs, batch.labels, optimizer_step.loss_scale(), tracing);
-      continue;
-    }
-    const std::shared_ptr<void> local_only = part + 1 < parts ? model.no_sync() : nullptr;
-    at::Tensor loss;
-    {
-      const TraceSpan span(tracing, "forward", "compute");
-      const AutocastGuard autocast(options.device.type(), options.autocast);
-      loss = model.model().loss(batch.inputs, batch.labels);
-    }
-    {
-      const TraceSpan span(tracing, "backward", "compute");
-      optimizer_step.scaled(loss).backward(share);
-      if (tracing && !local_only) options.profiler->backward_done();
-    }
-    const at::Tensor detached = loss.detach();
-    pass.loss_sum = pass.loss_sum.defined() ? pass.loss_sum + detached : detached;
+    const at::Tensor loss = model.forward_backward(batch, {.optimizer_step = optimizer_step,
+                                                           .share = share,
+                                                           .is_last = part + 1 == parts,
+                                                           .autocast = options.autocast,
+                                                           .profiler = options.profiler});
+    pass.loss_sum = pass.loss_sum.defined() ? pass.loss_sum + loss : loss;
   }
   return pass;
 }

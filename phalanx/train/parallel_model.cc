@@ -1,134 +1,57 @@
 #include "phalanx/train/parallel_model.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include "phalanx/base/human.h"
 #include "phalanx/config/model_config.h"
-#include "phalanx/mesh/device_mesh.h"
-#include "phalanx/models/llama_parallel.h"
-#include "phalanx/nn/init.h"
-#include "phalanx/train/recompute_layers.h"
+#include "phalanx/train/autocast_guard.h"
+#include "phalanx/train/pipelined_model.h"
+#include "phalanx/train/replicated_model.h"
 #include "phalanx/train/shard_options.h"
+#include "phalanx/train/sharded_model.h"
 
 namespace phalanx::train {
-namespace {
 
-/// Along which dimension activations are split: sequences, where each batch has as many for each rank, as then no row
-/// moves within a rank and whole parts are exchanged while others are multiplied. Over many devices, positions: more of
-/// the exchange is behind products (tensor_parallel.md).
-int split_dim(const TrainConfig& config, const RunPlan& plan, at::Device device) {
-  if (!config.parallelism.enable_async_tensor_parallel) return 1;
-  const bool divides = plan.local_batch_size % plan.parallel.tp == 0 && plan.parallel.pp == 1;
-  return divides && !config.validation.enable && (device.is_cpu() || plan.parallel.tp == 2) ? 0 : 1;
+using observe::TraceSpan;
+
+std::unique_ptr<ParallelModel> make_parallel_model(const TrainConfig& config, const RunPlan& plan,
+                                                   std::shared_ptr<Communicator> world, at::Device device) {
+  if (plan.parallel.pp > 1) return std::make_unique<PipelinedModel>(config, plan, std::move(world), device);
+  if (plan.parallel.dp_shard > 1) return std::make_unique<ShardedModel>(config, plan, std::move(world), device);
+  return std::make_unique<ReplicatedModel>(config, plan, std::move(world), device);
 }
-
-}  // namespace
 
 ParallelModel::ParallelModel(const TrainConfig& config, const RunPlan& plan, std::shared_ptr<Communicator> world,
                              at::Device device)
-    : world_(std::move(world)), mesh_(world_, plan.parallel.axes(), device.is_cuda() ? "cuda" : "cpu"), plan_(plan) {
-  keeps_full_gradients_ = config.parallelism.zero_stage == 1;
-  reduces_each_microbatch_ = reduces_each_microbatch(config);
-  stage_text_ = sharding_text(config);
-  optimizer_copies_ = config.optimizer.name == "AdamW" ? 2 : config.optimizer.momentum > 0 ? 1 : 0;
-  const bool is_sharded = plan.parallel.dp_shard > 1;
-  const bool is_cut = plan.parallel.uses_model_parallelism();
-  model_ = std::make_shared<models::Llama>(
-      model_config(config), nn::TensorOptionsOfModule{.device = device, .without_memory = is_sharded || is_cut});
-  if (plan.parallel.tp > 1) {
-    models::parallelize_llama(*model_, mesh_,
-                              {.sequence_parallel = plan.parallel.sequence_parallel,
-                               .split_dim = split_dim(config, plan, device),
-                               .overlap = config.parallelism.enable_async_tensor_parallel,
-                               .seq_len = config.training.seq_len});
+    : world_(std::move(world)),
+      mesh_(world_, plan.parallel.axes(), device.is_cuda() ? "cuda" : "cpu"),
+      plan_(plan),
+      device_(device),
+      model_(std::make_shared<models::Llama>(
+          model_config(config),
+          nn::TensorOptionsOfModule{.device = device, .without_memory = ParallelModel::is_model_sharded()})),
+      optimizer_copies_(config.optimizer.name == "AdamW" ? 2
+                        : config.optimizer.momentum > 0  ? 1
+                                                         : 0),
+      sharding_text_(sharding_text(config)),
+      keeps_full_gradients_(config.parallelism.zero_stage == 1) {}
+
+at::Tensor ParallelModel::run_whole_model(const TokenBatch& batch, const ForwardBackwardPass& pass, bool sync) {
+  observe::TraceRecorder* const tracing = pass.profiler ? pass.profiler->recorder() : nullptr;
+  at::Tensor loss;
+  {
+    const TraceSpan span(tracing, "forward", "compute");
+    const AutocastGuard autocast(device_.type(), pass.autocast);
+    loss = model_->loss(batch.inputs, batch.labels);
   }
-  if (plan.parallel.pp > 1) {
-    pipeline_ = std::make_unique<PipelineModel>(config, plan, mesh_, device, *model_);
-    if (plan.parallel.dp_replicate > 1 && !is_sharded) replicas_ = mesh_.communicator("dp_replicate");
-    return;
+  {
+    const TraceSpan span(tracing, "backward", "compute");
+    pass.optimizer_step.scaled(loss).backward(pass.share);
+    if (tracing && sync) pass.profiler->backward_done();
   }
-  recompute_layers(*model_, config);
-  if (!is_sharded) {
-    nn::materialize(*model_);
-    replicas_ = replicate_group();
-    return;
-  }
-  sharded_ = std::make_unique<FullyShardedDataParallel>(*model_, mesh_, shard_options(config));
-}
-
-/// A rank that shares its batch with nobody but its tensor group averages with itself: its gradients get buckets too.
-std::shared_ptr<Communicator> ParallelModel::replicate_group() const {
-  if (mesh_.has("dp_replicate")) return mesh_.communicator("dp_replicate");
-  return world_->size() == 1 ? world_ : world_->split(world_->rank(), 0);
-}
-
-void ParallelModel::initialise(std::uint64_t seed) {
-  if (sharded_) {
-    sharded_->initialise(seed);
-  } else if (pipeline_) {
-    pipeline_->initialise(seed);
-  } else {
-    nn::initialise(*model_, seed);
-  }
-}
-
-at::Tensor ParallelModel::train_pipeline(const at::Tensor& inputs, const at::Tensor& labels, double loss_scale,
-                                         observe::TraceRecorder* trace) {
-  return at::full({}, pipeline_->train(inputs, labels, loss_scale, trace),
-                  at::TensorOptions(inputs.device()).dtype(at::kDouble));
-}
-
-at::Tensor ParallelModel::loss(const at::Tensor& inputs, const at::Tensor& labels) {
-  if (!pipeline_) return model_->loss(inputs, labels);
-  return at::full({}, pipeline_->evaluate(inputs, labels), at::TensorOptions(inputs.device()).dtype(at::kDouble));
-}
-
-std::vector<nn::Module*> ParallelModel::modules() const {
-  if (!pipeline_) return {model_.get()};
-  std::vector<nn::Module*> modules;
-  for (const auto& stage : pipeline_->models()) modules.push_back(stage.get());
-  return modules;
-}
-
-std::vector<NamedTensor> ParallelModel::weights() const {
-  if (pipeline_) return pipeline_->weights();
-  return sharded_ ? sharded_->parameters() : nn::named_parameters(*model_);
-}
-
-std::vector<NamedTensor> ParallelModel::replicated_weights() const {
-  std::vector<NamedTensor> all = weights();
-  if (pipeline_) all.insert(all.end(), pipeline_->copies().begin(), pipeline_->copies().end());
-  return all;
-}
-
-void ParallelModel::values_were_loaded() {
-  if (pipeline_) pipeline_->invalidate_unsharded();
-  if (sharded_) {
-    sharded_->invalidate_unsharded();
-  } else if (are_attached_) {
-    return;
-  } else if (!pipeline_) {
-    ddp_ = std::make_unique<DistributedDataParallel>(*model_, replicas_);
-  } else if (replicas_) {
-    pipeline_->average_over(replicas_);
-  }
-  are_attached_ = true;
-}
-
-const std::vector<NamedTensor>& ParallelModel::parameters() const {
-  if (pipeline_) return pipeline_->weights();
-  return sharded_ ? sharded_->parameters() : ddp_->parameters();
-}
-
-std::shared_ptr<void> ParallelModel::no_sync() {
-  if (sharded_ && reduces_each_microbatch_) {
-    return std::make_shared<FullyShardedDataParallel::NoAllReduce>(sharded_->no_all_reduce());
-  }
-  if (sharded_) return std::make_shared<FullyShardedDataParallel::NoSync>(sharded_->no_sync());
-  return std::make_shared<DistributedDataParallel::NoSync>(ddp_->no_sync());
+  return loss.detach();
 }
 
 std::vector<std::shared_ptr<Communicator>> ParallelModel::communicators() const {
@@ -142,18 +65,11 @@ std::vector<std::shared_ptr<Communicator>> ParallelModel::communicators() const 
   return all;
 }
 
-std::vector<const FullyShardedDataParallel*> ParallelModel::shardings() const {
-  if (pipeline_) return pipeline_->shardings();
-  return sharded_ ? std::vector<const FullyShardedDataParallel*>{sharded_.get()}
-                  : std::vector<const FullyShardedDataParallel*>{};
-}
-
 Communicator* ParallelModel::grad_norm_group() const { return is_model_sharded() ? world_.get() : nullptr; }
 
 void ParallelModel::collect_state(TrainState& state) const {
   const auto named = with_prefix("model.", weights());
   state.tensors.insert(state.tensors.end(), named.begin(), named.end());
-  if (ddp_) ddp_->collect_state(state);
 }
 
 std::vector<NamedTensor> ParallelModel::full_weights_on_rank0() const {
@@ -182,13 +98,13 @@ std::string ParallelModel::layout() const {
   const ParallelPlan& plan = plan_.parallel;
   std::string text = fmt::format("{} ranks", plan_.world_size);
   if (plan.dp_shard > 1) {
-    text += fmt::format(", {} over {}", stage_text_, plan.dp_shard);
+    text += fmt::format(", {} over {}", sharding_text_, plan.dp_shard);
     if (plan.dp_replicate > 1) text += fmt::format(", replicated {} times", plan.dp_replicate);
   } else if (plan.dp_replicate > 1) {
     text +=
         plan.uses_model_parallelism() ? fmt::format(", data parallel over {}", plan.dp_replicate) : ", data parallel";
   }
-  if (pipeline_) text += ", " + pipeline_->text();
+  if (const std::string stages = pipeline_text(); !stages.empty()) text += ", " + stages;
   if (plan.tp > 1) {
     text += fmt::format(", tensor parallel over {}{}", plan.tp, plan.sequence_parallel ? " (tokens too)" : "");
   }
@@ -233,7 +149,7 @@ std::string ParallelModel::memory_text() const {
       "{} of weights, {} of gradients, {} of optimizer state on this rank; {} for gathered units, then {} and "
       "activations",
       bytes(weight_bytes), bytes(gradient_bytes), bytes(rows * optimizer_copies_), bytes(unsharded_bytes),
-      pipeline_ ? "whole gradients of its stages" : "gradients of units,");
+      plan_.parallel.pp > 1 ? "whole gradients of its stages" : "gradients of units,");
 }
 
 }  // namespace phalanx::train

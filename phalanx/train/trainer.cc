@@ -209,7 +209,7 @@ void Trainer::say_changes() {
 }
 
 void Trainer::make_model() {
-  model_ = std::make_unique<ParallelModel>(config_, plan_, context_.world, context_.device);
+  model_ = make_parallel_model(config_, plan_, context_.world, context_.device);
   if (!checkpoints_.resumes()) {
     if (!has_initial_weights(config_)) {
       model_->initialise(static_cast<std::uint64_t>(config_.debug.seed));

@@ -43,10 +43,10 @@ class KernelOrderTest : public TrainerTest {
     std::vector<double> numbers;
     for (std::int64_t step = 0; step < 2; ++step) {
       numbers.push_back(side.forward_backward(step));
-      check_replicas(side.model.replicated_weights(), *world, "of the test");
+      check_replicas(side.model->replicated_weights(), *world, "of the test");
       numbers.push_back(side.optimizer_step->apply(step).grad_norm);
     }
-    numbers.push_back(side.data.validator->run(side.model, *world, 2).value().loss);
+    numbers.push_back(side.data.validator->run(*side.model, *world, 2).value().loss);
     return numbers;
   }
 

@@ -64,7 +64,7 @@ class Comparison {
       const auto narrow = sharded_param_dtype(config);
       if (narrow && plan_run(config, world_->size()).parallel.dp_shard > 1) reference_->compute_in(config, *narrow);
     }
-    result_.layout = parallelized_.model.layout();
+    result_.layout = parallelized_.model->layout();
     result_.tolerance = options.tolerance.value_or(tolerance_for(config, world_->size(), context.device));
     rounds_products_ = !options.tolerance && rounds_its_own_products(config, world_->size());
     scaled_ = scales_loss(config);
@@ -92,7 +92,7 @@ class Comparison {
  private:
   /// The largest difference from the same layout without recomputation: there must be none.
   std::optional<LayoutFinding> unlike_plain(std::int64_t step, const std::string& what, const ValueOf& value) {
-    const std::vector<ParameterCheck> checks = parts_->compare_same_parts(plain_->model.parameters(), value);
+    const std::vector<ParameterCheck> checks = parts_->compare_same_parts(plain_->model->parameters(), value);
     const auto relative = [](const ParameterCheck& check) { return check.difference.relative; };
     const auto worst = std::ranges::max_element(checks, {}, relative);
     if (worst->difference.relative == 0) return std::nullopt;
@@ -154,7 +154,7 @@ class Comparison {
       suspect = suspect_part(found.defined() ? found : part_of(zeros, shard),
                              (expected.defined() ? expected : zeros).to(at::kDouble), before, shard);
     }
-    result_.finding->cause = likely_cause(suspect, parallelized_.model.mesh(), *world_, worst.rank);
+    result_.finding->cause = likely_cause(suspect, parallelized_.model->mesh(), *world_, worst.rank);
     if (!result_.finding->cause.empty()) return;
     result_.finding->cause = kNoSimpleCause;
     if (place >= 0 && loss_is_right) {
@@ -177,9 +177,9 @@ class Comparison {
     const auto save = [&](const NamedTensor& p) {
       gradients[p.tensor.unsafeGetTensorImpl()] = p.tensor.grad().defined() ? p.tensor.grad().clone() : at::Tensor();
     };
-    for (const NamedTensor& mine : parallelized_.model.parameters()) save(mine);
+    for (const NamedTensor& mine : parallelized_.model->parameters()) save(mine);
     for (std::size_t i = 0; reference_ && i < parts_->names().size(); ++i) {
-      save(reference_->model.parameters()[i]);
+      save(reference_->model->parameters()[i]);
       if (!weights_older_.empty()) weights_before[parts_->names()[i]] = weights_older_[i];
     }
     const LayoutTolerance& allowed = result_.tolerance;
@@ -223,7 +223,7 @@ class Comparison {
 
   void keep(std::vector<at::Tensor>& kept, const ValueOf& value) const {
     kept.clear();
-    for (const NamedTensor& p : reference_->model.parameters()) {
+    for (const NamedTensor& p : reference_->model->parameters()) {
       const at::Tensor whole = value(p);
       kept.push_back(whole.defined() ? whole.detach().to(at::kCPU, at::kFloat).clone() : at::Tensor());
     }
@@ -359,7 +359,7 @@ class Comparison {
   }
 
   void observe(std::int64_t step) const {
-    if (observer_) observer_(step, parallelized_.model.parameters());
+    if (observer_) observer_(step, parallelized_.model->parameters());
   }
 
   void check_initial_values() {

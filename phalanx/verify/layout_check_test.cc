@@ -238,7 +238,7 @@ class RecomputedLayoutTest : public LayoutCheckTest {
       LayoutCheckContext context{.world = world};
       context.observer = [step](std::int64_t done, const auto&) { *step = done + 1; };
       context.prepare = [&use, step](LayoutSide& side) {
-        for (nn::Module* model : side.model.modules()) {
+        for (nn::Module* model : side.model->modules()) {
           auto* const wo = dynamic_cast<nn::Module*>(model->named_modules()["layers.0.attention.wo"].get());
           wo->set_parameter_use("weight", [&use, step](const at::Tensor& weight) { return use(weight, *step); });
         }

@@ -30,7 +30,7 @@ struct Path {
       traces.push_back(std::make_unique<ForwardTrace>(*module));
       traces.back()->start(rows.size());
     }
-    for (const NamedTensor& p : side.model.parameters()) p.tensor.mutable_grad().reset();
+    for (const NamedTensor& p : side.model->parameters()) p.tensor.mutable_grad().reset();
     side.forward_backward(step);
     for (const auto& trace : traces) trace->note_uncalled();
     const TokenBatch batch = load_batch(*side.data.dataloader, step, rows, at::kCPU);
@@ -146,7 +146,7 @@ class Search {
                         .rank = worst.rank,
                         .difference = worst.difference,
                         .tolerance = tolerance,
-                        .cause = likely_cause(value, parallelized_.model.mesh(), world_, worst.rank)};
+                        .cause = likely_cause(value, parallelized_.model->mesh(), world_, worst.rank)};
   }
 
   std::optional<LayoutOrigin> batch() {
@@ -168,7 +168,7 @@ class Search {
                                                                            const at::Tensor& found) const {
     const data::RowRange rows = parallelized_.rows();
     if (found.dim() != whole.dim() || found.size(0) != rows.size()) return std::nullopt;
-    const DeviceMesh& mesh = parallelized_.model.mesh();
+    const DeviceMesh& mesh = parallelized_.model->mesh();
     const bool is_cut = mesh.has("tp");
     std::vector<std::int64_t> offset(static_cast<std::size_t>(whole.dim()));
     at::Tensor part = whole.narrow(0, rows.begin, rows.size());
@@ -218,7 +218,7 @@ class Search {
       if (reference_side_ != nullptr) {
         const at::NoGradGuard no_grad;
         std::vector<std::pair<at::Tensor, at::Tensor>> now;
-        for (const NamedTensor& p : reference_side_->model.parameters()) {
+        for (const NamedTensor& p : reference_side_->model->parameters()) {
           if (!may_be_stale(p, alone)) continue;
           now.emplace_back(p.tensor, p.tensor.clone());
           p.tensor.copy_(options_.weights_before.at(p.name));

@@ -21,15 +21,15 @@ namespace phalanx::train {
 LayoutSide::LayoutSide(const TrainConfig& config, const std::shared_ptr<Communicator>& world, at::Device device)
     : plan(plan_run(config, world->size())),
       data(open_training_data(config, plan, device, world->rank())),
-      model(config, plan, world, device),
+      model(make_parallel_model(config, plan, world, device)),
       options{.plan = plan, .rank = world->rank(), .device = device, .autocast = autocast_dtype(config, plan)} {
   if (!has_initial_weights(config)) {
-    model.initialise(static_cast<std::uint64_t>(config.debug.seed));
+    model->initialise(static_cast<std::uint64_t>(config.debug.seed));
   } else {
-    load_initial_weights(config, model.weights(), [](const std::string&) {});
+    load_initial_weights(config, model->weights(), [](const std::string&) {});
   }
-  model.values_were_loaded();
-  optimizer_step = std::make_unique<OptimizerStep>(config, model.parameters(), model.grad_norm_group());
+  model->values_were_loaded();
+  optimizer_step = std::make_unique<OptimizerStep>(config, model->parameters(), model->grad_norm_group());
 }
 
 void LayoutSide::compute_in(const TrainConfig& config, at::ScalarType dtype) {
@@ -39,12 +39,12 @@ void LayoutSide::compute_in(const TrainConfig& config, at::ScalarType dtype) {
 }
 
 std::vector<nn::Module*> LayoutSide::modules() const {
-  return cast_ ? std::vector<nn::Module*>{cast_.get()} : model.modules();
+  return cast_ ? std::vector<nn::Module*>{cast_.get()} : model->modules();
 }
 
 double LayoutSide::forward_backward_in_cast(std::int64_t step) {
   std::map<std::string, at::Tensor> weights;
-  for (const NamedTensor& p : model.parameters()) weights[p.name] = p.tensor;
+  for (const NamedTensor& p : model->parameters()) weights[p.name] = p.tensor;
   const std::vector<NamedTensor> copies = nn::named_parameters(*cast_);
   {
     const at::NoGradGuard no_grad;
@@ -71,16 +71,16 @@ double LayoutSide::forward_backward_in_cast(std::int64_t step) {
 
 double LayoutSide::forward_backward(std::int64_t step) {
   if (cast_) return forward_backward_in_cast(step);
-  return forward_backward_step(model, *optimizer_step, *data.dataloader, options, step).loss_sum.item<double>() /
+  return forward_backward_step(*model, *optimizer_step, *data.dataloader, options, step).loss_sum.item<double>() /
          static_cast<double>(plan.accumulation_steps);
 }
 
 void LayoutSide::drop_gradients() {
-  for (const NamedTensor& p : model.parameters()) p.tensor.mutable_grad().reset();
+  for (const NamedTensor& p : model->parameters()) p.tensor.mutable_grad().reset();
 }
 
 std::string LayoutSide::first_not_finite() const {
-  for (const auto& [name, tensor, shard] : model.parameters()) {
+  for (const auto& [name, tensor, shard] : model->parameters()) {
     const at::Tensor& grad = tensor.grad();
     if (grad.defined() && !std::isfinite(grad.to(at::kDouble).norm().item<double>())) return name;
   }
@@ -96,7 +96,7 @@ void LayoutSide::scale_loss(double factor) {
 }
 
 LayoutSide::Rounding LayoutSide::rounding_of_gradients(std::int64_t step, double loss) {
-  const auto parameters = model.parameters();
+  const auto parameters = model->parameters();
   std::vector<at::Tensor> rounded;
   for (const NamedTensor& p : parameters) rounded.push_back(std::exchange(p.tensor.mutable_grad(), at::Tensor()));
   const auto autocast = std::exchange(options.autocast, std::nullopt);

@@ -44,7 +44,7 @@ struct LayoutSide {
 
   RunPlan plan;
   TrainingData data;
-  ParallelModel model;
+  std::unique_ptr<ParallelModel> model;
   ForwardBackwardOptions options;
   std::unique_ptr<OptimizerStep> optimizer_step;
 

@@ -40,7 +40,7 @@ ParameterComparison::ParameterComparison(LayoutSide& parallelized, LayoutSide* r
 void ParameterComparison::share_names() {
   json told = json::array();
   if (reference_ != nullptr) {
-    for (const auto& [name, tensor, shard] : reference_->model.parameters()) {
+    for (const auto& [name, tensor, shard] : reference_->model->parameters()) {
       told.push_back({{"name", name}, {"shape", tensor.sizes().vec()}});
     }
   }
@@ -50,7 +50,7 @@ void ParameterComparison::share_names() {
     shapes_.push_back(one["shape"].get<std::vector<std::int64_t>>());
   }
   mine_.resize(names_.size());
-  for (const NamedTensor& mine : parallelized_.model.parameters()) {
+  for (const NamedTensor& mine : parallelized_.model->parameters()) {
     const auto place = std::ranges::find(names_, mine.name);
     if (place == names_.end()) {
       throw Error(
@@ -84,7 +84,7 @@ const NamedTensor* ParameterComparison::here(std::size_t index) const {
 
 at::Tensor ParameterComparison::send(std::size_t index, const ValueOf& value) const {
   at::Tensor whole;
-  if (reference_ != nullptr) whole = value(reference_->model.parameters()[index]);
+  if (reference_ != nullptr) whole = value(reference_->model->parameters()[index]);
   if (world_.broadcast_bytes(whole.defined() ? "1" : "") != "1") return {};
   const at::Tensor sent =
       reference_ != nullptr ? whole.detach().to(at::kCPU, at::kFloat).clone() : at::empty(shapes_[index], kHostFloat);
@@ -153,7 +153,7 @@ void ParameterComparison::take_weights_of_layout() const {
     const at::Tensor whole = at::zeros(shapes_[i], kHostFloat);
     if (own_.contains(i)) part_of(whole, mine_[i].shard.get()).copy_(mine_[i].tensor);
     world_.all_reduce(whole);  // zeros, but for one rank's
-    if (reference_ != nullptr) reference_->model.parameters()[i].tensor.copy_(whole);
+    if (reference_ != nullptr) reference_->model->parameters()[i].tensor.copy_(whole);
   }
 }
 

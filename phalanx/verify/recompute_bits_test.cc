@@ -80,7 +80,7 @@ class RecomputeBitsTest : public TrainerTest {
       bits.first.push_back(side.forward_backward(step));
       bits.first.push_back(side.optimizer_step->apply(step).grad_norm);
     }
-    for (const NamedTensor& p : side.model.parameters()) {
+    for (const NamedTensor& p : side.model->parameters()) {
       const at::Tensor values = p.tensor.detach().contiguous();
       bits.second[p.name] = std::string(static_cast<const char*>(values.const_data_ptr()), values.nbytes());
     }

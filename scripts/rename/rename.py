@@ -43,7 +43,7 @@ def table(path):
 
 def tracked():
     names = subprocess.run(["git", "ls-files"], check=True, capture_output=True, text=True).stdout.splitlines()
-    return [pathlib.Path(name) for name in names if pathlib.Path(name).suffix in TEXT and not name.startswith(OWN)]
+    return [pathlib.Path(name) for name in names if pathlib.Path(name).suffix in TEXT and not name.startswith(OWN) and "testdata/" not in name]
 
 
 def rewrite(change):

@@ -4,9 +4,7 @@
 #include <cstdio>
 #include <memory>
 
-#include "phalanx/base/human.h"
-#include "phalanx/comm/backends/local_shm/local.h"
-#include "phalanx/comm/communicator.h"
+#include "phalanx/phalanx.h"
 
 int main() {
   double sum = 0;
@@ -15,6 +13,6 @@ int main() {
     comm->all_reduce(mine);
     if (comm->rank() == 0) sum = mine[0].item<double>();
   });
-  std::printf("1 + 2 = %g over 2 ranks, %s each\n", sum, phalanx::human_bytes(4 * sizeof(float)).c_str());
+  std::printf("1 + 2 = %g over 2 ranks\n", sum);
   return sum == 3.0 ? 0 : 1;
 }

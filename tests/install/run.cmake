@@ -25,7 +25,8 @@ if(NOT output MATCHES "1 \\+ 2 = 3 over 2 ranks")
 endif()
 
 # Nothing in the package may lead back into the build or the source tree, and tests stay at home.
-file(GLOB_RECURSE strays ${WORK}/prefix/*_test.h ${WORK}/prefix/*_test.cc)
+file(GLOB_RECURSE strays ${WORK}/prefix/*.h ${WORK}/prefix/*.cc)
+list(FILTER strays INCLUDE REGEX "_test\\.|/testing/|/testdata/|test_support|fake_|_suite\\.")
 if(strays)
   message(FATAL_ERROR "installed by mistake: ${strays}")
 endif()

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "phalanx/base/assert.h"
 #include "phalanx/base/error.h"
 #include "phalanx/comm/data_type.h"
 #include "phalanx/observe/memory_counters.h"
@@ -177,6 +178,7 @@ std::int64_t ParamGroup::reduced_bytes() const noexcept {
 }
 
 void ParamGroup::unshard() {
+  PHALANX_ASSERT(!unsharded_, "a group that is unsharded is not gathered again");
   unsharded_ = true;
   if (is_sharded_post_forward_) {
     all_gather_ = post_forward_group_->all_gather(full_.tensor(), sharded_post_forward_, {.async = true});
@@ -338,6 +340,7 @@ void ParamGroup::copy_to_host() {
 }
 
 void ParamGroup::publish_grads() {
+  PHALANX_ASSERT(reduced_.defined(), "gradients are published after they were reduced");
   const at::Tensor reduced = std::exchange(reduced_, at::Tensor());
   for (std::size_t i = 0; i < size(); ++i) {
     if (!is_trained(i)) continue;

@@ -10,6 +10,7 @@
 
 #include <utility>
 
+#include "phalanx/base/assert.h"
 #include "phalanx/base/error.h"
 #include "phalanx/parallel/pipeline/graph_split.h"
 #include "phalanx/tensor/counting_allocator.h"
@@ -74,6 +75,8 @@ at::Tensor StageExecutor::forward(int micro_batch, const at::Tensor& input, cons
     cached->root = torch::autograd::impl::gradient_edge(y);
     if (by_graph_) cached->split.emplace(y, cached->input, trained_);
   }
+  PHALANX_ASSERT(!fwd_cache_.contains(micro_batch),
+                 "a micro-batch passes a stage forward once before its backward pass");
   fwd_cache_[micro_batch] = std::move(cached);
   return y.detach();
 }
@@ -106,6 +109,8 @@ at::Tensor StageExecutor::backward(int micro_batch, const at::Tensor& output_gra
 }
 
 at::Tensor StageExecutor::backward_input(int micro_batch, const at::Tensor& output_gradient) {
+  PHALANX_ASSERT(fwd_cache_.at(micro_batch) != nullptr && fwd_cache_.at(micro_batch)->input.defined(),
+                 "backward_input runs once for a micro-batch");
   ForwardCache& cached = *fwd_cache_.at(micro_batch);
   at::Tensor dx;
   if (cached.split) {

@@ -98,7 +98,7 @@ c10::intrusive_ptr<c10d::Backend> GlooBackend::connect(const std::shared_ptr<Sto
 // What gloo has begun to write to a rank that is stopped cannot be taken back, and its destructor waits for that. After
 // a failure it gets a moment, and is then left to itself.
 GlooBackend::~GlooBackend() {
-  if (!gloo_ || !aborted_.load()) return;
+  if (!gloo_ || !abort_.is_set()) return;
   auto ended = std::make_shared<std::promise<void>>();
   std::future<void> end = ended->get_future();
   // The thread has the last reference, so that it is the one to wait.
@@ -129,12 +129,7 @@ std::shared_ptr<Backend> GlooBackend::split(const SplitRequest& request) {
 }
 
 void GlooBackend::abort(const std::string& reason) noexcept {
-  {
-    const std::lock_guard lock(abort_mutex_);
-    if (aborted_.load()) return;
-    abort_reason_ = reason;
-    aborted_.store(true);
-  }
+  if (!abort_.set(reason)) return;
   if (gloo_) {
     peers_.announce_abort(reason);
     // A receive that times out breaks all of gloo's connections of this group: what is under way here ends now, so that
@@ -155,12 +150,6 @@ void GlooBackend::abort(const std::string& reason) noexcept {
 void GlooBackend::check_ranks() {
   throw_if_aborted();
   if (const std::string why = peers_.failure_reason(); !why.empty()) throw CommError(why);
-}
-
-void GlooBackend::throw_if_aborted() const {
-  if (!aborted_.load()) return;
-  const std::lock_guard lock(abort_mutex_);
-  throw CommError(fmt::format("the group was aborted: {}", abort_reason_));
 }
 
 // "collectives begun; peer:sends,done,receives,done; ..."

@@ -14,11 +14,11 @@
 #include <atomic>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
+#include "phalanx/comm/abort_state.h"
 #include "phalanx/comm/backend.h"
 #include "phalanx/comm/liveness/group_peers.h"
 #include "phalanx/store/store.h"
@@ -55,7 +55,7 @@ class GlooBackend final : public Backend {
   c10d::Backend& group() { return *gloo_; }
   const c10::intrusive_ptr<c10d::Backend>& group_pointer() const { return gloo_; }
   const std::shared_ptr<GlooBell>& bell() const { return bell_; }
-  void throw_if_aborted() const;
+  void throw_if_aborted() const { abort_.throw_if_set(); }
   std::string announced_failure() const { return peers_.announced_failure(); }
   std::string failure_reason() const { return peers_.failure_reason(); }
   std::string who_left() const { return peers_.who_left(); }
@@ -97,9 +97,7 @@ class GlooBackend final : public Backend {
   std::vector<std::uint32_t> messages_;     // sent so far, by destination
   std::vector<MessageCounts> counts_;       // by peer
   std::deque<SelfMessage> self_messages_;
-  mutable std::mutex abort_mutex_;
-  std::string abort_reason_;
-  std::atomic<bool> aborted_{false};
+  AbortState abort_;
 };
 
 /// "name: first line" of what gloo threw, without its C++ stack.

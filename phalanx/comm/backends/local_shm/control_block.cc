@@ -7,6 +7,7 @@
 #include <cstring>
 #include <thread>
 
+#include "phalanx/base/assert.h"
 #include "phalanx/base/error.h"
 #include "phalanx/comm/futex.h"
 
@@ -22,9 +23,12 @@ ControlBlock::ControlBlock(ControlBlockMemory memory, int rank, int size, std::f
       rank_(rank),
       size_(size),
       seen_(static_cast<std::size_t>(size), 0),
-      death_reason_(std::move(death_reason)) {}
+      death_reason_(std::move(death_reason)) {
+  PHALANX_ASSERT(0 <= rank && rank < size, "a control block belongs to one of its ranks");
+}
 
 void ControlBlock::publish(std::uint64_t round) {
+  PHALANX_ASSERT(round > round_, "round numbers only grow");
   round_ = round;
   RankControlBlock& mine = of(rank_);
   mine.published.exchange(static_cast<std::uint32_t>(round), std::memory_order_seq_cst);
@@ -36,7 +40,9 @@ bool ControlBlock::look(int peer, std::uint64_t round) {
   // The word holds the low half of the round. A peer is never 2^31 rounds away.
   std::uint64_t& seen = seen_[static_cast<std::size_t>(peer)];
   const std::uint32_t word = of(peer).published.load(std::memory_order_acquire);
-  seen += word - static_cast<std::uint32_t>(seen);
+  const std::uint32_t step = word - static_cast<std::uint32_t>(seen);
+  PHALANX_ASSERT(step < (1U << 31), "a peer's round went back, or is 2^31 rounds away");
+  seen += step;
   return seen >= round;
 }
 
@@ -109,6 +115,7 @@ Progress RoundOperation::advance() {
   switch (state_) {
     case State::open: {
       if (!await_all(first_round_ - 1)) return blocked();
+      PHALANX_ASSERT(control_block_.round() + 1 == first_round_, "operations of a rank begin in order");
       RoundHeader& header = control_block_.header(control_block_.rank(), first_round_);
       header.signature = signature_of(description_);
       header.description = &description_;

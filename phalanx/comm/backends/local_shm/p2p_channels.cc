@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "phalanx/base/assert.h"
 #include "phalanx/base/error.h"
 #include "phalanx/comm/futex.h"
 #include "phalanx/comm/stream_copy.h"
@@ -64,6 +65,7 @@ bool P2PChannels::move_sends(int destination) {
   if (box.posted.empty()) return false;
   Channel& to = channel(control_block_.rank(), destination);
   const std::uint32_t received = to.received.load(std::memory_order_acquire);
+  PHALANX_ASSERT(box.sent - received <= kChannelEntries, "the destination overtook the source");
   bool moved = false;
   for (Part* part : box.posted) {
     while (!part->all_posted && box.sent - received < kChannelEntries) {
@@ -126,6 +128,7 @@ bool P2PChannels::deliver_unexpected(int source) {
 
 void P2PChannels::start_message(int source, const ChannelEntry& entry) {
   RecvQueue& box = recv_queues_[static_cast<std::size_t>(source)];
+  PHALANX_ASSERT(box.current == nullptr && box.current_unexpected == nullptr, "messages of a pair do not interleave");
   const auto found = std::ranges::find_if(
       box.posted, [&](const Part* part) { return !part->is_matched && part->transfer->tag == entry.tag; });
   if (found != box.posted.end()) {
@@ -146,6 +149,7 @@ bool P2PChannels::move_receives(int source) {
   Channel& from = channel(source, control_block_.rank());
   bool moved = box.unexpected.empty() ? false : deliver_unexpected(source);
   const std::uint32_t sent = from.sent.load(std::memory_order_acquire);
+  PHALANX_ASSERT(sent - box.received <= kChannelEntries, "the source overwrote entries that nobody has read");
   while (box.received != sent && !box.posted.empty()) {
     const ChannelEntry& entry = from.entries[box.received % kChannelEntries];
     if (box.is_receiver_waiting) {
@@ -168,6 +172,7 @@ bool P2PChannels::move_receives(int source) {
       else if (entry.bytes > 0)
         std::memcpy(to, data, entry.bytes);
       part->moved += entry.bytes;
+      PHALANX_ASSERT(part->moved <= part->bytes, "a message is longer than its first entry said");
       if (part->moved == part->bytes) {
         part->is_done = true;
         std::erase(box.posted, part);

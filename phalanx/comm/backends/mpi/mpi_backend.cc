@@ -110,7 +110,7 @@ MpiBackend::~MpiBackend() {
   // What a failed group left under way still needs its communicator. Else nothing is under way any more, and to free it
   // is a local act in Open MPI.
   int is_finalised = 0;
-  if (aborted_.load() || mpi().finalized(&is_finalised) != MPI_SUCCESS || is_finalised != 0) return;
+  if (abort_.is_set() || mpi().finalized(&is_finalised) != MPI_SUCCESS || is_finalised != 0) return;
   const auto inside = process_.enter();
   mpi().comm_free(&comm_);
 }
@@ -129,26 +129,12 @@ std::shared_ptr<Backend> MpiBackend::split(const SplitRequest& request) {
 }
 
 void MpiBackend::abort(const std::string& reason) noexcept {
-  {
-    const std::lock_guard lock(abort_mutex_);
-    if (aborted_.load()) return;
-    abort_reason_ = reason;
-    aborted_.store(true);
-  }
+  if (!abort_.set(reason)) return;
   if (size() == 1) return;
   process_.note_failure();
   // Of a death everybody hears from the store; told a second time, it would look like this rank's own decision.
   if (!peers_.lost().empty()) return;
   peers_.announce_abort(reason);
-}
-
-std::string MpiBackend::abort_reason() const {
-  const std::lock_guard lock(abort_mutex_);
-  return abort_reason_;
-}
-
-void MpiBackend::throw_if_aborted() const {
-  if (aborted_.load()) throw CommError(fmt::format("the group was aborted: {}", abort_reason()));
 }
 
 std::shared_ptr<std::byte[]> MpiBackend::scratch(std::size_t bytes) {

@@ -13,14 +13,13 @@
 
 #include <mpi.h>
 
-#include <atomic>
 #include <chrono>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "phalanx/comm/abort_state.h"
 #include "phalanx/comm/backend.h"
 #include "phalanx/comm/backends/mpi/mpi_process.h"
 #include "phalanx/comm/backends/mpi/mpi_requests.h"
@@ -60,8 +59,8 @@ class MpiBackend final : public Backend {
   int tag(MpiTag kind, int value) const { return value * 4 + static_cast<int>(kind); }
   int largest_tag_value() const { return process_.largest_tag() / 4 - 1; }
 
-  void throw_if_aborted() const;
-  std::string abort_reason() const;
+  void throw_if_aborted() const { abort_.throw_if_set(); }
+  std::string abort_reason() const { return abort_.reason(); }
   GroupPeers& peers() { return peers_; }
   std::vector<int> behind(std::uint64_t collective) const { return peers_.behind(collective); }
   std::uint64_t begin_collective() { return peers_.begin_collective(); }
@@ -90,9 +89,7 @@ class MpiBackend final : public Backend {
   std::vector<std::uint32_t> sent_, received_;
   std::shared_ptr<std::byte[]> scratch_;
   std::size_t scratch_bytes_ = 0;
-  mutable std::mutex abort_mutex_;
-  std::string abort_reason_;
-  std::atomic<bool> aborted_{false};
+  AbortState abort_;
 };
 
 /// What collectives and messages have in common: what becomes of them when they fail.

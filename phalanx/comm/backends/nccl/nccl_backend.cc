@@ -1,7 +1,5 @@
 #include "phalanx/comm/backends/nccl/nccl_backend.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "phalanx/base/error.h"
@@ -12,12 +10,6 @@ NcclBackend::NcclBackend(Setup setup)
     : setup_(std::move(setup)), stream_(setup_.streams->make_stream()), window_(*setup_.control) {}
 
 NcclBackend::~NcclBackend() = default;
-
-void NcclBackend::throw_if_aborted() const {
-  if (!aborted_.load(std::memory_order_acquire)) return;
-  const std::lock_guard lock(abort_mutex_);
-  throw CommError(fmt::format("the group was aborted: {}", abort_reason_));
-}
 
 std::unique_ptr<Operation> NcclBackend::start(const OperationDescription& description) {
   throw_if_aborted();
@@ -41,12 +33,7 @@ std::shared_ptr<Backend> NcclBackend::split(const SplitRequest& request) {
 }
 
 void NcclBackend::abort(const std::string& reason) noexcept {
-  {
-    const std::lock_guard lock(abort_mutex_);
-    if (aborted_.load(std::memory_order_relaxed)) return;
-    abort_reason_ = reason;
-    aborted_.store(true, std::memory_order_release);
-  }
+  if (!abort_.set(reason)) return;
   setup_.control->abort(reason);  // the other ranks hear of it there
   setup_.group->abort(reason);
 }

@@ -24,6 +24,7 @@
 #include <string>
 #include <vector>
 
+#include "phalanx/comm/abort_state.h"
 #include "phalanx/comm/backend.h"
 #include "phalanx/comm/backends/nccl/nccl_communicator.h"
 #include "phalanx/comm/backends/nccl/signature_window.h"
@@ -70,7 +71,7 @@ class NcclBackend final : public Backend {
   Backend& control() { return *setup_.control; }
   SignatureWindow& window() { return window_; }
   bool strict() const { return setup_.strict; }
-  void throw_if_aborted() const;
+  void throw_if_aborted() const { abort_.throw_if_set(); }
   int name_of(int rank) const { return setup_.names.empty() ? rank : setup_.names[static_cast<std::size_t>(rank)]; }
 
   struct SelfMessage {  // a rank's message to itself: kept until it is asked for
@@ -97,9 +98,7 @@ class NcclBackend final : public Backend {
   std::deque<SelfMessage> self_messages_;
   std::uint64_t next_turn_ = 0;
   std::atomic<std::uint64_t> launched_turns_{0};
-  mutable std::mutex abort_mutex_;
-  std::string abort_reason_;
-  std::atomic<bool> aborted_{false};
+  AbortState abort_;
 };
 
 std::unique_ptr<Operation> make_nccl_collective(NcclBackend& backend, const OperationDescription& description);

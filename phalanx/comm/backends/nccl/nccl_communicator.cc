@@ -35,9 +35,7 @@ std::string NcclCommunicator::text_of(NcclResult result) const {
 }
 
 void NcclCommunicator::throw_if_aborted(const char* what) const {
-  if (!is_aborted()) return;
-  const std::lock_guard lock(abort_mutex_);
-  throw CommError(fmt::format("NCCL: {}: the group was aborted: {}", what, abort_reason_));
+  if (is_aborted()) abort_.throw_if_set(fmt::format("NCCL: {}: ", what).c_str());
 }
 
 // Of what makes a group: it is through when the communicator's state is no longer in_progress.
@@ -156,10 +154,7 @@ std::string NcclCommunicator::async_error() {
 }
 
 void NcclCommunicator::abort(const std::string& reason) noexcept {
-  const std::lock_guard lock(abort_mutex_);
-  if (is_aborted()) return;
-  abort_reason_ = reason;
-  aborted_.store(true, std::memory_order_release);
+  if (!abort_.set(reason)) return;
   try {
     aborter_ = start_thread("the end of a group of NCCL", [this] {
       const std::lock_guard in_no_call(call_mutex_);  // making and splitting see the flag and end

@@ -21,6 +21,7 @@
 #include <string>
 #include <thread>
 
+#include "phalanx/comm/abort_state.h"
 #include "phalanx/comm/backends/nccl/nccl_table.h"
 #include "phalanx/comm/device/device_streams.h"
 
@@ -58,7 +59,7 @@ class NcclCommunicator {
 
   /// The first reason counts.
   void abort(const std::string& reason) noexcept;
-  bool is_aborted() const noexcept { return aborted_.load(std::memory_order_acquire); }
+  bool is_aborted() const noexcept { return abort_.is_set(); }
   /// After abort(): NCCL puts nothing into any stream any more.
   bool has_ended() const noexcept { return ended_.load(std::memory_order_acquire); }
   std::chrono::milliseconds timeout() const noexcept { return setup_.timeout; }
@@ -76,9 +77,8 @@ class NcclCommunicator {
   std::mutex call_mutex_;
   const char* last_call_ = "";
   NcclResult last_result_ = NcclResult::success;
-  std::atomic<bool> aborted_{false}, ended_{false};
-  mutable std::mutex abort_mutex_;
-  std::string abort_reason_;
+  AbortState abort_;
+  std::atomic<bool> ended_{false};
   // Of a split that failed: NCCL may write to its communicator until this group's abort is through.
   std::shared_ptr<NcclCommunicator> left_behind_;
   std::thread aborter_;

@@ -1,8 +1,9 @@
-#include "phalanx/train/pipeline_model.h"
+#include "phalanx/train/pipelined_model.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -13,15 +14,13 @@
 #include <utility>
 
 #include "phalanx/comm/data_type.h"
-#include "phalanx/models/llama_parallel.h"
 #include "phalanx/nn/init.h"
 #include "phalanx/schedule/generators.h"
 #include "phalanx/schedule/schedule_text.h"
 #include "phalanx/train/autocast_guard.h"
 #include "phalanx/train/layer_costs.h"
+#include "phalanx/train/parallelize.h"
 #include "phalanx/train/precision.h"
-#include "phalanx/train/recompute_layers.h"
-#include "phalanx/train/shard_options.h"
 
 namespace phalanx::train {
 namespace {
@@ -102,45 +101,35 @@ class PassSpans {
 
 }  // namespace
 
-PipelineModel::PipelineModel(const TrainConfig& config, const RunPlan& plan, const DeviceMesh& mesh, at::Device device,
-                             const models::Llama& whole)
-    : schedule_(schedule::make_schedule(schedule_options(config, plan))),
-      ranks_(mesh.communicator("pp")),
+PipelinedModel::PipelinedModel(const TrainConfig& config, const RunPlan& plan, std::shared_ptr<Communicator> world,
+                               at::Device device)
+    : ParallelModel(config, plan, std::move(world), device),
+      schedule_(schedule::make_schedule(schedule_options(config, plan))),
+      ranks_(mesh_.communicator("pp")),
       is_measured_(config.parallelism.pipeline_parallel_balance == "measured"),
-      parts_(is_measured_
-                 ? models::balance_llama(
-                       whole.config(), schedule_.stages(),
-                       measure_layer_costs(config, whole.config(), config.parallelism.pipeline_parallel_microbatch_size,
-                                           device, *mesh.world()))
-                 : models::balance_llama(whole.config(), schedule_.stages(), config.training.seq_len)),
-      numbers_(schedule_.stages_of(mesh.coordinate("pp"))),
-      autocast_(autocast_dtype(config, plan)),
-      device_(device) {
+      autocast_(autocast_dtype(config, plan)) {
+  apply_tensor_parallelism(*model_, config, plan, mesh_, device);
+  const models::LlamaConfig& shape = model_->config();
+  parts_ = is_measured_ ? models::balance_llama(
+                              shape, schedule_.stages(),
+                              measure_layer_costs(config, shape, config.parallelism.pipeline_parallel_microbatch_size,
+                                                  device, *world_))
+                        : models::balance_llama(shape, schedule_.stages(), config.training.seq_len);
+  numbers_ = schedule_.stages_of(mesh_.coordinate("pp"));
   for (const int stage : numbers_) {
     const auto part =
-        std::make_shared<models::Llama>(whole.config(), parts_[static_cast<std::size_t>(stage)],
+        std::make_shared<models::Llama>(shape, parts_[static_cast<std::size_t>(stage)],
                                         nn::TensorOptionsOfModule{.device = device, .without_memory = true});
-    recompute_layers(*part, config);
-    if (plan.parallel.tp > 1) {
-      models::parallelize_llama(*part, mesh,
-                                {.sequence_parallel = plan.parallel.sequence_parallel,
-                                 .overlap = config.parallelism.enable_async_tensor_parallel,
-                                 .seq_len = config.training.seq_len});
-    }
+    Parallelized parallelized = parallelize(*part, config, plan, mesh_, device);
     models_.push_back(part);
-    if (plan.parallel.dp_shard == 1) {
-      nn::materialize(*part);
-      continue;
-    }
-    FullyShardOptions options = shard_options(config);
-    if (!part->part().head) options.output_dtype.reset();  // the next stage takes it as it is
-    sharded_.push_back(std::make_unique<FullyShardedDataParallel>(*part, mesh, options));
+    if (parallelized.sharded) sharded_.push_back(std::move(parallelized.sharded));
+    replicas_ = std::move(parallelized.replicas);
   }
-  weights_ = list_weights(whole, mesh);
+  weights_ = list_weights();
   runtime_ = std::make_unique<PipelineRuntime>(ranks_, schedule_, stages());
 }
 
-std::vector<PipelineStage> PipelineModel::stages() const {
+std::vector<PipelineStage> PipelinedModel::stages() const {
   std::vector<PipelineStage> stages;
   for (std::size_t i = 0; i < models_.size(); ++i) {
     const bool has_loss = models_[i]->part().head;
@@ -162,14 +151,14 @@ std::vector<PipelineStage> PipelineModel::stages() const {
   return stages;
 }
 
-std::vector<NamedTensor> PipelineModel::held_by(std::size_t model) const {
+std::vector<NamedTensor> PipelinedModel::held_by(std::size_t model) const {
   return sharded_.empty() ? nn::named_parameters(*models_[model]) : sharded_[model]->parameters();
 }
 
-std::vector<NamedTensor> PipelineModel::list_weights(const models::Llama& whole, const DeviceMesh& mesh) {
+std::vector<NamedTensor> PipelinedModel::list_weights() {
   std::map<std::string, std::vector<int>> stages_of;
   for (int stage = 0; stage < schedule_.stages(); ++stage) {
-    const models::Llama part(whole.config(), parts_[static_cast<std::size_t>(stage)],
+    const models::Llama part(model_->config(), parts_[static_cast<std::size_t>(stage)],
                              nn::TensorOptionsOfModule{.without_memory = true});
     for (const NamedTensor& parameter : nn::named_parameters(part)) stages_of[parameter.name].push_back(stage);
   }
@@ -181,7 +170,7 @@ std::vector<NamedTensor> PipelineModel::list_weights(const models::Llama& whole,
     for (const NamedTensor& held : held_by(i)) {
       here[{held.name, numbers_[i]}] = held;
       if (stages_of.at(held.name).back() != numbers_[i]) continue;
-      mine += spec_over_stages(held, mesh, ranks_->rank()).text() + "\n";
+      mine += spec_over_stages(held, mesh_, ranks_->rank()).text() + "\n";
     }
   }
   // Which rows a rank of another stage has depends on that stage's units.
@@ -195,9 +184,9 @@ std::vector<NamedTensor> PipelineModel::list_weights(const models::Llama& whole,
   }
 
   std::vector<NamedTensor> weights;
-  for (const auto& [name, tensor, shard] : nn::named_parameters(whole)) {
+  for (const auto& [name, tensor, shard] : nn::named_parameters(*model_)) {
     const std::vector<int>& stages = stages_of.at(name);
-    const auto held = std::make_shared<Shard>(specs.at(name), mesh.rank());
+    const auto held = std::make_shared<Shard>(specs.at(name), mesh_.rank());
     const auto owned = here.find({name, stages.back()});
     const bool is_here = owned != here.end();
     weights.push_back({name, is_here ? owned->second.tensor : at::empty(held->box().shape, tensor.options()), held});
@@ -213,30 +202,40 @@ std::vector<NamedTensor> PipelineModel::list_weights(const models::Llama& whole,
   return weights;
 }
 
-void PipelineModel::initialise(std::uint64_t seed) {
+void PipelinedModel::initialise(std::uint64_t seed) {
   for (const auto& sharded : sharded_) sharded->initialise(seed);
   for (const auto& model : models_) {
     if (sharded_.empty()) nn::initialise(*model, seed);
   }
 }
 
-void PipelineModel::average_over(const std::shared_ptr<Communicator>& replicas) {
-  for (const auto& model : models_) ddp_.push_back(std::make_unique<DistributedDataParallel>(*model, replicas));
-}
-
-void PipelineModel::invalidate_unsharded() {
+void PipelinedModel::values_were_loaded() {
   for (const auto& sharded : sharded_) sharded->invalidate_unsharded();
   copies_are_old_ = true;
+  if (!replicas_ || !ddp_.empty()) return;
+  for (const auto& model : models_) ddp_.push_back(std::make_unique<DistributedDataParallel>(*model, replicas_));
 }
 
-std::vector<const FullyShardedDataParallel*> PipelineModel::shardings() const {
+std::vector<nn::Module*> PipelinedModel::modules() const {
+  std::vector<nn::Module*> modules;
+  for (const auto& stage : models_) modules.push_back(stage.get());
+  return modules;
+}
+
+std::vector<NamedTensor> PipelinedModel::replicated_weights() const {
+  std::vector<NamedTensor> all = weights_;
+  all.insert(all.end(), copies_.begin(), copies_.end());
+  return all;
+}
+
+std::vector<const FullyShardedDataParallel*> PipelinedModel::shardings() const {
   std::vector<const FullyShardedDataParallel*> result;
   for (const auto& sharded : sharded_) result.push_back(sharded.get());
   return result;
 }
 
 // Copies of a parameter are a unit of their own on every stage, so both ranks have the same rows of it.
-void PipelineModel::copy_shared_weights() {
+void PipelinedModel::copy_shared_weights() {
   if (!std::exchange(copies_are_old_, false)) return;
   const at::NoGradGuard no_grad;
   for (const Copied& one : copied_) {
@@ -254,12 +253,21 @@ void PipelineModel::copy_shared_weights() {
   for (const auto& sharded : sharded_) sharded->invalidate_unsharded();
 }
 
-double PipelineModel::train(const at::Tensor& inputs, const at::Tensor& labels, double loss_scale,
-                            observe::TraceRecorder* trace) {
+at::Tensor PipelinedModel::on_device(double loss) const {
+  return at::full({}, loss, at::TensorOptions(device_).dtype(at::kDouble));
+}
+
+at::Tensor PipelinedModel::forward_backward(const TokenBatch& batch, const ForwardBackwardPass& pass) {
+  observe::TraceRecorder* const tracing = pass.profiler ? pass.profiler->recorder() : nullptr;
+  const observe::TraceSpan span(tracing, "pipeline", "compute");
+  return on_device(train(batch, pass.optimizer_step.loss_scale(), tracing));
+}
+
+double PipelinedModel::train(const TokenBatch& batch, double loss_scale, observe::TraceRecorder* trace) {
   copy_shared_weights();
   runtime_->scale_gradients(loss_scale);
   const PassSpans spans(trace, runtime_->statistics());
-  const double loss = runtime_->step(inputs, labels).loss();
+  const double loss = runtime_->step(batch.inputs, batch.labels).loss();
   // What other stages hold is stepped, too: of nothing.
   for (const auto& [name, tensor, shard] : weights_) {
     if (tensor.numel() == 0) tensor.mutable_grad() = at::empty_like(tensor);
@@ -272,13 +280,13 @@ double PipelineModel::train(const at::Tensor& inputs, const at::Tensor& labels, 
   return loss;
 }
 
-double PipelineModel::evaluate(const at::Tensor& inputs, const at::Tensor& labels) {
+at::Tensor PipelinedModel::loss(const at::Tensor& inputs, const at::Tensor& labels) {
   copy_shared_weights();
   if (!evaluation_) evaluation_ = std::make_unique<PipelineRuntime>(ranks_, forward_schedule(schedule_), stages());
-  return evaluation_->evaluate(inputs, labels).loss();
+  return on_device(evaluation_->evaluate(inputs, labels).loss());
 }
 
-std::string PipelineModel::text() const {
+std::string PipelinedModel::pipeline_text() const {
   std::vector<double> layers;
   for (const models::LlamaPart& part : parts_) layers.push_back(static_cast<double>(part.end - part.begin) / 2.0);
   return fmt::format(

@@ -1,0 +1,56 @@
+#include "phalanx/train/parallelize.h"
+
+#include "phalanx/models/llama_parallel.h"
+#include "phalanx/nn/init.h"
+#include "phalanx/train/recompute_layers.h"
+#include "phalanx/train/shard_options.h"
+
+namespace phalanx::train {
+namespace {
+
+/// The dimension along which overlapped tensor parallelism splits activations. 0, sequences, where each batch has as
+/// many for each rank: no row then moves within a rank, and whole parts are exchanged while others are multiplied. 1,
+/// positions, elsewhere and over many devices: more of the exchange is hidden behind products (tensor_parallel.md).
+int split_dim(const TrainConfig& config, const RunPlan& plan, at::Device device) {
+  if (!config.parallelism.enable_async_tensor_parallel) return 1;
+  const bool divides = plan.local_batch_size % plan.parallel.tp == 0 && plan.parallel.pp == 1;
+  return divides && !config.validation.enable && (device.is_cpu() || plan.parallel.tp == 2) ? 0 : 1;
+}
+
+std::unique_ptr<FullyShardedDataParallel> shard(models::Llama& model, const TrainConfig& config,
+                                                const DeviceMesh& mesh) {
+  FullyShardOptions options = shard_options(config);
+  if (!model.part().head) options.output_dtype.reset();  // the next stage takes activations as they are
+  return std::make_unique<FullyShardedDataParallel>(model, mesh, options);
+}
+
+/// A rank that shares a whole model with nobody averages with itself: its gradients get buckets too.
+std::shared_ptr<Communicator> replicate(models::Llama& model, const RunPlan& plan, const DeviceMesh& mesh) {
+  nn::materialize(model);
+  if (plan.parallel.pp > 1) return plan.parallel.dp_replicate > 1 ? mesh.communicator("dp_replicate") : nullptr;
+  if (mesh.has("dp_replicate")) return mesh.communicator("dp_replicate");
+  const std::shared_ptr<Communicator> world = mesh.world();
+  return world->size() == 1 ? world : world->split(world->rank(), 0);
+}
+
+}  // namespace
+
+void apply_tensor_parallelism(models::Llama& model, const TrainConfig& config, const RunPlan& plan,
+                              const DeviceMesh& mesh, at::Device device) {
+  if (plan.parallel.tp == 1) return;
+  models::parallelize_llama(model, mesh,
+                            {.sequence_parallel = plan.parallel.sequence_parallel,
+                             .split_dim = split_dim(config, plan, device),
+                             .overlap = config.parallelism.enable_async_tensor_parallel,
+                             .seq_len = config.training.seq_len});
+}
+
+Parallelized parallelize(models::Llama& model, const TrainConfig& config, const RunPlan& plan, const DeviceMesh& mesh,
+                         at::Device device) {
+  apply_tensor_parallelism(model, config, plan, mesh, device);
+  recompute_layers(model, config);
+  if (plan.parallel.dp_shard > 1) return {.sharded = shard(model, config, mesh), .replicas = nullptr};
+  return {.sharded = nullptr, .replicas = replicate(model, plan, mesh)};
+}
+
+}  // namespace phalanx::train

@@ -1,0 +1,35 @@
+// Applies the forms of parallelism of a run's plan to a model, or to one stage of a pipeline.
+//
+//   Parallelized parts = parallelize(stage, config, plan, mesh, device);   // stage: a models::Llama without memory
+//   parts.sharded->initialise(seed);
+#pragma once
+
+#include <memory>
+
+#include "phalanx/comm/communicator.h"
+#include "phalanx/config/run_plan.h"
+#include "phalanx/mesh/device_mesh.h"
+#include "phalanx/models/llama.h"
+#include "phalanx/parallel/fsdp/fully_shard.h"
+
+namespace phalanx::train {
+
+/// How the ranks that hold the same model, or the same stage, share their batches.
+struct Parallelized {
+  std::unique_ptr<FullyShardedDataParallel> sharded;  // null: replicated
+  /// The ranks whose gradients DistributedDataParallel averages, once the parameters have values. Null: sharded, or a
+  /// stage that no other rank holds.
+  std::shared_ptr<Communicator> replicas;
+};
+
+/// In this order: tensor parallelism cuts the matrices, layers are marked for recomputation, and data parallelism
+/// shards the parameters or gives a replica its memory.
+/// REQUIRES: the parameters have no memory, unless nothing is cut. Collective over the world of `mesh`.
+Parallelized parallelize(models::Llama& model, const TrainConfig& config, const RunPlan& plan, const DeviceMesh& mesh,
+                         at::Device device);
+
+/// The first of these alone.
+void apply_tensor_parallelism(models::Llama& model, const TrainConfig& config, const RunPlan& plan,
+                              const DeviceMesh& mesh, at::Device device);
+
+}  // namespace phalanx::train

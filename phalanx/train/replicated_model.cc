@@ -1,0 +1,36 @@
+#include "phalanx/train/replicated_model.h"
+
+#include "phalanx/nn/init.h"
+#include "phalanx/train/parallelize.h"
+
+namespace phalanx::train {
+
+ReplicatedModel::ReplicatedModel(const TrainConfig& config, const RunPlan& plan, std::shared_ptr<Communicator> world,
+                                 at::Device device)
+    : ParallelModel(config, plan, std::move(world), device),
+      replicas_(parallelize(*model_, config, plan, mesh_, device).replicas) {}
+
+void ReplicatedModel::initialise(std::uint64_t seed) { nn::initialise(*model_, seed); }
+
+void ReplicatedModel::values_were_loaded() {
+  if (!ddp_) ddp_ = std::make_unique<DistributedDataParallel>(*model_, replicas_);
+}
+
+at::Tensor ReplicatedModel::forward_backward(const TokenBatch& batch, const ForwardBackwardPass& pass) {
+  std::optional<DistributedDataParallel::NoSync> local_only;
+  if (!pass.is_last) local_only.emplace(ddp_->no_sync());
+  return run_whole_model(batch, pass, pass.is_last);
+}
+
+at::Tensor ReplicatedModel::loss(const at::Tensor& inputs, const at::Tensor& labels) {
+  return model_->loss(inputs, labels);
+}
+
+std::vector<NamedTensor> ReplicatedModel::weights() const { return nn::named_parameters(*model_); }
+
+void ReplicatedModel::collect_state(TrainState& state) const {
+  ParallelModel::collect_state(state);
+  if (ddp_) ddp_->collect_state(state);
+}
+
+}  // namespace phalanx::train
