@@ -123,6 +123,7 @@ check:
 	@scripts/check_text.sh
 	@$(PYTHON) scripts/check_layering.py --self-test
 	@$(PYTHON) scripts/check_layering.py
+	@$(PYTHON) scripts/draw_architecture.py --check
 	@scripts/check_lint.sh $(if $(LINT_PART),--part $(LINT_PART))
 
 cuda-check: bootstrap
