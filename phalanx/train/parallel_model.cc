@@ -16,9 +16,9 @@
 namespace phalanx::train {
 namespace {
 
-/// Along which dimension activations are split: sequences, where each batch has as many for each rank, as then no row
-/// moves within a rank and whole parts are exchanged while others are multiplied. Over many devices, positions: more of
-/// the exchange is behind products (tensor_parallel.md).
+/// The dimension along which activations are split. It is the sequences, if each batch has equally many for each rank:
+/// then no row moves within a rank, and complete parts are exchanged while others are multiplied. Over many devices it
+/// is the positions: more of the exchange is hidden behind products (tensor_parallel.md).
 int split_dim(const TrainConfig& config, const RunPlan& plan, at::Device device) {
   if (!config.parallelism.enable_async_tensor_parallel) return 1;
   const bool divides = plan.local_batch_size % plan.parallel.tp == 0 && plan.parallel.pp == 1;
@@ -59,7 +59,8 @@ ParallelModel::ParallelModel(const TrainConfig& config, const RunPlan& plan, std
   sharded_ = std::make_unique<FullyShardedDataParallel>(*model_, mesh_, shard_options(config));
 }
 
-/// A rank that shares its batch with nobody but its tensor group averages with itself: its gradients get buckets too.
+/// A rank that shares its batch only with its tensor-parallel group averages with itself, so that its gradients get
+/// buckets too.
 std::shared_ptr<Communicator> ParallelModel::replicate_group() const {
   if (mesh_.has("dp_replicate")) return mesh_.communicator("dp_replicate");
   return world_->size() == 1 ? world_ : world_->split(world_->rank(), 0);
@@ -162,7 +163,7 @@ std::vector<NamedTensor> ParallelModel::full_weights_on_rank0() const {
   for (const auto& [name, tensor, shard] : weights()) {
     at::Tensor whole = tensor;
     if (shard) {
-      // Each element has one addend that is not zero.
+      // Each element is non-zero on one rank only.
       whole = at::zeros(shard->spec.shape(), tensor.options());
       at::Tensor part = whole;
       const Box box = shard->box();

@@ -39,17 +39,17 @@ schedule::Schedule forward_schedule(const schedule::Schedule& training) {
   return forward;
 }
 
-/// Cut over the stages first: all rows are those of the ranks at `owner` of `pp`; then as these cut them.
+/// First cut over the stages: all rows belong to the ranks at `owner` of `pp`. Then cut as those ranks cut them.
 Placement over_stages(const Placement& held, const MeshShape& mesh, std::int64_t rows, int owner, int pp) {
   Split of_stages{.axis = "pp", .dim = 0, .sizes = std::vector<std::int64_t>(static_cast<std::size_t>(pp))};
   of_stages.sizes[static_cast<std::size_t>(owner)] = rows;
   Placement placement{.splits = {std::move(of_stages)}};
-  std::size_t blocks = 1;  // of rows, by the splits before
+  std::size_t blocks = 1;  // of rows, by the splits so far
   for (Split split : held.splits) {
     if (split.dim == 0) {
       const auto parts = static_cast<std::size_t>(mesh.axes()[mesh.index_of(split.axis)].size);
       if (!split.sizes.empty()) {
-        // For each stage and each block; other stages have no rows to cut.
+        // For each stage and each block; other stages have no rows.
         std::vector<std::int64_t> sizes(static_cast<std::size_t>(pp) * blocks * parts);
         for (std::size_t i = 0; i < blocks * parts; ++i) {
           sizes[static_cast<std::size_t>(owner) * blocks * parts + i] = split.sizes[i % split.sizes.size()];
@@ -63,7 +63,7 @@ Placement over_stages(const Placement& held, const MeshShape& mesh, std::int64_t
   return placement;
 }
 
-/// What a rank at `owner` of the pipeline holds, in the mesh of all.
+/// The shard of a rank at `owner` of the pipeline, in the mesh of all ranks.
 ShardSpec spec_over_stages(const NamedTensor& held, const DeviceMesh& mesh, int owner) {
   const int pp = mesh.size("pp");
   const std::vector<std::int64_t> shape = held.global_shape();
@@ -71,13 +71,13 @@ ShardSpec spec_over_stages(const NamedTensor& held, const DeviceMesh& mesh, int 
     return {held.name, shape, data_type_of(held.tensor.scalar_type()), mesh.shape(),
             over_stages({}, mesh.shape(), shape[0], owner, pp)};
   }
-  // Rows alone are cut over the data ranks' mesh; what tensor parallelism has cut, over one that has the stages, too.
+  // Without tensor parallelism rows are cut over the data-parallel mesh; else over a mesh that includes the stages.
   const ShardSpec& spec = held.shard->spec;
   const MeshShape& whole = spec.mesh().has("pp") ? spec.mesh() : mesh.shape();
   return {held.name, shape, spec.dtype(), whole, over_stages(spec.placement(), spec.mesh(), shape[0], owner, pp)};
 }
 
-/// Records the passes of a step where it ends, however that is.
+/// Records the passes of a step when it ends, normally or by an exception.
 class PassSpans {
  public:
   PassSpans(observe::TraceRecorder* trace, const PipelineStatistics& statistics)
@@ -133,7 +133,7 @@ PipelineModel::PipelineModel(const TrainConfig& config, const RunPlan& plan, con
       continue;
     }
     FullyShardOptions options = shard_options(config);
-    if (!part->part().head) options.output_dtype.reset();  // the next stage takes it as it is
+    if (!part->part().head) options.output_dtype.reset();  // the next stage takes the output as it is
     sharded_.push_back(std::make_unique<FullyShardedDataParallel>(*part, mesh, options));
   }
   weights_ = list_weights(whole, mesh);
@@ -148,7 +148,7 @@ std::vector<PipelineStage> PipelineModel::stages() const {
     PipelineStage& stage = stages.back();
     if (!sharded_.empty()) stage.sharding = sharded_[i]->in_pipeline();
     if (!autocast_) continue;
-    // Around forward passes alone: the backward pass takes each operation's types from these.
+    // Only around forward passes: the backward pass takes each operation's types from them.
     stage.forward = [this, run = std::move(stage.forward)](const at::Tensor& input) {
       const AutocastGuard autocast(device_.type(), autocast_);
       return run(input);
@@ -176,7 +176,7 @@ std::vector<NamedTensor> PipelineModel::list_weights(const models::Llama& whole,
   const auto rank_of = [&](int stage) { return schedule_.rank_of_stage[static_cast<std::size_t>(stage)]; };
 
   std::map<std::pair<std::string, int>, NamedTensor> here;  // by stage
-  std::string mine;                                         // the specs of what this rank owns, a line each
+  std::string mine;                                         // the specs of what this rank owns, one per line
   for (std::size_t i = 0; i < models_.size(); ++i) {
     for (const NamedTensor& held : held_by(i)) {
       here[{held.name, numbers_[i]}] = held;
@@ -184,7 +184,7 @@ std::vector<NamedTensor> PipelineModel::list_weights(const models::Llama& whole,
       mine += spec_over_stages(held, mesh, ranks_->rank()).text() + "\n";
     }
   }
-  // Which rows a rank of another stage has depends on that stage's units.
+  // The rows of a rank of another stage depend on the units of that stage.
   std::map<std::string, ShardSpec> specs;
   for (const std::string& text : ranks_->all_gather_bytes(mine)) {
     std::istringstream lines(text);
@@ -235,7 +235,7 @@ std::vector<const FullyShardedDataParallel*> PipelineModel::shardings() const {
   return result;
 }
 
-// Copies of a parameter are a unit of their own on every stage, so both ranks have the same rows of it.
+// Copies of a parameter are a separate unit on every stage, so both ranks have the same rows of it.
 void PipelineModel::copy_shared_weights() {
   if (!std::exchange(copies_are_old_, false)) return;
   const at::NoGradGuard no_grad;
@@ -260,11 +260,11 @@ double PipelineModel::train(const at::Tensor& inputs, const at::Tensor& labels, 
   runtime_->scale_gradients(loss_scale);
   const PassSpans spans(trace, runtime_->statistics());
   const double loss = runtime_->step(inputs, labels).loss();
-  // What other stages hold is stepped, too: of nothing.
+  // Weights of other stages are stepped too, but are empty here.
   for (const auto& [name, tensor, shard] : weights_) {
     if (tensor.numel() == 0) tensor.mutable_grad() = at::empty_like(tensor);
   }
-  // No optimizer steps copies, so none resets their gradients.
+  // The optimizer does not step copies, so it does not reset their gradients.
   for (const Copied& one : copied_) {
     if (one.copy.defined()) one.copy.mutable_grad().reset();
   }

@@ -1,17 +1,17 @@
-// The model of a training run as pipeline stages: this rank's, with the schedule that runs them.
+// PipelineModel holds this rank's pipeline stages of the model of a training run, and the schedule that runs them.
 //
-//   PipelineModel pipeline(config, plan, mesh, device, whole);       // collective
+//   PipelineModel pipeline(config, plan, mesh, device, full_model);  // collective
 //   pipeline.initialise(seed);
 //   pipeline.average_over(replicas);                                 // DistributedDataParallel around each stage
-//   const double loss = pipeline.train(tokens, labels);              // a whole step of this data rank
-//   for (const NamedTensor& weight : pipeline.weights()) ...         // the whole model's, on every rank
+//   const double loss = pipeline.train(tokens, labels);              // a whole step of this data-parallel rank
+//   for (const NamedTensor& weight : pipeline.weights()) print(weight.name);  // the full model's names, on every rank
 //
-// Every rank lists all parameters of the model, in one order: of those of other stages it holds nothing, an empty box
-// of a split over the axis "pp". So optimizer, clipping, checkpoints and verify treat stages as any other split. Stages
-// may be sharded in turn: a rank then lists its rows.
+// Every rank lists all parameters of the model, in one order. Of the parameters of other stages it holds nothing: an
+// empty box of a split over the axis "pp". So the optimizer, clipping, checkpoints and verify treat stages as any other
+// split. Stages may also be sharded: a rank then lists its rows.
 //
-// Tied embeddings are on the first and on the last stage. The last one's are the weights: they are listed, stepped and
-// saved; the first one gets their values before the next pass.
+// Tied embeddings are on the first and on the last stage. The weights are those of the last stage: they are listed,
+// stepped and saved. The first stage gets their values before the next pass.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -35,38 +35,39 @@ namespace phalanx::train {
 
 class PipelineModel {
  public:
-  /// `whole`: the model without memory, cut by tensor parallelism as its stages are to be.
+  /// `whole`: the full model without memory, already cut by tensor parallelism in the way its stages will be.
   PipelineModel(const TrainConfig& config, const RunPlan& plan, const DeviceMesh& mesh, at::Device device,
                 const models::Llama& whole);
 
   void initialise(std::uint64_t seed);
-  /// Collective over `replicas`, whose gradients are averaged from now on. Not of sharded stages.
+  /// Collective over `replicas`, the data-parallel group that averages the gradients from now on.
+  /// REQUIRES: the stages are not sharded.
   void average_over(const std::shared_ptr<Communicator>& replicas);
   const std::vector<NamedTensor>& weights() const noexcept { return weights_; }
-  /// What this rank's stages hold of weights that another one owns: the same values during a step.
+  /// This rank's copies of weights that another stage owns. They have the owner's values during a step.
   const std::vector<NamedTensor>& copies() const noexcept { return copies_; }
-  /// To be called when weights() have been written to, but by the step after train().
+  /// Call it after weights() have been written to, except by the optimizer step after train().
   void invalidate_unsharded();
-  /// Of this rank's stages, where they are sharded.
+  /// The sharded wrappers of this rank's stages; empty if the stages are not sharded.
   std::vector<const FullyShardedDataParallel*> shardings() const;
 
   /// This rank's stages.
   const std::vector<std::shared_ptr<models::Llama>>& models() const noexcept { return models_; }
 
-  /// Forward and backward passes of all micro-batches; the mean loss, on every rank of the pipeline. Gradients are
-  /// those of `loss_scale` times the loss. With a recorder each pass becomes a span "2F0" of the category "pass", also
-  /// where one of them throws.
+  /// Runs the forward and backward passes of all micro-batches. Returns the mean loss, on every rank of the pipeline.
+  /// Gradients are those of `loss_scale` times the loss. With a recorder each pass becomes a span such as "2F0" of the
+  /// category "pass", also if a pass throws.
   double train(const at::Tensor& inputs, const at::Tensor& labels, double loss_scale = 1.0,
                observe::TraceRecorder* trace = nullptr);
-  /// The same without gradients, of any number of sequences, as one micro-batch.
+  /// The same without gradients, for any number of sequences, as one micro-batch.
   double evaluate(const at::Tensor& inputs, const at::Tensor& labels);
 
   std::string text() const;  // "pipeline over 2 (1F1B, 8 micro-batches)"
 
  private:
-  /// What more than one stage holds: the last of them owns it.
+  /// A weight that more than one stage holds. The last of these stages owns it.
   struct Copied {
-    at::Tensor owned, copy;  // here; undefined elsewhere
+    at::Tensor owned, copy;  // on this rank; undefined elsewhere
     int owner = 0, rank = 0;
   };
   std::vector<NamedTensor> list_weights(const models::Llama& whole, const DeviceMesh& mesh);
@@ -79,8 +80,8 @@ class PipelineModel {
   bool is_measured_;
   std::vector<models::LlamaPart> parts_;                            // of all stages
   std::vector<int> numbers_;                                        // of this rank's stages
-  std::vector<std::shared_ptr<models::Llama>> models_;              // these
-  std::vector<std::unique_ptr<FullyShardedDataParallel>> sharded_;  // as many, or none
+  std::vector<std::shared_ptr<models::Llama>> models_;              // of numbers_
+  std::vector<std::unique_ptr<FullyShardedDataParallel>> sharded_;  // one for each of models_, or none
   std::vector<NamedTensor> weights_;
   std::vector<Copied> copied_;
   std::vector<NamedTensor> copies_;

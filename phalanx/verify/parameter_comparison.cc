@@ -60,7 +60,7 @@ void ParameterComparison::share_names() {
   }
 }
 
-/// Each element of each parameter is one rank's own: the first one's that has it.
+/// Each element of each parameter belongs to one rank: the first one that has it.
 void ParameterComparison::find_own_parts() {
   json parts = json::array();
   for (const NamedTensor& part : mine_) {
@@ -152,7 +152,7 @@ void ParameterComparison::take_weights_of_layout() const {
   for (std::size_t i = 0; i < names_.size(); ++i) {
     const at::Tensor whole = at::zeros(shapes_[i], kHostFloat);
     if (own_.contains(i)) part_of(whole, mine_[i].shard.get()).copy_(mine_[i].tensor);
-    world_.all_reduce(whole);  // zeros, but for one rank's
+    world_.all_reduce(whole);  // zeros, except for one rank's values
     if (reference_ != nullptr) reference_->model.parameters()[i].tensor.copy_(whole);
   }
 }

@@ -32,7 +32,7 @@ std::shared_ptr<Backend> NcclBackend::split(const SplitRequest& request) {
   setup.control = setup_.control->split(request);
   setup.names = request.names;
   const auto give_up = [this] { setup_.control->check_ranks(); };
-  // A group is known by its least rank; ncclCommSplit orders by key.
+  // The least rank identifies a group; ncclCommSplit orders by key.
   const int color =
       request.members.empty() ? kNcclNoColor : *std::min_element(request.members.begin(), request.members.end());
   setup.group = setup_.group->split(color, std::max(request.rank, 0), give_up);
@@ -47,7 +47,7 @@ void NcclBackend::abort(const std::string& reason) noexcept {
     abort_reason_ = reason;
     aborted_.store(true, std::memory_order_release);
   }
-  setup_.control->abort(reason);  // the other ranks hear of it there
+  setup_.control->abort(reason);  // the other ranks learn it there
   setup_.group->abort(reason);
 }
 
